@@ -109,7 +109,7 @@ if TYPE_CHECKING:
     from actorflow_compiler.hints.hints import zero as zero
     from actorflow_compiler.hints.packing import pack as pack
     from actorflow_compiler.hints.packing import unpack as unpack
-    from actorflow_compiler.signatures.registered import register_signature as register_signature
+    from actorflow_compiler.signatures.registration import register_signature as register_signature
 
 _ERRORS = (
     "ActorError", "ActorflowError", "CallError", "CaptureError", "ClusterError", "DeadlockError", "LayoutError",
@@ -143,7 +143,7 @@ _HOMES = {
     **dict.fromkeys(_CONSTRUCTORS, "actorflow.eager.constructors"),
     **dict.fromkeys(("from_dtensor", "to_dtensor"), "actorflow.eager.dtensors"),
     **dict.fromkeys(("to_global", "to_local"), "actorflow.eager.modules"),
-    "register_signature": "actorflow_compiler.signatures.registered",
+    "register_signature": "actorflow_compiler.signatures.registration",
     **dict.fromkeys(_ERRORS, "actorflow_compiler.core.errors"),
     **dict.fromkeys(TORCH_NAMES, "torch"),
     "get_variable": "actorflow.classic.variables",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from actorflow_compiler.placing.partition import Unit, partition
+from actorflow_compiler.placing.partition import PartitionUnit, partition
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.forecast_text import to_text
 from actorflow_scheduler.hardware_file import read_hardware
@@ -53,13 +53,13 @@ def main(stages: int, replicas: int, micro_batches: int, layers: int, hardware: 
         f"{described - start:.2f} s, forecast in {done - described:.2f} s (target: 3 s together), {memory():.0f} MB at "
         f"most, {before:.0f} of them before"
     )
-    block = Unit(
+    block = PartitionUnit(
         seconds=6.0 * PARAMETERS * TOKENS / BLOCKS / machine.flops_per_s,
         parameters=16.0 * PARAMETERS / BLOCKS,
         activations=2.0 * TOKENS * WIDTH,
         crossing=4.0 * TOKENS * WIDTH,
     )
-    head = Unit(seconds=3 * block.seconds, parameters=block.parameters, activations=block.activations)
+    head = PartitionUnit(seconds=3 * block.seconds, parameters=block.parameters, activations=block.activations)
     units = [block] * (BLOCKS * layers) + [head]
     start = time.perf_counter()
     cut = partition(units, 16, bytes_per_second=machine.bytes_per_s, pieces=64)

@@ -13,7 +13,7 @@ from actorflow_compiler.cutting.lower import lower
 from actorflow_compiler.cutting.segment import segment
 from actorflow_compiler.cutting.verify import verify_program, verify_segments
 from actorflow_compiler.graph.graph import Graph, Input, Node, verify
-from actorflow_compiler.infer.lay_out import StepLayouts
+from actorflow_compiler.infer.layout_assignment import StepLayouts
 from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_compiler.signatures import Signature
 from actorflow_scheduler.schedule import schedule

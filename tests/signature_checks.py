@@ -15,7 +15,7 @@ from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.core.sbp import Broadcast, PartialSum, Split, local_shape
 from actorflow_compiler.custom_ops.optimizers import IN_PLACE
 from actorflow_compiler.library import OPS
-from actorflow_compiler.signatures import OpCall, Signature, localise, shard, signatures, unshard
+from actorflow_compiler.signatures import OpCall, Signature, local_op, shard, signatures, unshard
 from actorflow_compiler.signatures.table import TABLE
 
 MERGED_RANDOMLY = {
@@ -117,7 +117,7 @@ def meta(tensor: Tensor) -> Meta:
 
 
 def wrong(
-    case: Instance, signature: Signature, parts: int, tolerance: float = 1e-8, make: Callable[..., Any] = localise
+    case: Instance, signature: Signature, parts: int, tolerance: float = 1e-8, make: Callable[..., Any] = local_op
 ) -> str | None:
     """Shard the operands, run the op on each device, and compare; None if all is right."""
     generator = torch.Generator().manual_seed(7)

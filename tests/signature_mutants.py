@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from actorflow_compiler.core.sbp import Sbp
 from actorflow_compiler.signatures import OpCall, Signature
 from actorflow_compiler.signatures.derive import _indexed
-from actorflow_compiler.signatures.indexed import instance, matched
+from actorflow_compiler.signatures.term_matching import index_call, match_term
 from signature_checks import Instance, wrong
 
 
@@ -44,7 +44,7 @@ Layouts = tuple[tuple[Sbp, ...], tuple[Sbp | None, ...]]
 
 def added(call: OpCall, text: str, parts: int) -> list[Signature]:
     """The signatures that a changed term has and the true one has not."""
-    true, changed = instance(call), matched(call, text)
+    true, changed = index_call(call), match_term(call, text)
     known: set[Layouts] = set() if true is None else {(s.ins, s.outs) for s in _indexed(call, true, parts, ())}
     new = [] if changed is None else list(_indexed(call, changed, parts, ()))
     return [s for s in new if (s.ins, s.outs) not in known]

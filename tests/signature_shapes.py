@@ -9,22 +9,22 @@ from torch import Tensor
 
 from actorflow_compiler.core.op_call import bind, rebind
 from actorflow_compiler.core.ops import Arg
-from actorflow_compiler.signatures.indexed import Group, Indexed, instance, ranked
 from actorflow_compiler.signatures.notation import parse
 from actorflow_compiler.signatures.table import term_of
+from actorflow_compiler.signatures.term_matching import Group, IndexedTensor, index_call, ranked
 from signature_checks import Instance, real
-from signature_checks import instance as run_whole
+from signature_checks import index_call as run_whole
 
 
 def indices(case: Instance) -> tuple[str, ...]:
     """The indices that may have other sizes: those that may be split."""
-    op = instance(case.call)
+    op = index_call(case.call)
     return () if op is None else tuple(c for c in op.splittable if c not in op.parts)
 
 
 def resized(case: Instance, sizes: dict[str, int]) -> Instance | None:
     """The call with some indices resized; None if the op refuses these sizes."""
-    op, text = instance(case.call), term_of(case.call)
+    op, text = index_call(case.call), term_of(case.call)
     assert op is not None
     assert text is not None
     new = op.size | sizes
@@ -32,7 +32,7 @@ def resized(case: Instance, sizes: dict[str, int]) -> Instance | None:
     def length(group: Group, old: int) -> int:
         return math.prod(new[c] for c in group) if group and all(c in new for c in group) else old
 
-    def shape(x: Indexed) -> list[int]:
+    def shape(x: IndexedTensor) -> list[int]:
         return [length(group, n) for group, n in zip(x.dims, x.meta.shape, strict=True)]
 
     operands = [_repeated(x, shape(t)) for x, t in zip(case.operands, op.ins, strict=True)]

@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import Sbp, Split
-from actorflow_compiler.infer import lay_out, problem
+from actorflow_compiler.infer import layout_assignment, problem
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.signatures import signatures
 from models import Case, Loss
@@ -95,7 +95,7 @@ LAYOUTS = {
 def split_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are not gathered, whatever that costs."""
     monkeypatch.setattr(problem, "signatures", functools.partial(signatures, inner=True))
-    monkeypatch.setattr(lay_out, "inner_cost", lambda *_: (-1e12, 0))
+    monkeypatch.setattr(layout_assignment, "inner_cost", lambda *_: (-1e12, 0))
 
 
 def check(loss: str, layout: Layout, size: int) -> Plan:

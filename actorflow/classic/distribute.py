@@ -8,7 +8,7 @@ from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, Broadcast, Split
 from actorflow_compiler.hints import hints
-from actorflow_compiler.hints.hints import Layouts
+from actorflow_compiler.hints.hints import LayoutPatterns
 
 __all__ = ["distribute"]
 
@@ -19,10 +19,10 @@ class _Distribute:
     def __call__(
         self,
         model: nn.Module,
-        layouts: Layouts | None = None,
+        layouts: LayoutPatterns | None = None,
         *,
-        outputs: Layouts | None = None,
-        optimizer: Layouts | None = None,
+        outputs: LayoutPatterns | None = None,
+        optimizer: LayoutPatterns | None = None,
         placement: Placement | None = None,
     ) -> None:
         hints.distribute(model, layouts, outputs=outputs, optimizer=optimizer, placement=placement)

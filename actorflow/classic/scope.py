@@ -11,7 +11,7 @@ from actorflow.classic.devices import device_kind, device_texts, ranks_of
 from actorflow.classic.logical_views import CONSISTENT, MIRRORED, LogicalView
 from actorflow_compiler.core.placement import Placement, Ranks
 from actorflow_compiler.core.placement import placement as make
-from actorflow_compiler.hints.tags import placed
+from actorflow_compiler.hints.tags import placement_scope
 
 __all__ = ["PlacementScope", "consistent_view", "mirrored_view", "placement", "record_placements"]
 
@@ -41,7 +41,7 @@ class PlacementScope:
         entered = _entered.get()
         if entered is not None:
             entered.add(where)
-        scope = placed(where)
+        scope = placement_scope(where)
         scope.__enter__()
         self._open.append(scope)
         return self

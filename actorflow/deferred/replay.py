@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from actorflow.deferred.chunks import ChunkMaker, can_chunk, chunkwise_reduction
 from actorflow.deferred.random_streams import BLOCK, StreamPosition, StreamReader, default_generator
 from actorflow.deferred.tape import BufferView, ConstantTensor, RecordedOp, needed_ops
-from actorflow_compiler.core.torch_internals import real_tensors
+from actorflow_compiler.core.torch_internals import real_tensors, schema_of
 
 __all__ = ["tensor_over", "shard", "state_after", "without_modes", "whole_tensor"]
 
@@ -179,7 +179,7 @@ def _call(op: RecordedOp, memory: dict[int, torch.UntypedStorage]) -> tuple[Any,
             return op.func(*args, **kwargs), None
         device = (*op.writes, *_views(op))[0].buffer.device
         generator = _generator(op.draws, op.words, device)
-        if any(a.name == "generator" for a in op.func._schema.arguments):
+        if any(a.name == "generator" for a in schema_of(op.func).arguments):
             out = op.func(*args, **{**kwargs, "generator": generator})
             return out, generator.get_state()
         lent = default_generator(device)

@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from actorflow.deferred.random_streams import StreamPosition
 from actorflow_compiler.core.errors import StateError
-from actorflow_compiler.core.flat import contents
+from actorflow_compiler.core.tensor_bytes import contents
+from actorflow_compiler.core.torch_internals import OpOverload, schema_of
 
 __all__ = ["Buffer", "ConstantTensor", "RecordedOp", "BufferView", "digest", "needed_ops"]
 
@@ -112,7 +113,7 @@ class ConstantTensor:
 class RecordedOp:
     """One call of an operator; views and constants stand in its arguments for tensors."""
 
-    func: torch._ops.OpOverload[..., Any]
+    func: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     reads: tuple[BufferView, ...]
@@ -127,7 +128,7 @@ class RecordedOp:
     @property
     def name(self) -> str:
         """Without namespace and overload: ``mul_``."""
-        return str(self.func._schema.name).rpartition("::")[2]
+        return str(schema_of(self.func).name).rpartition("::")[2]
 
     def argument(self, index: int, name: str, default: Any) -> Any:
         """An argument that may be given by position, by name or not at all."""

@@ -18,11 +18,11 @@ from actorflow.deferred.chunks import DRAWN
 from actorflow.deferred.random_streams import RandomStream, StreamPosition, default_generator, words_drawn
 from actorflow.deferred.tape import MOST_COPIED, Buffer, BufferView, ConstantTensor, RecordedOp
 from actorflow_compiler.core.errors import StateError
-from actorflow_compiler.core.torch_internals import is_fake, memory_of
+from actorflow_compiler.core.torch_internals import is_fake, memory_of, only_dispatch, schema_of
 
 __all__ = ["DeferredTensor", "DeferredMode", "active_mode"]
 
-_no_override = torch._C.DisableTorchFunctionSubclass
+_no_override = only_dispatch
 _DATA: Any = Tensor.data
 _VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
@@ -271,7 +271,7 @@ def _keep(call: _Call, made: Sequence[DeferredTensor | None]) -> None:
     changed = [] if only_shape else [t for t in call.written if isinstance(t, DeferredTensor)]
     if not changed and all(t is None for t in made):
         return
-    name = call.func._schema.name.rpartition("::")[2]
+    name = schema_of(call.func).name.rpartition("::")[2]
     args, kwargs = call.arguments(_as_data)
     writes = tuple(t.view_of_buffer for t in changed)
     others = [t for t in call.deferred if not any(t is c for c in changed)]
@@ -333,7 +333,7 @@ def _as_data(leaf: Any) -> Any:
 @functools.cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of the arguments that an op changes."""
-    arguments = enumerate(func._schema.arguments)
+    arguments = enumerate(schema_of(func).arguments)
     return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
 

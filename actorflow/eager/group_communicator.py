@@ -30,7 +30,7 @@ from actorflow.eager.pair_transfers import LOCATION_BYTES, PairCommunicators, Pa
 from actorflow.transport.communicators import NO_TIMEOUT, CommunicatorRegistry, Scope, break_connections, over_gloo
 from actorflow.transport.nccl import nccl_version
 from actorflow_compiler.core.errors import CallError, ClusterError
-from actorflow_compiler.core.flat import as_bytes, flat
+from actorflow_compiler.core.tensor_bytes import as_bytes, flat
 from actorflow_compiler.core.torch_internals import store_of_default_group
 
 __all__ = ["GroupCommunicator"]

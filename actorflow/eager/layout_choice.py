@@ -19,7 +19,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split, local_shape
 from actorflow_compiler.infer.prices import LOCAL, Prices, prices_of
 from actorflow_compiler.plan.region import coordinates
-from actorflow_compiler.signatures import OpCall, Signature, localised, signatures
+from actorflow_compiler.signatures import OpCall, Signature, local_call, signatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ def choose(
             need.append(entry)
         for out, made in zip(outs, s.outs, strict=True):
             out.append(made if made is not None else B)
-        first = localised(first, s, parts, 0)
+        first = local_call(first, s, parts, 0)
         if at is not None:
-            mine = localised(mine, s, parts, at[axis])
+            mine = local_call(mine, s, parts, at[axis])
     return LayoutChoice(
         tuple(Layout(placement, tuple(need)) for need in needs),
         tuple(
@@ -169,7 +169,7 @@ def _fits(call: OpCall, s: Signature, parts: int) -> bool:
     try:
         for meta, entry in zip(call.ins, s.ins, strict=True):
             local_shape(meta.shape, entry, parts, 0)
-        localised(call, s, parts, 0)
+        local_call(call, s, parts, 0)
     except LayoutError:
         return False
     return True

@@ -24,7 +24,7 @@ from actorflow_compiler.core.torch_internals import fake_mode, fast_callable
 from actorflow_compiler.custom_ops.native_kernels import native_kernel
 from actorflow_compiler.library import OPS
 from actorflow_compiler.plan.plan import Body, Step
-from actorflow_compiler.signatures import OpCall, has_line, registration
+from actorflow_compiler.signatures import OpCall, find_registration, has_line
 
 Run = Callable[[list[Tensor], tuple[Any, ...], dict[str, Any]], Any]
 # ops that depend on how a tensor lies in memory
@@ -113,7 +113,7 @@ def unknown_call(
 ) -> OpCall | None:
     """The call of an op whose layouts have to be found out by running it; None of any other."""
     name = op_name(func)
-    if has_line(name) or registration(name) is not None:
+    if has_line(name) or find_registration(name) is not None:
         return None
     with _lock:
         described = describe(func, args, kwargs, operands)

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import Store
 from actorflow.devices import make_device
 from actorflow.transport.communicators import CommunicatorRegistry, Maker, Scope, over_nccl
 from actorflow.transport.nccl import nccl_version
-from actorflow_compiler.core.flat import as_bytes
+from actorflow_compiler.core.tensor_bytes import as_bytes
 
 __all__ = ["LOCATION_BYTES", "PairCommunicators", "PairTransfer", "can_use_nccl", "gpu_location"]
 

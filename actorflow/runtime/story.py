@@ -13,7 +13,7 @@ from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.transport.messages import Filled, Ready
 from actorflow.transport.timeouts import Started
 from actorflow_compiler.core.errors import ActorError, ActorflowError, ClusterError
-from actorflow_compiler.core.lines import with_code
+from actorflow_compiler.core.user_code import with_code
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.machine import Fire
 

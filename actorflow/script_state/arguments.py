@@ -20,7 +20,7 @@ from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.expressions import number_of
-from actorflow_compiler.core.flat import contents
+from actorflow_compiler.core.tensor_bytes import contents
 from actorflow_compiler.core.torch_internals import in_transform, modes_around, packs_saved
 
 __all__ = ["CallArguments", "checksum", "flatten", "sampled_checksums", "refuse_modes", "shapes_text"]

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from actorflow.script_state.user_code import is_user_class, is_user_file
 from actorflow_compiler.core.errors import CaptureError
-from actorflow_compiler.core.lines import STDLIB
+from actorflow_compiler.core.user_code import STDLIB
 
 __all__ = ["refusing_stand_in", "refuse_nondeterminism"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actorflow_compiler.core.flat import contents
+from actorflow_compiler.core.tensor_bytes import contents
 
 __all__ = ["stable_order"]
 

@@ -44,7 +44,7 @@ from actorflow.script_state.symbolic_casts import symbolic_casts
 from actorflow.standins.lazy_tensor import LazyTensor
 from actorflow.standins.memory_spans import memory_span, overlap
 from actorflow_compiler.core.errors import CallError, CaptureError
-from actorflow_compiler.core.expressions import Known, Source, has_numbers, number_of
+from actorflow_compiler.core.expressions import Known, NumberSource, SourceKind, has_numbers, number_of
 from actorflow_compiler.core.torch_internals import is_read
 from actorflow_compiler.numbers.indexing import STANDS_FOR_A_VIEW
 from actorflow_compiler.numbers.symbolic import Milestones, NumberEnv, SymNumber, current_value
@@ -152,7 +152,7 @@ COPIES: Mapping[type, type] = MappingProxyType({str: _StrCopy, int: _IntCopy, fl
 class RestartCapture(BaseException):  # no error: nobody is to catch it on its way
     """A step changes numbers that it reads: it is to run again with these as its own."""
 
-    def __init__(self, places: Sequence[Source]) -> None:
+    def __init__(self, places: Sequence[NumberSource]) -> None:
         super().__init__(", ".join(map(str, places)))
         self.places = places
 
@@ -166,11 +166,11 @@ class SideEffectRecorder:
 
     def __init__(
         self, name: str, found: SearchResult, before: Mapping[str, Collection[str]], numbers: NumberEnv | None = None,
-        own: Sequence[Source] = (),
+        own: Sequence[NumberSource] = (),
     ) -> None:  # fmt: skip
         self._name, self._found, self._looked, self._state = name, found, found.looked, found.state
         self._numbers, self._own = numbers, own
-        self._counting: list[Source] = []
+        self._counting: list[NumberSource] = []
         self._read = {(id(one.holder), type(one)) for one in found.read}
         self._codes, self._counts = found.codes, before
 
@@ -402,7 +402,7 @@ class SideEffectRecorder:
         if not own and self._numbers is not None and counted:
             self._counting.append(self._place(at, key, where))
             return None
-        sources = [number.expression for number in mine if isinstance(number.expression, Source)]
+        sources = [number.expression for number in mine if isinstance(number.expression, NumberSource)]
         baked = not own or self._numbers is None or any(map(self._numbers.is_specialized, sources))
         if read and not tensors and baked and takes_many_values(self._counts.get(where, ()), repr(shape)):
             self._refuse(
@@ -420,8 +420,9 @@ class SideEffectRecorder:
             self._refuse(where, what, "a key that is a text or a number", where)
 
     @staticmethod
-    def _place(at: int, key: Any, where: str) -> Source:
-        return Source("place", where, str(at), "" if isinstance(key, int) else key, key if isinstance(key, int) else -1)
+    def _place(at: int, key: Any, where: str) -> NumberSource:
+        key, index = ("", key) if isinstance(key, int) else (key, -1)
+        return NumberSource(SourceKind.PLACE, where, str(at), key, index)
 
     def _result(self, tensor: Tensor, results: list[Tensor]) -> int:
         """Which result of each call a tensor is: one that is left in two places is one afterwards, too."""
@@ -482,12 +483,12 @@ class SideEffectRecorder:
         return "in the step"
 
 
-def place_key(source: Source) -> Any:
+def place_key(source: NumberSource) -> Any:
     """The key of a place, where it is held."""
     return source.index if source.index >= 0 and not source.key else source.key
 
 
-def scheduler_counts(found: SearchResult) -> list[Source]:
+def scheduler_counts(found: SearchResult) -> list[NumberSource]:
     """The numbers of schedulers that a step can read, as its own: it may count with them."""
     read = {id(one.holder) for one in found.read if isinstance(one, SchedulerSource)}
     places = []
@@ -495,7 +496,8 @@ def scheduler_counts(found: SearchResult) -> list[Source]:
         if isinstance(one, SchedulerSource) and id(one.holder) in read:
             for key, value in one.values().items():
                 several = range(len(value)) if isinstance(value, list | tuple) else (-1,)
-                places += [Source("place", one.say(key), str(at), key, i) for i in several if has_numbers(value)]
+                if has_numbers(value):
+                    places += [NumberSource(SourceKind.PLACE, one.say(key), str(at), key, i) for i in several]
     return places
 
 

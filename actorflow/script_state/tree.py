@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from actorflow_compiler.core.errors import CallError
-from actorflow_compiler.core.expressions import Known, Source, Value, evaluate, from_json, to_json
+from actorflow_compiler.core.expressions import Known, NumberSource, Value, evaluate, from_json, to_json
 from actorflow_compiler.numbers.symbolic import expression_of, is_sym_number
 from actorflow_compiler.numbers.unbacked import is_unbacked
 
@@ -22,7 +22,7 @@ __all__ = ["Description", "describe", "rebuild"]
 Description = Any
 
 
-def nothing(source: Source) -> Value:
+def nothing(source: NumberSource) -> Value:
     """Knows no numbers."""
     raise CallError(f"{source} is not known here")
 

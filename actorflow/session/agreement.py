@@ -17,7 +17,7 @@ from actorflow.session import plan_keys
 from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.constrain import show_wish
-from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.hints.hints import ResolvedHints
 from actorflow_compiler.values.variables import ScriptState, real_optimizer_state
 
 __all__ = ["StateReport", "check_agreement", "differing_variables", "unused_on_all_ranks", "report_state"]
@@ -48,7 +48,7 @@ class StateReport:
 
 def report_state(
     state: ScriptState,
-    hints: Hints,
+    hints: ResolvedHints,
     contents: bool,
     devices: RankDevices = NO_DEVICES,
     gradients: Mapping[str, Tensor] = {},

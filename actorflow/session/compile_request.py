@@ -39,11 +39,11 @@ from actorflow_compiler.core.errors import (
     ActorflowError,
     CaptureError,
 )
-from actorflow_compiler.core.expressions import Source
-from actorflow_compiler.core.lines import with_code
+from actorflow_compiler.core.expressions import NumberSource
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.user_code import with_code
 from actorflow_compiler.hints.goal import Goal
-from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.hints.hints import ResolvedHints
 from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.plan.modes import EAGER
 from actorflow_compiler.plan.plan import Variable
@@ -66,7 +66,7 @@ class CompileRequest:
     function: Callable[..., object]
     arguments: CallArguments
     state: ScriptState
-    hints: Hints
+    hints: ResolvedHints
     train: bool
     micro_batches: int
     goal: Goal
@@ -91,7 +91,7 @@ class CompileRequest:
 class CapturedStep:
     """The user's step as capture runs it, once or several times, and what the last run has shown of its effects."""
 
-    def __init__(self, request: CompileRequest, numbers: NumberEnv | None, own: Sequence[Source]) -> None:
+    def __init__(self, request: CompileRequest, numbers: NumberEnv | None, own: Sequence[NumberSource]) -> None:
         self.numbers = numbers  # None: the script's are constants
         self.checks = BranchExplorer()
         self._request, self._own = request, own
@@ -176,7 +176,7 @@ class CapturedStep:
         )
 
     def _stand_in(self, path: str, value: int | float) -> Any:
-        return value if self.numbers is None else self.numbers.stand_in(Source("argument", path), value)
+        return value if self.numbers is None else self.numbers.stand_in(NumberSource("argument", path), value)
 
 
 def _so_far(run: SideEffectRecorder) -> tuple[list[dict[str, Any]], str]:

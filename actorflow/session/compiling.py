@@ -35,7 +35,6 @@ from actorflow.support.progress import show_progress
 from actorflow_compiler.capture.request import TargetDevices
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core import errors
-from actorflow_compiler.core.collector import young_only
 from actorflow_compiler.core.errors import (
     ActorflowError,
     CallError,
@@ -44,9 +43,10 @@ from actorflow_compiler.core.errors import (
     LayoutError,
     StateError,
 )
-from actorflow_compiler.core.expressions import Source
+from actorflow_compiler.core.expressions import NumberSource
+from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
-from actorflow_compiler.hints.hints import Hints, resolve
+from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.plan.modes import MODES
 from actorflow_compiler.plan.plan import OfVariable, Plan
@@ -186,7 +186,7 @@ def make_plan(request: CompileRequest, world: int, told: bool = True) -> Compile
     Numbers of the script are left open as far as the step only computes with them.  Where that takes long it is shown
     how far it is, and at the end, unless not ``told``, what was made.
     """
-    own: list[Source] = [] if request.found is None else scheduler_counts(request.found)
+    own: list[NumberSource] = [] if request.found is None else scheduler_counts(request.found)
     before: Exception | None = None
     while request.opens:
         numbers = NumberEnv()
@@ -212,7 +212,7 @@ def make_plan(request: CompileRequest, world: int, told: bool = True) -> Compile
 
 
 def _make_plan(
-    request: CompileRequest, world: int, told: bool, numbers: NumberEnv | None, own: Sequence[Source]
+    request: CompileRequest, world: int, told: bool, numbers: NumberEnv | None, own: Sequence[NumberSource]
 ) -> CompileResult:
     """See ``make_plan``; ``numbers`` takes what the step does with those of the script, None: they are constants.
 
@@ -282,7 +282,7 @@ def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | Non
     return {rank: int(budget) - taken for rank, taken in variable_bytes(plan).items()}
 
 
-def hints_of(state: ScriptState) -> Hints:
+def hints_of(state: ScriptState) -> ResolvedHints:
     """The hints for what the search found, under the names of its variables (tied ones have several)."""
     return resolve(state.modules, {id(h.tensor): h.name for h in state.held.values()})
 

@@ -22,8 +22,9 @@ from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.expressions import (
     Condition,
     Known,
+    NumberSource,
     Operand,
-    Source,
+    SourceKind,
     Value,
     evaluate,
     from_json,
@@ -44,9 +45,9 @@ class NumberReads:
 
     scalars: Mapping[str, Operand]  # of the plan, by name
     conditions: tuple[Condition, ...]
-    kinds: Mapping[Source, str] = field(default_factory=dict)  # what kinds of numbers have to be there
-    written: Mapping[Source, Operand] = field(default_factory=dict)  # what optimizers hold → what a call leaves there
-    own: tuple[Source, ...] = ()  # places of the script that a call changes
+    kinds: Mapping[NumberSource, str] = field(default_factory=dict)  # what kinds of numbers have to be there
+    written: Mapping[NumberSource, Operand] = field(default_factory=dict)  # what optimizers hold → its next value
+    own: tuple[NumberSource, ...] = ()  # places of the script that a call changes
 
     def difference(self, known: Known) -> str:
         """What is no longer as it has to be, for people; nothing where the plan holds."""
@@ -90,13 +91,13 @@ class NumberReads:
         return NumberReads(scalars, conditions, kinds, written, tuple(map(_source, data["own"])))
 
 
-def _source(data: Any) -> Source:
+def _source(data: Any) -> NumberSource:
     source = from_json(data)
-    assert isinstance(source, Source)
+    assert isinstance(source, NumberSource)
     return source
 
 
-def reads_of_capture(numbers: NumberEnv, own: Sequence[Source]) -> NumberReads:
+def reads_of_capture(numbers: NumberEnv, own: Sequence[NumberSource]) -> NumberReads:
     """What a capture has left open, and what not; ``own`` are places that the step changes."""
     kinds = {source: kind for source, kind in numbers.kinds.items() if source.kind in ("state", "place")}
     return NumberReads(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
@@ -108,7 +109,7 @@ def reads_as_constants(
     """All numbers as constants, except learning rates that ops of the plan read by name and its code does not."""
     read = {id(one.holder) for one in found.read if one.counts} if found is not None else set()
 
-    def by_name(source: Source) -> bool:
+    def by_name(source: NumberSource) -> bool:
         optimizer = state.optimizers[source.name]
         return is_fused(optimizer) and id(optimizer.param_groups[int(source.at)]) not in read
 
@@ -119,10 +120,10 @@ def reads_as_constants(
 
 def every_number(
     arguments: CallArguments, state: ScriptState, train: bool, found: SearchResult | None
-) -> Iterator[tuple[Source, Value]]:
+) -> Iterator[tuple[NumberSource, Value]]:
     """The numbers that a step can compute with and that are not among what is compared at each call."""
     for path, value in arguments.numbers.items():
-        yield Source("argument", path), value
+        yield NumberSource(SourceKind.ARGUMENT, path), value
     if found is not None:
         yield from ((source, _placed(source, found.looked)) for source in scheduler_counts(found))
     for title, optimizer in state.optimizers.items() if train else ():
@@ -132,9 +133,9 @@ def every_number(
 
 def numbers_now(arguments: CallArguments, state: ScriptState, looked: Sequence[StateSource]) -> Known:
     """A function that gives the numbers as they were when the call began; CallError for what is no number now."""
-    before: dict[Source, Value] = {}  # the call itself may change them
+    before: dict[NumberSource, Value] = {}  # the call itself may change them
 
-    def now(source: Source) -> Value:
+    def now(source: NumberSource) -> Value:
         if source not in before:
             before[source] = _now(source, arguments, state, looked)
         return before[source]
@@ -149,13 +150,13 @@ def write(reading: NumberReads, state: ScriptState, known: Known) -> None:
         state.optimizers[source.name].state[state.held[source.at].tensor][source.key] = value
 
 
-def _now(source: Source, arguments: CallArguments, state: ScriptState, looked: Sequence[StateSource]) -> Value:
-    if source.kind == "argument":
+def _now(source: NumberSource, arguments: CallArguments, state: ScriptState, looked: Sequence[StateSource]) -> Value:
+    if source.kind == SourceKind.ARGUMENT:
         return arguments.numbers[source.name]
     value: Any
-    if source.kind == "place":
+    if source.kind == SourceKind.PLACE:
         value = _placed(source, looked)
-    elif source.kind == "state":
+    elif source.kind == SourceKind.STATE:
         value = state.optimizers[source.name].state[state.held[source.at].tensor].get(source.key)
     else:
         group = state.optimizers[source.name].param_groups[int(source.at)]
@@ -169,7 +170,7 @@ def _now(source: Source, arguments: CallArguments, state: ScriptState, looked: S
     return value
 
 
-def _placed(source: Source, looked: Sequence[StateSource]) -> Any:
+def _placed(source: NumberSource, looked: Sequence[StateSource]) -> Any:
     """What is at a place."""
     key = place_key(source)
     value = looked[int(source.at)].values().get(key)
@@ -195,7 +196,7 @@ def _said(condition: Condition, known: Known) -> str:
         now: Any = evaluate(expression, known)
     except CallError:
         now = "nothing that can be computed"
-    if isinstance(expression, Source):
+    if isinstance(expression, NumberSource):
         return f"{expression} changed from {was!r} to {now!r}"
     names = ", ".join(dict.fromkeys(str(source) for source in sources(expression)))
     return f"{names} changed, and with it {expression} from {was!r} to {now!r}"

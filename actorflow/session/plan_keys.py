@@ -13,7 +13,7 @@ from actorflow.script_state.arguments import CallArguments
 from actorflow_compiler.capture.optimizer_state import is_fused, is_torchs
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.expressions import has_numbers, number_of
-from actorflow_compiler.core.torch_internals import scaler_settings
+from actorflow_compiler.core.torch_internals import only_dispatch, scaler_settings
 from actorflow_compiler.custom_ops.optimizers import READ
 from actorflow_compiler.values.variables import ScriptState
 
@@ -46,7 +46,7 @@ class PlanKeys:
     def key(self, arguments: CallArguments, first: bool) -> tuple[Any, ...]:
         """The key of a call; ``first``: the coming step is an optimizer's first and differs from those after it."""
         training = tuple([m.training for m in self._modules])
-        with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
+        with only_dispatch():  # several times faster for stand-ins
             gradients = tuple([h.tensor.requires_grad for h in self._held])
         settings = self._grouped(), _optimizers(self.state, self._fused), _scalers(self.state)
         return arguments.key, training, gradients, _modes(), *settings, first

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.core.replaced import original
+from actorflow_compiler.core.monkey_patches import original
+from actorflow_compiler.core.torch_internals import only_dispatch
 
 __all__ = ["METADATA", "TensorFuture", "LazyTensor", "wait_for_values"]
 
-_no_override = torch._C.DisableTorchFunctionSubclass
+_no_override = only_dispatch
 
 
 def _getters(*names: str) -> frozenset[Any]:

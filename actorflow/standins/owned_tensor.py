@@ -16,8 +16,8 @@ from actorflow.deferred.tensor import DeferredTensor
 from actorflow.standins.lazy_tensor import METADATA, LazyTensor, wait_for_values
 from actorflow_compiler.capture.data_assignment import in_place
 from actorflow_compiler.core.errors import StateError
-from actorflow_compiler.core.replaced import original
-from actorflow_compiler.core.torch_internals import SHARES_SHAPE, memory_of
+from actorflow_compiler.core.monkey_patches import original
+from actorflow_compiler.core.torch_internals import SHARES_SHAPE, memory_of, only_dispatch
 from actorflow_compiler.values.variables import attributes_given
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "real_value",
 ]
 
-_no_override = torch._C.DisableTorchFunctionSubclass
+_no_override = only_dispatch
 _GRAD: Any = Tensor.grad  # a descriptor
 _GRADIENT = {_GRAD.__get__, _GRAD.__set__}
 _DATA: Any = Tensor.data  # another one

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from actorflow.transport.communicators import NO_TIMEOUT, Communicator, CommunicatorRegistry, Scope, over_gloo
 from actorflow.transport.parcels import SMALL, Parcels, Room, by_size, plain_room, side_by_side
 from actorflow.transport.redistribution import check, dtype_of
-from actorflow_compiler.core.flat import as_bytes
+from actorflow_compiler.core.tensor_bytes import as_bytes
 from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
 
 # Gloo sums no numbers of these dtypes, and sums the bytes of bools (True + True is 2); they are summed in

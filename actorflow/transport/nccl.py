@@ -31,7 +31,7 @@ from actorflow.transport.parcels import Parcels, by_size, side_by_side
 from actorflow.transport.redistribution import check, dtype_of
 from actorflow.transport.timeouts import Patience, Started
 from actorflow_compiler.core.errors import ClusterError
-from actorflow_compiler.core.flat import as_bytes
+from actorflow_compiler.core.tensor_bytes import as_bytes
 from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 
 __all__ = ["NcclPlane", "nccl_version"]

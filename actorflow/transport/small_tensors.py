@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from actorflow.transport.redistribution import dtype_of
-from actorflow_compiler.core.flat import contents
+from actorflow_compiler.core.tensor_bytes import contents
 from actorflow_compiler.plan.plan import TensorSpec
 
 _CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from actorflow.standins.memory_spans import MemorySpan, memory_span, overlap
 from actorflow.standins.owned_tensor import CompositeCopy, DetachedTensor, OwnedTensor
-from actorflow_compiler.core.collector import instances
+from actorflow_compiler.core.garbage_collection import instances
 
 __all__ = ["AssignedData", "TakenTensor", "redirect_views", "layout_of"]
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from actorflow_compiler.capture.request import StepRequest, capture_request
-from actorflow_compiler.core.collector import young_only
+from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.torch_internals import traced_on
 from actorflow_compiler.cutting.cut import PlanHeader
 from actorflow_compiler.cutting.lower import lower
 from actorflow_compiler.cutting.lowered_step import LoweredStep
 from actorflow_compiler.cutting.redundant import redundancy_notes
 from actorflow_compiler.cutting.verify import verify_program
-from actorflow_compiler.infer.folded import fold_by_module
-from actorflow_compiler.infer.lay_out import lay_out
+from actorflow_compiler.infer.layout_assignment import assign_layouts
+from actorflow_compiler.infer.module_folding import fold_by_module
 from actorflow_compiler.infer.notes import tell_traced
 from actorflow_compiler.infer.verify import verify_layouts
 from actorflow_compiler.placing.place import place
@@ -32,7 +32,7 @@ def compile_step(request: StepRequest) -> LoweredStep:
     placed = place(captured, request)
     pieces = rewrite(placed, captured, request)
     doing("infer")
-    laid_out = verify_layouts(lay_out(pieces, placed, captured, request), request.history.fixed)
+    laid_out = verify_layouts(assign_layouts(pieces, placed, captured, request), request.history.fixed)
     doing("box and lower")
     program = verify_program(lower(laid_out), laid_out)
     traced = tell_traced(traced_on(devices.type), devices.type)

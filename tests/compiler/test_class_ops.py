@@ -8,7 +8,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.custom_ops.split_classes import OPS, amax_blocks, pick, pick_backward
-from actorflow_compiler.signatures import localise, signatures
+from actorflow_compiler.signatures import local_op, signatures
 from signature_checks import instance
 from signature_samples import f, n
 
@@ -70,8 +70,8 @@ def test_maxima_are_split_only_over_as_many_devices_as_there_are_blocks() -> Non
     assert Split(1) in [s.outs[0] for s in signatures(call, 2)]
     assert Split(1) not in [s.outs[0] for s in signatures(call, 3)]
     split, rows = (next(s for s in signatures(call, 2) if s.outs == (Split(d),)) for d in (1, 0))
-    assert localise(call, split, 2, 0)[1][2] == (3,)
-    assert localise(call, rows, 2, 0)[1][2] == (2, 3)
+    assert local_op(call, split, 2, 0)[1][2] == (3,)
+    assert local_op(call, rows, 2, 0)[1][2] == (2, 3)
 
 
 ARGUMENTS = {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from actorflow_compiler.core.sbp import P, Split
-from actorflow_compiler.signatures import localise, signatures
+from actorflow_compiler.signatures import local_op, signatures
 from actorflow_compiler.signatures.discovery import cache, discovered, forget
 from actorflow_compiler.signatures.discovery.sandbox import SANDBOX, from_plain, to_plain
 from models import CASES
@@ -143,7 +143,7 @@ def test_sizes_among_the_arguments_follow_what_is_split(shape: tuple[int, ...]) 
     case = instance("discovery_test.rows.default", [torch.randn(shape, dtype=torch.float64), shape[0]])
     (by_row,) = (s for s in signatures(case.call, 2) if s.ins == (Split(0),))
     assert by_row.outs == (Split(0, 1, shape[1]) if shape[0] % 2 else Split(0),)
-    assert localise(case.call, by_row, 2, 1)[1][1] == shape[0] // 2
+    assert local_op(case.call, by_row, 2, 1)[1][1] == shape[0] // 2
     assert [line for parts in (2, 3) for line in failures(case, parts)] == []
 
 

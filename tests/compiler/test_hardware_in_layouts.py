@@ -11,7 +11,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import zero
-from actorflow_compiler.infer import lay_out
+from actorflow_compiler.infer import layout_assignment
 from actorflow_compiler.infer.prices import link_along, prices_of
 from actorflow_compiler.infer.reports import AxisReport
 from actorflow_compiler.plan.plan import Plan
@@ -77,7 +77,7 @@ def found(layout: Layout, name: str = "gpt", size: int = BATCH) -> tuple[Plan, t
         return ()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lay_out, "tell", heard)
+        patch.setattr(layout_assignment, "report_lines", heard)
         plan = plan_of(CASES[name], layout, size)[0]
     return plan, reports[0]
 

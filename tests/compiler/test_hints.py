@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-import actorflow_compiler.infer.lay_out as lay_out_module
+import actorflow_compiler.infer.layout_assignment as lay_out_module
 from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import History, Preferences, StepRequest, TargetDevices, UserStep
@@ -21,8 +21,8 @@ from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, P, Split, parse, show
 from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.constrain import CONSTRAIN, parse_wish, show_wish
-from actorflow_compiler.hints.hints import Hints, nearest, resolve
-from actorflow_compiler.infer import Layouts, infer
+from actorflow_compiler.hints.hints import ResolvedHints, nearest, resolve
+from actorflow_compiler.infer import GraphLayouts, infer
 from actorflow_compiler.plan.plan import Plan, Variable
 from models import CASES
 from trained import Layout, train_eagerly, train_planned
@@ -238,7 +238,7 @@ def test_layouts_have_one_text_form() -> None:
 
 
 def compiled(
-    model: nn.Module, world: int = 2, fixed: tuple[Variable, ...] = (), hints: Hints | None = None,
+    model: nn.Module, world: int = 2, fixed: tuple[Variable, ...] = (), hints: ResolvedHints | None = None,
     inputs: Callable[[], Tensor] = lambda: torch.zeros(8, 6, dtype=torch.int64),
 ) -> Plan:  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters())
@@ -363,7 +363,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How the constrained tensors of the jobs that are compiled lie, in order."""
     found: list[str] = []
 
-    def spy(graph: Graph, *args: Any, **kwargs: Any) -> Layouts:
+    def spy(graph: Graph, *args: Any, **kwargs: Any) -> GraphLayouts:
         layouts = infer(graph, *args, **kwargs)
         found.extend(show(layouts.value[n.outs[0]]) for n in graph.nodes if n.op == CONSTRAIN)
         return layouts

@@ -17,12 +17,12 @@ from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.graph.graph import Graph, Input, Node
 from actorflow_compiler.hints.goal import DATA, Goal, goal_of
 from actorflow_compiler.hints.hints import distribute, zero
-from actorflow_compiler.infer import Fixed, infer
-from actorflow_compiler.infer.choose import _Choice
+from actorflow_compiler.infer import FixedLayouts, infer
+from actorflow_compiler.infer.choose import _AxisChoice
 from actorflow_compiler.infer.problem import Problem
 from actorflow_compiler.infer.relax import relax
+from actorflow_compiler.infer.repeated_blocks import group_repeated
 from actorflow_compiler.infer.search import Search
-from actorflow_compiler.infer.ties import tie
 from actorflow_compiler.plan.plan import Plan
 from comms import communications
 from gpt import GPT
@@ -161,7 +161,7 @@ def test_repeated_layers_are_decided_once() -> None:
 
 
 def report_of(case: Case, layout: Layout):
-    from actorflow_compiler.infer import lay_out as compiling
+    from actorflow_compiler.infer import layout_assignment as compiling
 
     seen = []
 
@@ -208,7 +208,7 @@ def problem_of(graph: Graph, mode: str) -> Problem:
 
     before, module.choose = module.choose, keep
     try:
-        fixed = Fixed({"w": (PLACE, (None,))}, {"x": (Split(0),)}, {6: PLACE})
+        fixed = FixedLayouts({"w": (PLACE, (None,))}, {"x": (Split(0),)}, {6: PLACE})
         infer(graph, fixed, PLACE, 1, Goal((mode,)))
     finally:
         module.choose = before
@@ -227,7 +227,7 @@ def test_the_search_finds_the_best_of_all_choices_or_nearly(seed: int) -> None:
     problem = problem_of(small_graph(seed), "auto")
     every = itertools.product(*(range(len(item.options)) for item in problem.items))
     best = min(price(problem, options) for options in every)
-    choice, report = _Choice(problem, Goal(("auto",)), 1).run(None)
+    choice, report = _AxisChoice(problem, Goal(("auto",)), 1).run(None)
     assert report.bound is not None
     assert report.bound <= best + 1e-9
     assert abs(price(problem, tuple(choice)) - report.seconds) < 1e-12
@@ -246,12 +246,12 @@ def test_the_relaxation_knows_when_nothing_fits() -> None:
 
 def test_blocks_with_numbers_are_tied_and_layers_of_one_list_are_not() -> None:
     names = [("blocks.0.up", "mm"), ("blocks.1.up", "mm"), ("layers.0", "mm"), ("layers.1", "mm")]
-    assert tie(names, [[]] * 4) == [[0, 1], [2], [3]]
+    assert group_repeated(names, [[]] * 4) == [[0, 1], [2], [3]]
 
 
 def test_an_item_without_a_module_is_tied_by_what_it_reads() -> None:
     names = [("blocks.0.up", "mm"), ("blocks.1.up", "mm"), ("", "add"), ("", "add"), ("", "add")]
-    assert tie(names, [[], [], [0], [1], [2]]) == [[0, 1], [2, 3], [4]]
+    assert group_repeated(names, [[], [], [0], [1], [2]]) == [[0, 1], [2, 3], [4]]
 
 
 # ---- what users ask for

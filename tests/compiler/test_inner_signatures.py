@@ -13,9 +13,9 @@ from torch import Tensor
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import Sbp, Split, local_shape
 from actorflow_compiler.graph.graph import call_of
-from actorflow_compiler.infer.inner_signatures import body_of, inner_cost
-from actorflow_compiler.infer.written_out import BODIES
-from actorflow_compiler.signatures import OpCall, Signature, localise, shard, signatures, unshard
+from actorflow_compiler.infer.inner_decompositions import BODIES
+from actorflow_compiler.infer.inner_signatures import decompose, inner_cost
+from actorflow_compiler.signatures import OpCall, Signature, local_op, shard, signatures, unshard
 from actorflow_compiler.signatures.inner import LINES
 from signature_checks import Instance, close, instance, meta, run
 from signature_samples import f
@@ -30,7 +30,7 @@ def inner(case: Instance, parts: int) -> list[Signature]:
 
 def on_parts(case: Instance, signature: Signature, parts: int) -> list[Tensor]:
     """Run the body of an op on every device, boxing as its signatures say; returns the outputs put together."""
-    body = body_of(case.call, (signature,), (parts,))
+    body = decompose(case.call, (signature,), (parts,))
     held: dict[int, tuple[list[Tensor], Sbp]] = {}
 
     def obtain(value: int, need: Sbp) -> list[Tensor]:
@@ -44,7 +44,7 @@ def on_parts(case: Instance, signature: Signature, parts: int) -> list[Tensor]:
         reads = [obtain(v, need) for v, need in zip(operands, chosen.ins, strict=True)]
         made = []
         for index in range(parts):
-            op, args, kwargs, metas = localise(call, chosen, parts, index)
+            op, args, kwargs, metas = local_op(call, chosen, parts, index)
             outs = [r for r in run(op, args, kwargs, [r[index] for r in reads]) if r is not None]
             assert tuple(map(meta, outs)) == metas, n
             made.append(outs)

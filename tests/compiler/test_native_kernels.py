@@ -16,7 +16,7 @@ from actorflow_compiler.core.ops import Arg
 from actorflow_compiler.library import OPS
 from actorflow_compiler.plan.plan import Body, Step
 from actorflow_compiler.signatures import signatures
-from actorflow_compiler.signatures.localise import localised
+from actorflow_compiler.signatures.localise import local_call
 from actorflow_compiler.signatures.table import TABLE
 from signature_checks import MERGED_RANDOMLY, ON_GPU_ONLY, Instance, close, instance
 from signature_samples import calls, has_calls
@@ -71,7 +71,7 @@ def row_major(x: Tensor) -> Tensor:
 
 def computed(case: Instance, operands: Sequence[Tensor]) -> list[Tensor]:
     """What a plan for one device computes for an op; outputs of no use are left out."""
-    call = localised(case.call, signatures(case.call, 1)[0], 1, 0)
+    call = local_call(case.call, signatures(case.call, 1)[0], 1, 0)
     count = len(call.ins)
     outs = tuple(count + i if m is not None else -1 for i, m in enumerate(call.outs))
     step = Step(call.op, call.args, call.kwargs, outs)

@@ -10,17 +10,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from actorflow_compiler.core.errors import LayoutError
-from actorflow_compiler.placing.partition import POSITIONS, Unit, partition, stage_seconds
+from actorflow_compiler.placing.partition import POSITIONS, PartitionUnit, partition, stage_seconds
 
-UNITS = st.lists(st.builds(Unit, *(st.integers(0, 6).map(float) for _ in range(4))), min_size=1, max_size=8)
+UNITS = st.lists(st.builds(PartitionUnit, *(st.integers(0, 6).map(float) for _ in range(4))), min_size=1, max_size=8)
 SPEEDS = st.sampled_from([1.0, 4.0, math.inf])
 
 
-def crossing(units: list[Unit], first: tuple[int, ...]) -> float:
+def crossing(units: list[PartitionUnit], first: tuple[int, ...]) -> float:
     return sum(units[f].crossing for f in first[1:])
 
 
-def held(units: list[Unit], first: tuple[int, ...], pieces: int) -> list[float]:
+def held(units: list[PartitionUnit], first: tuple[int, ...], pieces: int) -> list[float]:
     """The bytes of each stage."""
     stages, ends = len(first), [*first, len(units)]
     return [
@@ -35,7 +35,7 @@ def every_cut(count: int, stages: int) -> list[tuple[int, ...]]:
 
 @given(UNITS, st.data(), SPEEDS, st.integers(1, 4), st.sampled_from([math.inf, 20.0, 40.0]))
 def test_no_other_cut_is_faster_nor_as_fast_with_fewer_bytes_across(
-    units: list[Unit], data: st.DataObject, speed: float, pieces: int, memory: float
+    units: list[PartitionUnit], data: st.DataObject, speed: float, pieces: int, memory: float
 ) -> None:
     stages = data.draw(st.integers(1, len(units)))
     fitting = [c for c in every_cut(len(units), stages) if max(held(units, c, pieces)) <= memory]
@@ -48,7 +48,7 @@ def test_no_other_cut_is_faster_nor_as_fast_with_fewer_bytes_across(
 
 @given(UNITS, st.data(), SPEEDS, st.sampled_from([0.1, 0.5]))
 def test_slack_is_given_away_for_the_fewest_bytes_only(
-    units: list[Unit], data: st.DataObject, speed: float, slack: float
+    units: list[PartitionUnit], data: st.DataObject, speed: float, slack: float
 ) -> None:
     stages = data.draw(st.integers(1, len(units)))
     cuts = [(max(stage_seconds(units, c, speed)), crossing(units, c)) for c in every_cut(len(units), stages)]
@@ -62,13 +62,13 @@ def test_slack_is_given_away_for_the_fewest_bytes_only(
 
 
 def test_later_stages_hold_fewer_micro_batches() -> None:
-    units = [Unit(1.0, activations=10.0) for _ in range(6)]
+    units = [PartitionUnit(1.0, activations=10.0) for _ in range(6)]
     assert partition(units, 3, pieces=8) == (0, 2, 4)
     assert partition(units, 3, pieces=8, memory=40.0) == (0, 1, 3)  # 3 · 10, 2 · 20, 1 · 30
 
 
 def test_memory_that_no_cut_fits_is_answered_with_what_the_fittest_needs() -> None:
-    units = [Unit(1.0, parameters=10.0) for _ in range(4)]
+    units = [PartitionUnit(1.0, parameters=10.0) for _ in range(4)]
     with pytest.raises(LayoutError, match=r"into 2 stages fits 15 bytes.*needs 20\. Give more memory"):
         partition(units, 2, memory=15.0)
 
@@ -76,12 +76,12 @@ def test_memory_that_no_cut_fits_is_answered_with_what_the_fittest_needs() -> No
 @pytest.mark.parametrize("stages", [0, -1, 4])
 def test_as_many_stages_as_there_are_units_at_most_are_made(stages: int) -> None:
     with pytest.raises(LayoutError, match=f"{stages} stages were found"):
-        partition([Unit(1.0)] * 3, stages)
+        partition([PartitionUnit(1.0)] * 3, stages)
 
 
 def test_long_sequences_are_cut_where_few_bytes_cross_and_almost_as_fast() -> None:
     count, stages = 4 * POSITIONS, 16
-    units = [Unit(1.0 + k % 3, crossing=float(k % 4 != 0)) for k in range(count)]
+    units = [PartitionUnit(1.0 + k % 3, crossing=float(k % 4 != 0)) for k in range(count)]
     found = partition(units, stages, slack=0.05)
     total = sum(u.seconds for u in units)
     assert crossing(units, found) == 0
@@ -90,7 +90,7 @@ def test_long_sequences_are_cut_where_few_bytes_cross_and_almost_as_fast() -> No
 
 
 def test_long_sequences_with_all_work_in_one_place_are_cut_into_as_many_stages() -> None:
-    units = [Unit(1.0 if k == 900 else 0.0, crossing=float(k)) for k in range(3 * POSITIONS)]
+    units = [PartitionUnit(1.0 if k == 900 else 0.0, crossing=float(k)) for k in range(3 * POSITIONS)]
     found = partition(units, 8)
     assert len(found) == 8
     assert crossing(units, found) == sum(range(1, 8))

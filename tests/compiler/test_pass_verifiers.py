@@ -19,7 +19,7 @@ from actorflow_compiler.cutting.segment import SegmentedProgram, segment
 from actorflow_compiler.cutting.stores import insert_stores
 from actorflow_compiler.cutting.verify import verify_program, verify_segments
 from actorflow_compiler.hints.goal import Goal
-from actorflow_compiler.infer.lay_out import StepLayouts
+from actorflow_compiler.infer.layout_assignment import StepLayouts
 from actorflow_compiler.infer.verify import verify_layouts
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.signatures import Signature

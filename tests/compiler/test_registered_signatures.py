@@ -11,8 +11,8 @@ from torch import Tensor
 import actorflow as flow
 from actorflow_compiler.core.errors import SignatureError
 from actorflow_compiler.core.sbp import Split
-from actorflow_compiler.signatures import OpCall, localise, notation, signatures
-from actorflow_compiler.signatures import registered as registry
+from actorflow_compiler.signatures import OpCall, local_op, notation, signatures
+from actorflow_compiler.signatures import registration as registry
 from signature_checks import failures, instance
 
 
@@ -90,7 +90,7 @@ def test_sizes_among_the_arguments_are_made_local() -> None:
     flow.register_signature(flat, "ab+,#a->(ab)")
     found = case("flat", torch.randn(6, 5, dtype=torch.float64), 6)
     (by_row,) = (s for s in signatures(found.call, 3) if s.ins == (Split(0),))
-    assert localise(found.call, by_row, 3, 0)[1][1] == 2
+    assert local_op(found.call, by_row, 3, 0)[1][1] == 2
     assert [line for parts in (2, 3) for line in failures(found, parts)] == []
 
 

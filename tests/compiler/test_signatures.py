@@ -9,7 +9,17 @@ from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.ops import Meta, Ref
 from actorflow_compiler.core.sbp import B, P, Split, parse
 from actorflow_compiler.library import OPS
-from actorflow_compiler.signatures import OpCall, derive, indexed, localise, notation, shard, signatures, table, unshard
+from actorflow_compiler.signatures import (
+    OpCall,
+    derive,
+    local_op,
+    notation,
+    shard,
+    signatures,
+    table,
+    term_matching,
+    unshard,
+)
 from actorflow_compiler.signatures.notation import parse as parse_term
 from signature_checks import Collector, failures, instance
 from signature_models import Gpt, classes, step_graph
@@ -41,7 +51,7 @@ def test_an_op_without_a_line_has_the_broadcast_signature_only() -> None:
     call = OpCall("somebody.elses.op", (Ref(0),), (), (Meta((4,), "float32"),), (Meta((4,), "float32"),))
     assert shown(call, 2) == {"B -> B"}
     assert notation(call) == "->"
-    assert localise(call, signatures(call, 2)[0], 2, 1) == (call.op, call.args, (), (Meta((4,), "float32"),))
+    assert local_op(call, signatures(call, 2)[0], 2, 1) == (call.op, call.args, (), (Meta((4,), "float32"),))
 
 
 def test_random_ops_are_broadcast() -> None:
@@ -110,18 +120,18 @@ def test_an_output_that_nobody_uses_does_not_limit_the_others() -> None:
     used = instance("aten.nll_loss_forward.default", args, used=[True, False])
     (split,) = [s for s in signatures(used.call, 2) if s.letter == "n"]
     assert split.outs == (P, None)
-    assert len(localise(used.call, split, 2, 0)[3]) == 1
+    assert len(local_op(used.call, split, 2, 0)[3]) == 1
 
 
 def test_device_sizes_stand_in_the_arguments() -> None:
     call = instance("aten.expand.default", [f(1, 3), [5, 3]]).call
     split = next(s for s in signatures(call, 2) if s.outs == (Split(0),))
-    assert [localise(call, split, 2, i)[1][1] for i in range(2)] == [(3, 3), (2, 3)]
+    assert [local_op(call, split, 2, i)[1][1] for i in range(2)] == [(3, 3), (2, 3)]
 
 
 def test_views_become_reshapes_because_parts_may_have_other_strides() -> None:
     call = instance("aten.view.default", [f(4, 6), [24]]).call
-    op, args, kwargs, metas = localise(call, signatures(call, 2)[0], 2, 0)
+    op, args, kwargs, metas = local_op(call, signatures(call, 2)[0], 2, 0)
     assert (op, args, kwargs, metas) == ("aten.reshape.default", (Ref(0), (24,)), (), (Meta((24,), "float64"),))
 
 
@@ -129,7 +139,7 @@ def test_a_vocabulary_that_is_split_looks_up_by_the_offset_of_each_part() -> Non
     call = instance("aten.embedding.default", [f(7, 4), n(3, 5, below=7)]).call
     split = next(s for s in signatures(call, 3) if s.letter == "v")
     assert str(split) == "S(0), B -> P"
-    assert [localise(call, split, 3, i)[:2] for i in range(3)] == [
+    assert [local_op(call, split, 3, i)[:2] for i in range(3)] == [
         ("actorflow.embedding_part", (Ref(0), Ref(1), at, 7)) for at in (0, 3, 5)
     ]
 
@@ -145,10 +155,10 @@ def test_a_signature_serves_the_parts_that_an_earlier_axis_made() -> None:
     whole = instance("aten.view.default", [f(5, 6, 4), [30, 4]]).call
     first = next(s for s in signatures(whole, 2) if s.ins == (Split(0),))
     for index, batch in enumerate((3, 2)):
-        op, args, kwargs, outs = localise(whole, first, 2, index)
+        op, args, kwargs, outs = local_op(whole, first, 2, index)
         local = OpCall(op, args, kwargs, (Meta((batch, 6, 4), "float64"),), outs)
         second = next(s for s in signatures(local, 2) if s.ins == (Split(2),))
-        assert localise(local, second, 2, 1)[1] == (Ref(0), (batch * 6, 2))
+        assert local_op(local, second, 2, 1)[1] == (Ref(0), (batch * 6, 2))
 
 
 @pytest.mark.parametrize("text", ["S(0)", "S(1)", "S(1,3)", "S(1,1,4)", "S(1,3,2)", "B", "P"])
@@ -209,7 +219,7 @@ def test_a_wrong_line_is_caught(what: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def forget() -> None:
-    indexed.instance.cache_clear()
+    term_matching.index_call.cache_clear()
     derive._signatures.cache_clear()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actorflow_compiler.core.sbp import B, P, Sbp, Split
-from actorflow_compiler.signatures import OpCall, Signature, localise, notation, shard, signatures
+from actorflow_compiler.signatures import OpCall, Signature, local_op, notation, shard, signatures
 from actorflow_compiler.signatures.table import TABLE
 from signature_checks import Collector, failures, instance, real
 from signature_models import models, step_graph
@@ -144,7 +144,7 @@ def test_what_one_device_runs_can_be_split_again_along_a_second_axis(name: str) 
     for case in collect(name, 4).found.values():
         cut = [s for s in signatures(case.call, 2) if s.letter is not None]
         for signature in cut[:: max(1, len(cut) // 2)]:
-            op, args, kwargs, _ = localise(case.call, signature, 2, 1)
+            op, args, kwargs, _ = local_op(case.call, signature, 2, 1)
             tensors = [shard(x, s, 2)[1] for x, s in zip(case.operands, signature.ins, strict=True)]
             used = [m is not None for m in case.call.outs]
             local = instance(op, [real(a, tensors) for a in args], {k: real(v, tensors) for k, v in kwargs}, used)

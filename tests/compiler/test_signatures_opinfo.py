@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actorflow_compiler.signatures import localise, shard, signatures
+from actorflow_compiler.signatures import local_op, shard, signatures
 from actorflow_compiler.signatures.table import TABLE, has_line, term_of
 from signature_checks import ON_GPU_ONLY, Instance, failures, instance, real
 from signature_samples import has_calls
@@ -38,7 +38,7 @@ def parts_of(case: Instance) -> Iterator[Instance]:
     """What the last of two devices runs, for each signature: it is a call of its own."""
     used = [m is not None for m in case.call.outs]
     for signature in signatures(case.call, 2)[1:]:
-        op, args, kwargs, _ = localise(case.call, signature, 2, 1)
+        op, args, kwargs, _ = local_op(case.call, signature, 2, 1)
         tensors = [shard(x, s, 2)[1] for x, s in zip(case.operands, signature.ins, strict=True)]
         yield instance(op, [real(a, tensors) for a in args], {k: real(v, tensors) for k, v in kwargs}, used)
 

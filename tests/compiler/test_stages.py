@@ -28,8 +28,8 @@ from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.cutting.lowered_step import LoweredStep
 from actorflow_compiler.graph.graph import Graph, Node
 from actorflow_compiler.hints.goal import DATA, Goal
-from actorflow_compiler.hints.hints import Stages, resolve
-from actorflow_compiler.placing.automatic import placements_of
+from actorflow_compiler.hints.hints import StagesHint, resolve
+from actorflow_compiler.placing.automatic_stages import placements_of
 from actorflow_compiler.placing.stages import place_ops
 from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_compiler.plan.variant import Variant
@@ -381,7 +381,7 @@ def test_stages_are_cut_by_the_speed_of_what_is_computed_in() -> None:
 
 def devices(count: int, world: int, schedule: str = "auto") -> list[tuple[int, ...]]:
     everywhere = Placement("cpu", tuple(range(world)), (world,))
-    return [p.ranks for p in placements_of(Stages(count, (), "flow.place(M, stages)"), everywhere, schedule)]
+    return [p.ranks for p in placements_of(StagesHint(count, (), "flow.place(M, stages)"), everywhere, schedule)]
 
 
 def test_stages_share_devices_evenly() -> None:
@@ -399,7 +399,7 @@ def test_stages_that_do_not_divide_are_answered_with_numbers_that_do(count: int,
 
 
 def test_each_stage_is_the_mesh_that_is_asked_for() -> None:
-    everywhere, asked = Placement("cpu", tuple(range(8)), (8,)), Stages(2, (), "flow.place(M, stages=2)")
+    everywhere, asked = Placement("cpu", tuple(range(8)), (8,)), StagesHint(2, (), "flow.place(M, stages=2)")
     assert [str(p) for p in placements_of(asked, everywhere, mesh=(2, 2))] == [
         "cpu:[0,1,2,3](2,2)", "cpu:[4,5,6,7](2,2)",
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from actorflow.variables.optimizer_state import initial_state
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import parse_nd
-from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.hints.hints import ResolvedHints
 
 LAYOUTS = [
     ([1, 0], "B"), ([0, 1, 2], "S(0)"), ([2, 0, 1], "S(1)"), ([0, 1], "S(0,3)"), ([[0, 1], [2, 3]], "[S(0),B]"),
@@ -56,7 +56,7 @@ def make(**layers: nn.Module) -> Any:
     def step() -> Any:
         return model
 
-    return report_state(find_state(step), Hints(), contents=True)
+    return report_state(find_state(step), ResolvedHints(), contents=True)
 
 
 def test_equal_state_is_agreed_on_and_differing_contents_are_listed():

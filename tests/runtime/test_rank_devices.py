@@ -25,7 +25,7 @@ from actorflow.session.agreement import StateReport
 from actorflow.session.compiling import own_devices
 from actorflow_compiler.core.errors import ClusterError, LayoutError
 from actorflow_compiler.core.placement import placement
-from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.hints.hints import ResolvedHints
 from actorflow_compiler.values.variables import ScriptState
 
 CPU, CUDA = placement("cpu", [1]), placement("cuda", [0])
@@ -202,7 +202,7 @@ def test_a_job_that_is_refused_moves_no_rank_to_another_gpu(taken: list[torch.de
     settled = ("cuda", "cpu", "cuda") * 2
     wanted = placement("cuda", [0, 1, 2])
     order = SimpleNamespace(
-        state=ScriptState(), hints=Hints(places={0: wanted}), places=frozenset(), kinds=(),
+        state=ScriptState(), hints=ResolvedHints(places={0: wanted}), places=frozenset(), kinds=(),
         defaults=DeviceDefaults("cpu", settled),
     )  # fmt: skip
     place = of_node(0, 3)[2]

@@ -16,6 +16,7 @@ import torch
 
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Arg, Ref, Symbol
+from actorflow_compiler.core.torch_internals import OpOverload, schema_of
 from actorflow_compiler.custom_ops.native_kernels import native_kernel
 from actorflow_compiler.plan.plan import Body, Step
 
@@ -104,8 +105,8 @@ class _Writer:
         """The global that holds a step's op, and whether its result is a tuple to unpack."""
         found = resolve(step.op, self._library)
         unpack = len(step.outs) > 1
-        if isinstance(found, torch._ops.OpOverload):
-            returns = found._schema.returns
+        if isinstance(found, OpOverload):
+            returns = schema_of(found).returns
             many = len(returns) > 1
             if many and step.outs and len(returns) != len(step.outs):
                 raise PlanError(f"op {step.op} returns {len(returns)} values; the plan names {len(step.outs)} outputs")
@@ -170,7 +171,7 @@ def resolve(op: str, library: Mapping[str, Callable[..., Any]]) -> Callable[...,
             found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
         except (AttributeError, RuntimeError):
             found = None
-        if isinstance(found, torch._ops.OpOverload):
+        if isinstance(found, OpOverload):
             return found
     raise PlanError(
         f"op {op!r} is refused: expected aten.NAME.OVERLOAD, actorflow.NAME, or an op of a namespace that was "

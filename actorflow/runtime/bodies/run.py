@@ -13,6 +13,7 @@ from actorflow.runtime.bodies.divide import CHANGES, DRAWS, PLAIN, Part, divide
 from actorflow.runtime.bodies.inductor import joined
 from actorflow.runtime.bodies.kernels import Kernel, Kernels, resolve
 from actorflow.runtime.bodies.replay import replayed
+from actorflow_compiler.core.torch_internals import OpOverload, schema_of
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Body, Step
 
@@ -51,19 +52,19 @@ class Runs:
         if not step.outs:
             return CHANGES
         op = resolve(step.op, self.kernels.library)
-        if not isinstance(op, torch._ops.OpOverload):
+        if not isinstance(op, OpOverload):
             return CHANGES if step.op.endswith("_") else PLAIN
-        if op._schema.is_mutable:
+        if schema_of(op).is_mutable:
             return CHANGES
         return DRAWS if torch.Tag.nondeterministic_seeded in op.tags and not _drops_nothing(op, step) else PLAIN
 
 
-def _drops_nothing(op: torch._ops.OpOverload, step: Step) -> bool:
+def _drops_nothing(op: OpOverload, step: Step) -> bool:
     """Whether an op draws random numbers only to drop elements, and is told to drop none: torch's attention, say."""
-    names = [argument.name for argument in op._schema.arguments]
+    names = [argument.name for argument in schema_of(op).arguments]
     values = dict(zip(names, step.args, strict=False)) | dict(step.kwargs)
     asked = [name for name in names if name.startswith("dropout")]
-    defaults = {argument.name: argument.default_value for argument in op._schema.arguments if asked}
+    defaults = {argument.name: argument.default_value for argument in schema_of(op).arguments if asked}
     return bool(asked) and all(not values.get(name, defaults[name]) for name in asked)
 
 

@@ -33,8 +33,7 @@ from actorflow_compiler.capture.optimizer_state import (
 )
 from actorflow_compiler.core.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.core.expressions import Operand
-from actorflow_compiler.core.lines import with_code
-from actorflow_compiler.core.replaced import Genuine
+from actorflow_compiler.core.monkey_patches import UnpatchedMode
 from actorflow_compiler.core.torch_internals import (
     DATA_DEPENDENT,
     DEPENDENT_SIZE,
@@ -49,10 +48,11 @@ from actorflow_compiler.core.torch_internals import (
     values_not_seen,
     without_meta,
 )
+from actorflow_compiler.core.user_code import with_code
 from actorflow_compiler.custom_ops.optimizers import expand_fused, source_of
 from actorflow_compiler.hints import tags
 from actorflow_compiler.hints.constrain import apply_to_first
-from actorflow_compiler.hints.hints import Hints, Pattern
+from actorflow_compiler.hints.hints import PlacementPattern, ResolvedHints
 from actorflow_compiler.hints.zero import mark_gradients
 from actorflow_compiler.masked import SelectionMode, check_results, selection_mode
 from actorflow_compiler.numbers.indexing import Indexing
@@ -126,7 +126,7 @@ def capture(
     state: ScriptState,
     *,
     train: bool,
-    hints: Hints = Hints(),  # noqa: B008 (a frozen value)
+    hints: ResolvedHints = ResolvedHints(),  # noqa: B008 (a frozen value)
     fresh: bool = False,
     standing: GradientState = NO_GRADIENTS,
     sure: Mapping[str, bool] = MappingProxyType({}),
@@ -166,7 +166,7 @@ def _traced(
     state: ScriptState,
     *,
     train: bool,
-    hints: Hints,
+    hints: ResolvedHints,
     fresh: bool,
     standing: GradientState,
     sure: Mapping[str, bool],
@@ -226,7 +226,7 @@ def _traced(
 
                 @contextlib.contextmanager
                 def backward() -> Iterator[None]:
-                    with watch.backward(), SelectionMode(), Genuine():
+                    with watch.backward(), SelectionMode(), UnpatchedMode():
                         yield
 
                 recorder.during_backward = backward
@@ -236,7 +236,7 @@ def _traced(
 
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.set_grad_enabled(with_graph), recorder.following_lines():
-                        with contextlib.nullcontext() if checks is None else checks.tracing(), Genuine():
+                        with contextlib.nullcontext() if checks is None else checks.tracing(), UnpatchedMode():
                             results = step(tensors)
                             clusters.check()
                         check_results(results)
@@ -341,7 +341,7 @@ def without_memory(
                 nested.replaced_nested_tensors(),
                 replaced_encoders(),
                 scripts.replacing_calls(),
-                Genuine(),
+                UnpatchedMode(),
             ):
                 stack.enter_context(context)
             yield mode, tensors
@@ -370,7 +370,7 @@ def _stand_in(mode: contextlib.AbstractContextManager[Any], device: torch.device
     return fake
 
 
-def _refuse_uncalled(patterns: Sequence[Pattern], called: Set[int]) -> None:
+def _refuse_uncalled(patterns: Sequence[PlacementPattern], called: Set[int]) -> None:
     """Raise LayoutError for a pattern that would place nothing."""
     for pattern in patterns:
         if not pattern.modules & called:

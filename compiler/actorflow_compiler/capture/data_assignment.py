@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.core.errors import CaptureError
-from actorflow_compiler.core.lines import is_users
 from actorflow_compiler.core.torch_internals import memory_of
+from actorflow_compiler.core.user_code import is_users
 from actorflow_compiler.values.reads import warn
 
 _SET = Tensor.data.__set__  # type: ignore[attr-defined]

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.core.lines import Lines
 from actorflow_compiler.core.torch_internals import before_each_op
+from actorflow_compiler.core.user_code import UserLines
 from actorflow_compiler.hints.tags import in_backward
 
 __all__ = ["FailurePoints"]
@@ -30,7 +30,7 @@ class FailurePoints:
 
     def __init__(self, so_far: Callable[[], tuple[Any, str]]) -> None:
         self._so_far = so_far
-        self._lines = Lines()
+        self._lines = UserLines()
         self._changed: dict[str, Any] = {}  # line → what was changed there; None: not the same in each visit
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:

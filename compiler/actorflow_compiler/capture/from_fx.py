@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from actorflow_compiler.capture.pair_rows import pair_rows
 from actorflow_compiler.capture.unsort import unsort
-from actorflow_compiler.core.collector import instances
 from actorflow_compiler.core.errors import CaptureError
-from actorflow_compiler.core.flat import contents
-from actorflow_compiler.core.lines import with_code
-from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
-from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, constant_of, real_tensors
+from actorflow_compiler.core.garbage_collection import instances
+from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol
+from actorflow_compiler.core.tensor_bytes import contents
+from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, OpOverload, constant_of, real_tensors, schema_of
+from actorflow_compiler.core.user_code import with_code
 from actorflow_compiler.custom_ops.optimizers import IN_PLACE, SCALARS, arguments
 from actorflow_compiler.custom_ops.random import DRAW, SEED, UNIFORM, uniform_arguments
-from actorflow_compiler.graph.graph import Graph, Input, Node, merge_equal, prune, verify
+from actorflow_compiler.graph.graph import CALL_INPUTS, Graph, Input, InputKind, Node, merge_equal, prune, verify
 from actorflow_compiler.numbers.ops import NUMBER, TAKES_PLAIN_NUMBER
 from actorflow_compiler.plan.plan import Constant
 from actorflow_compiler.substitutes.random_table import is_random
@@ -135,7 +135,7 @@ class _Converter:
         graph = Graph(tuple(self.inputs), nodes, self.metas, results, tuple(self.updates.items()))
         graph = predicate_updates(graph, self.checks)
         graph = self.without_idle_gradients(pair_rows(unsort(verify(prune(merge_equal(graph, is_random))))))
-        used = {i.name for i in graph.inputs if i.kind == "constant"}
+        used = {i.name for i in graph.inputs if i.kind == InputKind.CONSTANT}
         return Capture(
             graph, dict(self.names.state), tuple(c for c in self.constants if c.name in used), self.parameter
         )
@@ -158,9 +158,10 @@ class _Converter:
                 self.kept.add(value)
             if kind == LOST_GRADIENT:
                 self.lost.add(value)
-            self.inputs.append(Input(value, name, LOST_GRADIENT if kind == LOST_GRADIENT else "variable"))
+            self.inputs.append(Input(value, name, InputKind.LOST if kind == LOST_GRADIENT else InputKind.VARIABLE))
         else:
-            self.inputs.append(Input(value, *self.names.arguments[index - len(self.names.state)]))
+            name, kind = self.names.arguments[index - len(self.names.state)]
+            self.inputs.append(Input(value, name, InputKind(kind)))
         self.value[fx_node] = value
 
     def constant(self, fx_node: torch.fx.Node) -> None:
@@ -191,7 +192,7 @@ class _Converter:
         name = f"constant.{len(self.constants)}"
         data = contents(values).tobytes()
         self.constants.append(Constant(name, meta.shape, meta.dtype, data))
-        self.inputs.append(Input(number, name, "constant"))
+        self.inputs.append(Input(number, name, InputKind.CONSTANT))
         return number
 
     def call(self, fx_node: torch.fx.Node) -> None:
@@ -250,19 +251,19 @@ class _Converter:
             self.value[fx_node] = outs[0]
         else:  # a number: .item() of a tensor that is not there yet
             raise CaptureError(f"{_user_line(fx_node)}\n  {LOOKS_AT_A_VALUE}")
-        node = Node(op, args, kwargs, tuple(outs), "forward", custom.get("placement"), custom.get("where", ""))
+        node = Node(op, args, kwargs, tuple(outs), Phase.FORWARD, custom.get("placement"), custom.get("where", ""))
         node = replace(
             node, visit=custom.get("visit", -1), again=custom.get("again", False), line=custom.get("line", "")
         )
-        phase = "forward"
+        phase = Phase.FORWARD
         added = op == "aten.add.Tensor" and not self.kept.isdisjoint(node.reads())
         if added:  # to a gradient of earlier calls, once for all micro-batches
             self.kept.update(outs)
-        if custom.get("phase") == "backward" and not added:
-            phase = "backward"
+        if custom.get("phase") == Phase.BACKWARD and not added:
+            phase = Phase.BACKWARD
         elif any(v in self.after_backward for v in node.reads()) or op in IN_PLACE:
-            phase = "optimizer"
-        if phase != "forward":
+            phase = Phase.OPTIMIZER
+        if phase != Phase.FORWARD:
             self.after_backward.update(outs)
         self.made[outs[0]] = (op, args)
         self.nodes.append(replace(node, phase=phase))
@@ -279,11 +280,11 @@ class _Converter:
     def with_constants(self, fx_node: torch.fx.Node) -> tuple[str, tuple[Arg, ...]]:
         """An op of complex numbers as one of constants, of the dtype that these give its result."""
         target, result = fx_node.target, fx_node.meta.get("val")
-        assert isinstance(target, torch._ops.OpOverload)
-        if target._schema.overload_name == "Scalar":
+        assert isinstance(target, OpOverload)
+        if schema_of(target).overload_name == "Scalar":
             target = getattr(target.overloadpacket, "Tensor", target)
         args: list[Arg] = []
-        for a, argument in zip(fx_node.args, target._schema.arguments, strict=False):
+        for a, argument in zip(fx_node.args, schema_of(target).arguments, strict=False):
             takes_tensor = isinstance(argument.type, torch.TensorType)
             if isinstance(a, complex) and takes_tensor and isinstance(result, Tensor) and result.is_complex():
                 with real_tensors():
@@ -294,7 +295,7 @@ class _Converter:
 
     def refuse_argument(self, target: int, copy: torch.fx.Node) -> None:
         """Raise CaptureError where a value that is written is an argument of the step."""
-        found = next((i for i in self.inputs if i.value == target and i.kind in ("batch", "argument")), None)
+        found = next((i for i in self.inputs if i.value == target and i.kind in CALL_INPUTS), None)
         if found is None:
             return
         made: Any = copy.args[1]
@@ -363,7 +364,7 @@ class _Converter:
     def scalar(self, name: str, dtype: str = "float64") -> int:
         if (name, dtype) not in self.scalars:
             self.scalars[name, dtype] = self.new(Meta((), dtype))
-            self.inputs.append(Input(self.scalars[name, dtype], name, "scalar"))
+            self.inputs.append(Input(self.scalars[name, dtype], name, InputKind.SCALAR))
         return self.scalars[name, dtype]
 
     def as_they_are(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
@@ -409,10 +410,10 @@ def _recompute_as_forward(nodes: Sequence[Node], news: set[int]) -> tuple[Node, 
     needed: set[int] = set()
     found = []
     for n in reversed(nodes):
-        if n.phase == "optimizer" and not needed.isdisjoint(n.outs) and news.isdisjoint(n.outs):
-            n = replace(n, phase="forward")
+        if n.phase == Phase.OPTIMIZER and not needed.isdisjoint(n.outs) and news.isdisjoint(n.outs):
+            n = replace(n, phase=Phase.FORWARD)
             needed.update(n.reads())
-        elif n.phase == "backward":
+        elif n.phase == Phase.BACKWARD:
             needed.update(n.reads())
         found.append(n)
     return tuple(reversed(found))

@@ -26,15 +26,15 @@ from typing import Any
 from torch import Tensor
 
 from actorflow_compiler.core.errors import CaptureError, LayoutError
-from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.ops import Phase, Ref
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, show
 from actorflow_compiler.custom_ops.mirrored import MINE, TERM, TRACED
 from actorflow_compiler.custom_ops.random import UNIFORM
-from actorflow_compiler.graph.graph import Graph, prune, verify
+from actorflow_compiler.graph.graph import Graph, InputKind, prune, verify
 from actorflow_compiler.hints.constrain import CONSTRAIN, show_wish
-from actorflow_compiler.hints.hints import Hints
-from actorflow_compiler.hints.packing import MARKS
+from actorflow_compiler.hints.hints import ResolvedHints
+from actorflow_compiler.hints.packing import MARKERS
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.substitutes.random_table import is_random
 
@@ -100,17 +100,17 @@ def average_updates(graph: Graph, devices: int) -> Graph:
             mean = max(metas) + 1
             metas[mean] = metas[new]
             args = (Ref(new), devices)  # the optimizer's phase: nothing in the step waits for it
-            nodes.append(replace(maker[new], op=TERM, args=args, kwargs=(), outs=(mean,), phase="optimizer"))
+            nodes.append(replace(maker[new], op=TERM, args=args, kwargs=(), outs=(mean,), phase=Phase.OPTIMIZER))
         updates.append((old, mean))
     return verify(prune(replace(graph, nodes=tuple(nodes), metas=metas, updates=tuple(updates))))
 
 
 def refuse_parallel(
-    name: str, graph: Graph, hints: Hints, fixed: Mapping[str, Variable], everywhere: Placement
+    name: str, graph: Graph, hints: ResolvedHints, fixed: Mapping[str, Variable], everywhere: Placement
 ) -> None:
     """Raise LayoutError for anything but data parallelism over all devices."""
     read = {v for n in graph.nodes for v in n.reads()}
-    used = {i.name for i in graph.inputs if i.kind == "variable" and i.value in read}
+    used = {i.name for i in graph.inputs if i.kind == InputKind.VARIABLE and i.value in read}
 
     def refuse(found: str) -> None:
         raise LayoutError(
@@ -134,7 +134,7 @@ def refuse_parallel(
     for n in graph.nodes:
         if n.op == CONSTRAIN:
             refuse(n.args[2])
-        if n.op in MARKS:
+        if n.op in MARKERS:
             refuse("flow.unpack or flow.pack")
         if n.placement is not None and n.placement != everywhere:
             refuse(f"a placement of ops on {n.placement}")

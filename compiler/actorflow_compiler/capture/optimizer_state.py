@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from actorflow_compiler.core.errors import ActorflowError, CaptureError
-from actorflow_compiler.core.expressions import Source, number_of
+from actorflow_compiler.core.expressions import NumberSource, SourceKind, number_of
 from actorflow_compiler.core.torch_internals import looks_compiling
 from actorflow_compiler.custom_ops.optimizers import READ
 from actorflow_compiler.numbers.symbolic import NumberEnv, SymNumber, expression_of
@@ -123,7 +123,7 @@ class TracedOptimizers:
 
     def _record_number(self, title: str, key: str, before: SymNumber, now: Any) -> None:
         """A number that an optimizer holds of a parameter is another one after the step."""
-        assert isinstance(before.expression, Source)
+        assert isinstance(before.expression, NumberSource)
         if now is before:
             return
         if type(now) is not SymNumber and not number_of(now):
@@ -217,7 +217,7 @@ def optimizer_stand_ins(
                 vars(optimizer)[CHECKS_DEVICE] = checks
 
 
-def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int | float]]:
+def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[NumberSource, int | float]]:
     """The numbers among an optimizer's settings that a step may compute with, as they are now.
 
     What steps in its fused form has constants among them.
@@ -230,11 +230,12 @@ def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int 
             if is_fused(optimizer) and key in READ:  # a plan reads it by name, whatever kind of number it is
                 value = _floats(value)
             if number_of(value):
-                yield Source("setting", title, str(at), key), value
+                yield NumberSource(SourceKind.SETTING, title, str(at), key), value
             elif key == "lr" and isinstance(value, Tensor):  # a number while a step is captured
-                yield Source("setting", title, str(at), key), float(value)
+                yield NumberSource(SourceKind.SETTING, title, str(at), key), float(value)
             elif isinstance(value, tuple | list) and value and all(map(number_of, value)):
-                yield from ((Source("setting", title, str(at), key, i), item) for i, item in enumerate(value))
+                for i, item in enumerate(value):
+                    yield NumberSource(SourceKind.SETTING, title, str(at), key, i), item
 
 
 def _floats(value: Any) -> Any:
@@ -244,14 +245,16 @@ def _floats(value: Any) -> Any:
     return float(value) if isinstance(value, Real) and not isinstance(value, bool | int | float) else value
 
 
-def counts_of(title: str, optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[Source, int | float]]:
+def counts_of(title: str, optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[NumberSource, int | float]]:
     """The numbers that an optimizer holds of parameters, as they are now; ``names`` are the parameters', by id."""
     for p, values in optimizer.state.items() if not is_torchs(optimizer) else ():
         if id(p) in names:
-            yield from ((Source("state", title, names[id(p)], k), v) for k, v in values.items() if number_of(v))
+            for key, value in values.items():
+                if number_of(value):
+                    yield NumberSource(SourceKind.STATE, title, names[id(p)], key), value
 
 
-def _set_setting(group: dict[str, Any], source: Source, value: Any) -> None:
+def _set_setting(group: dict[str, Any], source: NumberSource, value: Any) -> None:
     """Let a setting be something else."""
     if source.index < 0:
         group[source.key] = value
@@ -342,7 +345,7 @@ def _stand_in_state(
             return _fake_like(value, fakes[name].device, mode)
         if numbers is None or not number_of(value) or not isinstance(key, str):
             return value
-        return numbers.stand_in(Source("state", title, name, key), value)
+        return numbers.stand_in(NumberSource(SourceKind.STATE, title, name, key), value)
 
     for p, values in before.items():
         name = by_id.get(id(p))

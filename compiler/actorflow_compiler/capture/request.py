@@ -15,7 +15,7 @@ from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.torch_internals import traced_on
 from actorflow_compiler.graph.graph import verify
 from actorflow_compiler.hints.goal import DATA, Goal
-from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.hints.hints import ResolvedHints
 from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.substitutes.decompositions import join_norms
@@ -51,7 +51,7 @@ class TargetDevices:
 class Preferences:
     """How the caller asked for it."""
 
-    hints: Hints
+    hints: ResolvedHints
     micro_batches: int = 1
     goal: Goal = DATA
     schedule: str = "auto"  # the schedule's name

@@ -19,7 +19,7 @@ from actorflow_compiler.custom_ops.random import UNIFORM
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Graph, Node, call_of, prune, verify
 from actorflow_compiler.signatures import OpCall
-from actorflow_compiler.signatures.indexed import instance
+from actorflow_compiler.signatures.term_matching import index_call
 
 SORTS = frozenset({"aten.sort.default", "aten.sort.stable"})
 CASTS = frozenset({"aten._to_copy.default", "aten.clone.default"})
@@ -100,7 +100,7 @@ class _Walk:
 
     def row_by_row(self, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
         """Do on the rows as they were what this op does on sorted ones, if it does the same with each of them."""
-        indices = instance(call)
+        indices = index_call(call)
         given = {i: self.of[v] for i, v in enumerate(reads) if v in self.of}
         first = next(iter(given))
         sort = given[first].sort
@@ -174,7 +174,7 @@ class _Walk:
 
 def _pointwise(call: OpCall) -> bool:
     """Whether every element of the outputs depends on the elements at the same place, and on no place."""
-    indices = instance(call)
+    indices = index_call(call)
     return indices is not None and all(
         t is not None and all(len(g) < 2 for g in t.dims) and t.dims == indices.ins[0].dims and not t.values
         for t in (*indices.ins, *indices.outs)

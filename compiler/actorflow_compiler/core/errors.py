@@ -1,4 +1,4 @@
-"""The exceptions that users meet; every one says where, what was found, what was expected and what to do."""
+"""The exceptions that users meet.  Each says where, what was found, what was expected, and what to do."""
 
 
 class ActorflowError(Exception):

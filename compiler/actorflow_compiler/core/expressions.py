@@ -1,4 +1,4 @@
-"""Arithmetic of a step over numbers of the script goes in; what computes it for the numbers of each call comes out."""
+"""Expressions over numbers of the script: what a step computes of them, evaluated anew in each call."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ import numpy as np
 from actorflow_compiler.core.errors import CallError
 
 __all__ = [
-    "Condition", "Expression", "Known", "Operand", "Source", "Value", "apart", "evaluate", "from_json", "has_numbers",
-    "number_of", "of_python", "sources", "to_json",
+    "Condition", "Expression", "Known", "NumberSource", "Operand", "SourceKind", "Value", "apart", "evaluate",
+    "from_json", "has_numbers", "number_of", "of_python", "sources", "to_json",
 ]  # fmt: skip
 
 Value = int | float | bool
-Known = Callable[["Source"], Value]  # what a number of the script is now
+Known = Callable[["NumberSource"], Value]  # the current value of a number of the script
 
 SIGNS = {
     "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
@@ -39,18 +40,28 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+class SourceKind(StrEnum):
+    """What holds a number that a step reads."""
+
+    ARGUMENT = "argument"  # of the call
+    SETTING = "setting"  # of an optimizer's parameter group
+    STATE = "state"  # that an optimizer keeps of a parameter
+    PLACE = "place"  # an attribute, item or variable of the script
+    LATER = "later"  # the step itself: the value is known when a part of it has run
+
+
 @dataclass(frozen=True, slots=True)
-class Source:
+class NumberSource:
     """Where a number comes from: an argument of the call, an optimizer, or a place of the script."""
 
-    kind: str  # "argument" | "setting" | "state" | "place"
+    kind: SourceKind
     name: str  # of the argument or of the optimizer; for people, of the place
-    at: str = ""  # the number of the optimizer's group; the parameter's name; the number of what holds the place
-    key: str = ""  # there
-    index: int = -1  # in the tuple or list that is there, -1 for the number itself
+    at: str = ""  # the index of the optimizer's group; the parameter's name; the number of the object with the place
+    key: str = ""  # in the group or state, or the attribute's name
+    index: int = -1  # in the tuple or list there, -1 for the number itself
 
     def __str__(self) -> str:
-        if self.kind == "place":
+        if self.kind == SourceKind.PLACE:
             return self.name
         parts = [self.name, *([self.at, self.key] if self.key else [])]
         return ".".join(parts) + (f"[{self.index}]" if self.index >= 0 else "")
@@ -69,18 +80,18 @@ class Expression:
         return f"{texts[0]} {sign} {texts[1]}" if sign else f"{self.function}({', '.join(texts)})"
 
 
-Operand = Source | Expression | int | float | bool
+Operand = NumberSource | Expression | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a capture has found a function of numbers to be, and taken for a constant."""
+    """The value that an expression had in a capture, which took it for a constant; it has to hold in later calls."""
 
     expression: Operand
     value: Value
 
     def holds(self, known: Known) -> bool:
-        """Whether that is so, for the numbers as they are now."""
+        """Whether the expression has that value for the numbers as they are now."""
         try:
             now = evaluate(self.expression, known)
         except CallError:
@@ -91,7 +102,7 @@ class Condition:
 
 def evaluate(expression: Operand, known: Known) -> Any:
     """The value of an expression; raises CallError where Python's arithmetic has none."""
-    if isinstance(expression, Source):
+    if isinstance(expression, NumberSource):
         return known(expression)
     if not isinstance(expression, Expression):
         return expression
@@ -103,9 +114,9 @@ def evaluate(expression: Operand, known: Known) -> Any:
         raise CallError(f"the step computes {expression}, which gives for {operands} {said}") from error
 
 
-def sources(expression: Operand) -> Iterable[Source]:
-    """The numbers that an expression reads."""
-    if isinstance(expression, Source):
+def sources(expression: Operand) -> Iterable[NumberSource]:
+    """The sources of the numbers that an expression reads."""
+    if isinstance(expression, NumberSource):
         yield expression
     elif isinstance(expression, Expression):
         for operand in expression.operands:
@@ -113,7 +124,7 @@ def sources(expression: Operand) -> Iterable[Source]:
 
 
 def apart(later: Operand, earlier: Operand) -> int | None:
-    """By how much one whole number is above another whatever they are made of; None where that is not always the same.
+    """The constant difference ``later - earlier``; None where it depends on the numbers in them.
 
     Both have to be functions of whole numbers.
     """
@@ -125,8 +136,8 @@ def apart(later: Operand, earlier: Operand) -> int | None:
 
 
 def _terms(expression: Operand, factor: int) -> dict[Operand | None, int]:
-    """A whole number as a sum of things that are not looked into, each so many times; None stands for 1."""
-    if not isinstance(expression, Source | Expression):
+    """A whole number as a linear combination: term → factor; None stands for the constant 1."""
+    if not isinstance(expression, NumberSource | Expression):
         return {None: factor * int(expression)}
     if isinstance(expression, Expression):
         signs = {"add": (1, 1), "sub": (1, -1), "neg": (-1,), "pos": (1,)}.get(expression.function)
@@ -154,7 +165,7 @@ def number_of(value: object) -> bool:
 
 
 def of_python(value: Any) -> Any:
-    """A number as Python's own kinds have it, as which it travels; any other value itself."""
+    """A NumPy scalar as Python's own int, float or bool, as it is sent to other ranks; any other value itself."""
     if isinstance(value, np.float64):
         return float(value)
     return bool(value) if isinstance(value, np.bool_) else value
@@ -167,8 +178,8 @@ def has_numbers(value: object) -> bool:
 
 
 def to_json(expression: Operand) -> Any:
-    """As it travels."""
-    if isinstance(expression, Source):
+    """An expression as plain data for JSON."""
+    if isinstance(expression, NumberSource):
         return {"source": [expression.kind, expression.name, expression.at, expression.key, expression.index]}
     if isinstance(expression, Expression):
         return {"function": expression.function, "operands": [to_json(o) for o in expression.operands]}
@@ -176,12 +187,13 @@ def to_json(expression: Operand) -> Any:
 
 
 def from_json(data: Any) -> Operand:
-    """What ``to_json`` was given."""
+    """The expression that ``to_json`` was given; raises CallError for a function that is not known."""
     if not isinstance(data, dict):
         assert isinstance(data, int | float)
         return data
     if "source" in data:
-        return Source(*data["source"])
+        kind, *where = data["source"]
+        return NumberSource(SourceKind(kind), *where)
     if data["function"] not in FUNCTIONS:
         raise CallError(f"a plan computes {data['function']!r} of numbers; one of {', '.join(FUNCTIONS)} was expected")
     return Expression(data["function"], tuple(from_json(o) for o in data["operands"]))

@@ -1,4 +1,4 @@
-"""What devices can do and how they are joined: the figures by which layouts, stages and forecasts are priced."""
+"""Figures of devices and of the links between them, by which layouts, stages and forecasts are priced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What joins two ranks."""
+    """The connection between two ranks."""
 
     bytes_per_s: float  # each way, of one rank
     latency_s: float  # of one message
@@ -17,9 +17,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What one rank can do, and how ranks are joined; the defaults are CPU cores of one host.
+    """Speeds and memory of one rank, and the links between ranks; the defaults are CPU cores of one host.
 
-    Ranks 0 … node_size-1 are the first node, and so on; without ``node_size`` all ranks are joined alike.
+    Ranks 0 … node_size-1 are the first node, and so on; without ``node_size`` all links are the same.
     """
 
     flops_per_s: float = 5e10
@@ -36,7 +36,7 @@ class Hardware:
 
     @property
     def slowest(self) -> Link:
-        """What joins ranks of different nodes, or all ranks where there are no nodes."""
+        """The link between ranks of different nodes, or between all ranks where there are no nodes."""
         return Link(self.bytes_per_s, self.latency_s)
 
     def flops_on(self, nbytes: Mapping[str, int]) -> float:
@@ -45,7 +45,7 @@ class Hardware:
         return next((flops for name, flops in self.flops_by_dtype if name == dtype), self.flops_per_s)
 
     def link(self, ranks: tuple[int, ...]) -> Link:
-        """What joins these ranks: the slowest of what lies between them."""
+        """The slowest link between these ranks."""
         if self.inside is not None and self.node_size is not None:
             first = ranks[0] // self.node_size
             if all(rank // self.node_size == first for rank in ranks):

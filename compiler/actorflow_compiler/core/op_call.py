@@ -1,22 +1,24 @@
-"""What an op instance is, and what one of its signatures is: values only."""
+"""Op instances (``OpCall``), their signatures along one mesh axis, and access to their arguments by schema."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
 
 from actorflow_compiler.core.ops import Arg, Meta, Ref
 from actorflow_compiler.core.sbp import Sbp
+from actorflow_compiler.core.torch_internals import OpOverload, schema_of
 
-Path = tuple[int, ...]  # position in the schema's arguments, then in the lists in them
+ArgumentPath = tuple[int, ...]  # position in the schema's arguments, then in the lists in them
 
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """An op on tensors of known shapes; hashable, so that what is found out about it is found out once.
+    """An op on tensors of known shapes; hashable, so that results about it can be cached.
 
     ``Ref(i)`` in ``args`` and ``kwargs`` is the i-th tensor operand: operands are numbered by order of
     appearance in args, then kwargs, and each occurrence has a number of its own.
@@ -29,6 +31,14 @@ class OpCall:
     outs: tuple[Meta | None, ...]  # None: nobody uses this output
 
 
+class SignatureSource(StrEnum):
+    """Where the knowledge of a signature comes from."""
+
+    TABLE = "table"
+    REGISTERED = "registered"  # by a user
+    DISCOVERED = "discovered"  # by running the op
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """One legal combination of layouts along one mesh axis."""
@@ -36,8 +46,8 @@ class Signature:
     ins: tuple[Sbp, ...]  # one for each operand
     outs: tuple[Sbp | None, ...]  # one for each output; None where nobody uses it
     letter: str | None  # the index of the notation that is split; None: all broadcast, or a sum of terms
-    source: str = "table"  # "table" | "registered" | "discovered": where the knowledge comes from
-    sizes: tuple[Path, ...] = ()  # arguments that are the size of what is split, where no notation says so
+    source: SignatureSource = SignatureSource.TABLE
+    sizes: tuple[ArgumentPath, ...] = ()  # arguments that are the size of what is split, where no notation says so
     term: str = ""  # the notation, where it is not the table's
     inner: bool = False  # the devices exchange something inside: the op has to be written out in simpler ones
 
@@ -55,7 +65,7 @@ def overload(op: str) -> Any:
         found = getattr(getattr(getattr(torch.ops, namespace), name), kind) if kind else None
     except (AttributeError, RuntimeError):
         return None
-    return found if isinstance(found, torch._ops.OpOverload) else None
+    return found if isinstance(found, OpOverload) else None
 
 
 @functools.cache
@@ -66,7 +76,7 @@ def _schema(op: str) -> tuple[tuple[str, Arg], ...] | None:
         return None
     return tuple(
         (a.name, tuple(a.default_value) if isinstance(a.default_value, list) else a.default_value)
-        for a in found._schema.arguments
+        for a in schema_of(found).arguments
     )
 
 
@@ -101,7 +111,7 @@ def rebind(call: OpCall, new: dict[int, Arg]) -> tuple[tuple[Arg, ...], tuple[tu
     return args, kept + tuple(named.items())
 
 
-def put(arg: Arg, path: Path, value: Arg) -> Arg:
+def put(arg: Arg, path: ArgumentPath, value: Arg) -> Arg:
     """The argument with what stands at a path replaced."""
     if not path:
         return value

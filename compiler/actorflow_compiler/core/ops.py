@@ -1,4 +1,4 @@
-"""The one form of an instruction, shared by the logical graph and the plan's bodies: op name, plain arguments, outputs.
+"""Instructions as the logical graph and the plan's bodies share them: op name, plain arguments, outputs.
 
 An argument is a ``Ref`` to a value, a ``Symbol`` for one of torch's enumerations, a plain Python
 number, string or None, or a (nested) tuple of these.  Nothing else can be in a graph or a plan.
@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
+
+
+class Phase(StrEnum):
+    """The part of a training step that an instruction belongs to."""
+
+    SOURCE = "source"  # where arguments arrive; in lowered programs only
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    WEIGHT = "weight"  # the half of a split backward pass that gives the gradients of weights; in lowered programs only
+    OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True, slots=True)

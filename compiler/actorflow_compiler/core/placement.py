@@ -1,4 +1,4 @@
-"""An ordered set of devices, or a mesh of them; a value."""
+"""Placements: an ordered set of devices, or a mesh of them."""
 
 from __future__ import annotations
 

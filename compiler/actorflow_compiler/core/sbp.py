@@ -1,4 +1,4 @@
-"""How a logical tensor lies over one axis of a mesh: split, broadcast or partial sum; values only.
+"""Layouts (SBP) of a logical tensor over one axis of a mesh: split, broadcast or partial sum; and their arithmetic.
 
 Text forms: ``S(0)``, ``S(0,3)`` (three outer blocks), ``S(0,1,16)`` (units of sixteen), ``B``, ``P``.
 """

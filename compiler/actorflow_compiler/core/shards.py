@@ -1,4 +1,4 @@
-"""A whole tensor and a layout go in, each device's part comes out; and the other way round."""
+"""Cut a whole tensor into the parts of each device, and put parts together again, along one mesh axis."""
 
 from __future__ import annotations
 

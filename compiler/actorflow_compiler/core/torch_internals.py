@@ -1,4 +1,8 @@
-"""Everything that actorflow uses of torch without torch promising it; works on torch 2.11 and 2.13."""
+"""Everything that actorflow uses of torch without torch promising it; works on torch 2.11 and 2.13.
+
+In order: tensors without memory; autograd's graph and backward passes; what a trace replaces while it runs; torch.jit;
+operators and their schemas; dispatch modes; hooks; gradient scalers; CUDA, compilation and process groups.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +39,24 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.hooks import RemovableHandle
 
 __all__ = [
-    "AdaptiveOutput",
     "DATA_DEPENDENT",
     "DEPENDENT_SIZE",
-    "FakeTensor",
     "HOOKS",
     "MERSENNE",
     "MODULE_CALL",
     "NOT_WITHOUT_VALUES",
     "READS",
+    "SCALER_STATE",
     "SCRIPT_MODULE",
     "SHARES_SHAPE",
+    "AdaptiveOutput",
+    "FakeTensor",
+    "GeneratorLayout",
+    "OpOverload",
+    "OpOverloadPacket",
     "accumulates_into",
     "answering_equal",
+    "arrived",
     "backward_engine",
     "before_each_op",
     "captured_graph",
@@ -67,6 +76,7 @@ __all__ = [
     "is_fake",
     "is_read",
     "is_traced_by_jit",
+    "items_from",
     "keeps_graph",
     "looks_compiling",
     "make_wrapper",
@@ -74,6 +84,7 @@ __all__ = [
     "memory_of",
     "modes_around",
     "module_hooks",
+    "nccl_options",
     "next_nodes",
     "no_torch_function",
     "node_of",
@@ -94,6 +105,7 @@ __all__ = [
     "scaler_settings",
     "scaler_state",
     "scaling_in_the_graph",
+    "schema_of",
     "script_attributes",
     "script_constants",
     "script_kinds",
@@ -117,8 +129,13 @@ __all__ = [
 
 R = TypeVar("R")
 
+
+# ---- tensors without memory
+
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
 DEPENDENT_SIZE = (DynamicOutputShapeException, GuardOnDataDependentSymNode)  # of these, what asks for a size
+
 NOT_WITHOUT_VALUES = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
 READS = (  # what Python calls for the values of a tensor: as a number or an array, shown, pickled, or as memory
@@ -170,65 +187,14 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def is_composed(op: torch._ops.OpOverload) -> bool:
-    """Whether torch makes the op, and its gradient, of other ops: ``op.decompose`` calls those."""
-    name = op.name()  # type: ignore[no-untyped-call]  # torch has no types here
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
-
-
-def in_backward() -> bool:
-    """Whether this thread is in a backward pass."""
-    return int(torch._C._current_graph_task_id()) != -1
-
-
 def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of a fake tensor that was made from Python numbers, or of a real tensor."""
     return tensor.constant if isinstance(tensor, FakeTensor) else tensor
 
 
-def sequence_number() -> int:
-    """The number that autograd will give to the next node of the forward pass."""
-    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # has no stub
-
-
-def sequence_of(node: Any) -> int | None:
-    """The forward sequence number of a backward node; None for gradient accumulation."""
-    return None if "AccumulateGrad" in node.name() else int(node._sequence_nr())
-
-
-def real_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Ops inside work on real memory, and no trace sees them."""
-    return _disable_current_modes()
-
-
-@contextlib.contextmanager
-def looks_compiling() -> Iterator[None]:
-    """Let optimizers accept capturable=True on a CPU and models skip checks of values."""
-    old = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = old
-
-
-@contextlib.contextmanager
-def values_not_seen() -> Iterator[None]:
-    """Let distributions not check their arguments, and truncated normals be drawn without a loop until all fit.
-
-    The caller may not depend on values of tensors, and these would, by default.
-    """
-    import torch.nn.init
-    from torch.distributions import Distribution
-
-    checked, drawn = Distribution._validate_args, torch.nn.init._no_grad_trunc_normal_
-    Distribution.set_default_validate_args(False)
-    torch.nn.init._no_grad_trunc_normal_ = _truncated_normal
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(checked)
-        torch.nn.init._no_grad_trunc_normal_ = drawn
+def memory_is_refused(tensor: torch.Tensor) -> None:
+    """Have code of torch that takes the address of a tensor without memory raise RuntimeError, and not crash."""
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
 
 
 @contextlib.contextmanager
@@ -267,6 +233,129 @@ def items_from(late: Callable[[torch.Tensor], Any]) -> Iterator[None]:
         yield
     finally:
         del FakeTensor.item
+
+
+# ---- operators
+
+OpOverload = torch._ops.OpOverload
+
+OpOverloadPacket = torch._ops.OpOverloadPacket
+
+
+def schema_of(op: OpOverload) -> Any:
+    """The schema of an operator: ``name``, ``overload_name``, ``arguments``, ``returns``, ``is_mutable``."""
+    return op._schema
+
+
+def is_composed(op: torch._ops.OpOverload) -> bool:
+    """Whether torch makes the op, and its gradient, of other ops: ``op.decompose`` calls those."""
+    name = op.name()  # type: ignore[no-untyped-call]  # torch has no types here
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+
+
+def runs_python(op: torch._ops.OpOverload) -> bool:
+    """Whether what the op runs on tensors with memory was registered from Python in this process."""
+    if op._schema.name in OPDEFS:
+        return True
+    name = op._schema.name.replace("::", "/") + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
+    return any(entry.rpartition("/")[0] == name for entry in torch.library._impls)
+
+
+def python_source(op: torch._ops.OpOverload) -> str | None:
+    """The source of a ``torch.library.custom_op``, with that of the file it is in; None where it is not to be had.
+
+    Of a closure, the values are added; None if they are not plain.
+    """
+    definition = OPDEFS.get(op._schema.name)
+    if definition is None:
+        return None
+    function = inspect.unwrap(definition._init_fn)
+    values = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    if not all(value is None or isinstance(value, bool | int | float | str) for value in values):
+        return None
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return None
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        source += Path(inspect.getsourcefile(function) or "").read_text()
+    return f"{source}\n{values}"
+
+
+def fast_callable(overload: torch._ops.OpOverload) -> Callable[..., Any]:
+    """What calls the operator without the Python frame of ``OpOverload.__call__`` (0.3 µs of 2.5)."""
+    found = getattr(overload, "_op", overload)
+    return found if callable(found) else overload
+
+
+# ---- traces: what is found out about them, and what they replace in torch meanwhile
+
+
+def real_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Ops inside work on real memory, and no trace sees them."""
+    return _disable_current_modes()
+
+
+def node_of(tensor: torch.Tensor) -> tuple[torch.fx.Node, torch.nn.Module] | None:
+    """What gives a tensor in the trace that is under way, and what holds the trace's constants."""
+    mode = get_proxy_mode()
+    if mode is None:
+        return None
+    slot: Any = get_proxy_slot(tensor, mode.tracer, None)
+    tracer: Any = mode.tracer
+    return None if slot is None else (slot.proxy.node, tracer.root)
+
+
+def constant_in_trace(name: str) -> torch.Tensor | None:
+    """The values of a constant of the trace that is under way; None where they are not known."""
+    mode = get_proxy_mode()
+    held = None if mode is None else getattr(getattr(mode.tracer, "root", None), name, None)
+    return constant_of(held) if isinstance(held, torch.Tensor) else None
+
+
+def is_read(tensor: torch.Tensor) -> bool:
+    """Whether something that is being traced has used a tensor so far; True outside of a trace."""
+    mode = get_proxy_mode()
+    slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return slot is None or any("actorflow.checked" not in str(user.target) for user in slot.proxy.node.users)
+
+
+def trace_kernel(
+    kernel: Callable[[list[Any]], Sequence[Any]], operands: Sequence[torch.Tensor]
+) -> torch.fx.GraphModule:
+    """The ATen ops of a kernel over tensors as a graph; operands have no memory, and their ``fake_mode`` is on."""
+    graph: torch.fx.GraphModule = make_fx(lambda *given: tuple(kernel(list(given))))(*operands)
+    return graph
+
+
+@contextlib.contextmanager
+def looks_compiling() -> Iterator[None]:
+    """Let optimizers accept capturable=True on a CPU and models skip checks of values."""
+    old = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = old
+
+
+@contextlib.contextmanager
+def values_not_seen() -> Iterator[None]:
+    """Let distributions not check their arguments, and truncated normals be drawn without a loop until all fit.
+
+    The caller may not depend on values of tensors, and these would, by default.
+    """
+    import torch.nn.init
+    from torch.distributions import Distribution
+
+    checked, drawn = Distribution._validate_args, torch.nn.init._no_grad_trunc_normal_
+    Distribution.set_default_validate_args(False)
+    torch.nn.init._no_grad_trunc_normal_ = _truncated_normal
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(checked)
+        torch.nn.init._no_grad_trunc_normal_ = drawn
 
 
 def _truncated_normal(
@@ -380,9 +469,6 @@ def replaced_indexing(get: Callable[..., Any], put: Callable[..., Any]) -> Itera
         del fake.__getitem__, fake.__setitem__
 
 
-_jit: Any = torch.jit  # which has no types
-
-
 @contextlib.contextmanager
 def replaced_functions(names: Iterable[str], call: Callable[..., Any]) -> Iterator[None]:
     """Have ``torch.NAME`` and the method of tensors without memory be ``call(NAME, plain, args, kwargs)``.
@@ -407,12 +493,37 @@ def replaced_functions(names: Iterable[str], call: Callable[..., Any]) -> Iterat
             delattr(fake, name)
 
 
+@contextlib.contextmanager
+def replaced_nesting(made: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Have the functions of ``torch.nested`` call ``made`` in place of torch's functions of these names."""
+    jagged: Any = importlib.import_module("torch.nested._internal.nested_tensor")
+    tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
+    library: Any = torch._C
+    owners = (library._nested, torch, jagged, tracing)
+    before = [(owner, name, vars(owner)[name]) for name in made for owner in owners if name in vars(owner)]
+    try:
+        for owner, name, _ in before:
+            setattr(owner, name, made[name])
+        yield
+    finally:
+        for owner, name, plain in before:
+            setattr(owner, name, plain)
+
+
+# ---- torch.jit
+
+_jit: Any = torch.jit  # which has no types
+
+_SCRIPTS: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+
+_CALL_SCRIPT: Any = torch._C.ScriptFunction.__call__  # also while it is replaced
+
+SCRIPT_MODULE: Any = importlib.import_module("torch.jit._script").RecursiveScriptModule  # which others are made of
+
+
 def is_traced_by_jit() -> bool:
     """Whether ``torch.jit.trace`` is under way."""
     return bool(_jit.is_tracing())
-
-
-_SCRIPTS: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 
 
 @contextlib.contextmanager
@@ -477,9 +588,6 @@ def fresh_script(script: Any) -> Callable[..., Any]:
     return plainly
 
 
-_CALL_SCRIPT: Any = torch._C.ScriptFunction.__call__  # also while it is replaced
-
-
 def script_kinds(script: Any) -> Iterator[tuple[str, Any]]:
     """The ops of a function or method of torch.jit and of those that it calls: what kind each is of, and the node."""
     graph = script.graph.copy()
@@ -501,14 +609,6 @@ def script_constants(script: Any) -> list[torch.Tensor]:
     return found
 
 
-SCRIPT_MODULE: Any = importlib.import_module("torch.jit._script").RecursiveScriptModule  # which others are made of
-
-
-def memory_is_refused(tensor: torch.Tensor) -> None:
-    """Have code of torch that takes the address of a tensor without memory raise RuntimeError, and not crash."""
-    torch._C._set_throw_on_mutable_data_ptr(tensor)
-
-
 def script_attributes(module: torch.jit.ScriptModule) -> tuple[Any, tuple[str, ...]]:
     """What holds the values of a module of torch.jit by ``getattr`` and ``setattr``, and the names of its attributes.
 
@@ -519,10 +619,69 @@ def script_attributes(module: torch.jit.ScriptModule) -> tuple[Any, tuple[str, .
     return program._c, tuple(name for name in program._concrete_type.get_attributes() if name not in known)
 
 
-def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What a tensor of a class of ours holds."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.as_subclass(torch.Tensor)
+# ---- autograd
+
+
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass."""
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that this thread is in may be run again."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` is under way."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def packs_saved() -> bool:
+    """Whether what autograd saves is given to somebody, as activation checkpointing does."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def sequence_number() -> int:
+    """The number that autograd will give to the next node of the forward pass."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # has no stub
+
+
+def sequence_of(node: Any) -> int | None:
+    """The forward sequence number of a backward node; None for gradient accumulation."""
+    return None if "AccumulateGrad" in node.name() else int(node._sequence_nr())
+
+
+def accumulates_into(node: Any) -> torch.Tensor | None:
+    """The tensor whose gradient a node of autograd's graph is; None if it is another one."""
+    return node.variable if "AccumulateGrad" in node.name() else None
+
+
+def next_nodes(node: Any) -> tuple[Any, ...]:
+    """The nodes of autograd's graph that one hands its results on to, in their order; None for what needs none."""
+    return tuple(after for after, _ in node.next_functions)
+
+
+def end_of_graph(tensor: torch.Tensor) -> torch.autograd.graph.GradientEdge:
+    """The gradient edge of a tensor that has been computed."""
+    node = tensor.grad_fn
+    if node is None or isinstance(node, torch._C._FunctionBase):  # one written in Python does not keep the graph
+        return torch.autograd.graph.get_gradient_edge(tensor)
+    return torch.autograd.graph.GradientEdge(node, tensor.output_nr)
+
+
+def gradients(ends: Any, received: Any, inputs: Any, keep: bool) -> tuple[torch.Tensor | None, ...]:
+    """As ``torch.autograd.grad`` from gradient edges, in half its time: nothing is checked."""
+    found: tuple[torch.Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
+        tuple(ends), tuple(received), keep, False, tuple(inputs), True, accumulate_grad=False
+    )
+    return found
+
+
+def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without what is done for the transforms of ``torch.func``, in two thirds of its time."""
+    found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # is in C++
+    return found
 
 
 @contextlib.contextmanager
@@ -544,6 +703,200 @@ def backward_engine(
     finally:
         ag._engine_run_backward = engine
         torch.autograd._engine_run_backward = engine  # type: ignore[attr-defined]  # not exported
+
+
+@contextlib.contextmanager
+def without_functions_of_autograd(check: Callable[[Sequence[Any]], None]) -> Iterator[None]:
+    """Call ``check(arguments)`` before each ``torch.autograd.Function`` that is applied."""
+    plain = vars(torch.autograd.Function)["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        check((*args, *kwargs.values()))
+        return plain.__func__(cls, *args, **kwargs)
+
+    changed: Any = torch.autograd.Function
+    changed.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        changed.apply = plain
+
+
+# ---- tensor classes, and the modes that their calls pass through
+
+make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass  # a tensor of a class, without memory
+
+no_torch_function: Any = (
+    torch._C._disabled_torch_function_impl
+)  # of a class whose ops arrive at __torch_dispatch__ only
+
+only_dispatch: Callable[[], contextlib.AbstractContextManager[Any]] = (
+    torch._C.DisableTorchFunctionSubclass
+)  # ops inside arrive at a class's __torch_dispatch__ only
+
+
+def without_dispatch() -> contextlib.AbstractContextManager[Any]:
+    """Ops inside reach a tensor's own sizes and strides, not its class's ``__torch_dispatch__``."""
+    return torch._C._DisableTorchDispatch()
+
+
+def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor of a class of ours holds."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory, also for those on the meta device."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def swap_contents(one: torch.Tensor, other: torch.Tensor) -> None:
+    """As ``torch.utils.swap_tensors``, also where there are weak references: those keep to the tensor objects."""
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    torch._C._swap_tensor_impl(one, other)
+
+
+SHARES_SHAPE: Any = torch._has_compatible_shallow_copy_type  # by which modules ask whether p.data = x will do
+
+
+def modes_around() -> list[str]:
+    """The names of the modes that functions and ops of torch pass through now, devices and ours excepted."""
+    if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
+        return []
+    known = ("actorflow", "actorflow_compiler")
+    functions: list[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    modes = (*functions, *_get_current_dispatch_mode_stack())
+    others = [type(mode) for mode in modes if not isinstance(mode, DeviceContext)]
+    return [mode.__qualname__ for mode in others if mode.__module__.partition(".")[0] not in known]
+
+
+class _Before(TorchDispatchMode):
+    def __init__(self, call: Callable[[Any, tuple[Any, ...]], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self._call = call
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call, then run the op."""
+        self._call(func, args)
+        return func(*args, **(kwargs or {}))
+
+
+def before_each_op(call: Callable[[Any, tuple[Any, ...]], None]) -> contextlib.AbstractContextManager[Any]:
+    """Call a function with each op that runs, or is traced, inside, and what it is called with, before that."""
+    return _Before(call)
+
+
+class _WithoutMeta(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self._begun = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the op where its tensors with memory lie."""
+        kwargs = kwargs or {}
+        self._begun |= forward_ad._current_level >= 0  # from there on tangents may be zeros, in a backward pass, too
+        if not self._begun:
+            return func(*args, **kwargs)
+        if (device := kwargs.get("device")) is not None and torch.device(device).type == "meta":
+            kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+        given = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if any(tensor.device.type == "meta" for tensor in given):
+            here = next((tensor.device for tensor in given if tensor.device.type != "meta"), torch.device("cpu"))
+            args = tuple(_placed(arg, here) for arg in args)
+        return func(*args, **kwargs)
+
+
+def _placed(value: Any, here: torch.device) -> Any:
+    """Zeros in the place of a tensor that has nothing but a shape."""
+    if not isinstance(value, torch.Tensor) or value.device.type != "meta":
+        return value
+    return torch.zeros(value.shape, dtype=value.dtype, device=here)
+
+
+def without_meta() -> contextlib.AbstractContextManager[Any]:
+    """In which forward-mode AD puts nothing on the meta device, where it finds shapes of sums with tangents of zeros.
+
+    Of a tensor that is traced without memory the sum would stay on that device.
+    """
+    return _WithoutMeta()
+
+
+class _AnsweringEqual(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    def __init__(self, answer: bool, asked: list[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._answer, self._asked = answer, asked
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answer ``aten.equal``, and remember what it was about."""
+        if func is not torch.ops.aten.equal.default:
+            return func(*args, **(kwargs or {}))
+        self._asked.append(args[0])
+        return self._answer
+
+
+def answering_equal(answer: bool, asked: list[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """In which this is the answer whenever torch compares two tensors; the first of each two goes to ``asked``."""
+    return _AnsweringEqual(answer, asked)
+
+
+def arrived(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself for one that torch's functional collectives still fetch, once it is there."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+# ---- modules, optimizers, gradient scalers, and their hooks
+
+MODULE_CALL = torch.nn.Module._call_impl.__code__  # of the frame in which a module's forward, and its hooks, are called
+
+HOOKS = (  # where modules, tensors and optimizers keep their hooks that a step runs
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
+)  # fmt: skip
+
+
+def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
+    """The hooks of a module, a tensor or an optimizer that a step runs, by the name of what keeps them."""
+    with torch._C.DisableTorchFunctionSubclass():
+        kept = {name: getattr(thing, name, None) for name in HOOKS}
+    return {name: tuple(hooks.values()) for name, hooks in kept.items() if hooks}
+
+
+def module_hooks() -> dict[str, dict[int, Any]]:
+    """The hooks of all modules, by handle, by what they are."""
+    return {
+        "the forward hooks of all modules": torch_module._global_forward_hooks,
+        "the forward pre-hooks of all modules": torch_module._global_forward_pre_hooks,
+        "the backward hooks of all modules": torch_module._global_backward_hooks,
+        "the backward pre-hooks of all modules": torch_module._global_backward_pre_hooks,
+    }
+
+
+def users_step_hooks() -> dict[int, Any]:
+    """What runs before or after the step of every optimizer, torch's and ours excepted, by handle."""
+    known = ("torch", "actorflow", "actorflow_compiler")
+    hooks = {**_global_optimizer_pre_hooks, **_global_optimizer_post_hooks}
+    packages = {key: str(getattr(hook, "__module__", "")).partition(".")[0] for key, hook in hooks.items()}
+    return {key: hook for key, hook in hooks.items() if packages[key] not in known}
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[int, Any]]:
+    """What runs before and after an optimizer's step, by handle."""
+    return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+
+
+def hooks_made() -> int:
+    """How many hooks were registered in this process so far."""
+    return RemovableHandle.next_id
 
 
 SCALER_STATE = ("_scale", "_growth_tracker")  # attributes of a GradScaler that hold tensors
@@ -596,84 +949,7 @@ def scaling_in_the_graph(
                 vars(optimizer)["_step_supports_amp_scaling"] = before
 
 
-make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass  # a tensor of a class, without memory
-no_torch_function: Any = (
-    torch._C._disabled_torch_function_impl
-)  # of a class whose ops arrive at __torch_dispatch__ only
-
-
-only_dispatch: Callable[[], contextlib.AbstractContextManager[Any]] = (
-    torch._C.DisableTorchFunctionSubclass
-)  # ops inside arrive at a class's __torch_dispatch__ only
-
-
-def packs_saved() -> bool:
-    """Whether what autograd saves is given to somebody, as activation checkpointing does."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def modes_around() -> list[str]:
-    """The names of the modes that functions and ops of torch pass through now, devices and ours excepted."""
-    if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
-        return []
-    known = ("actorflow", "actorflow_compiler")
-    functions: list[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    modes = (*functions, *_get_current_dispatch_mode_stack())
-    others = [type(mode) for mode in modes if not isinstance(mode, DeviceContext)]
-    return [mode.__qualname__ for mode in others if mode.__module__.partition(".")[0] not in known]
-
-
-def in_transform() -> bool:
-    """Whether a transform of ``torch.func`` is under way."""
-    return bool(torch._C._are_functorch_transforms_active())
-
-
-def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` without what is done for the transforms of ``torch.func``, in two thirds of its time."""
-    found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # is in C++
-    return found
-
-
-def accumulates_into(node: Any) -> torch.Tensor | None:
-    """The tensor whose gradient a node of autograd's graph is; None if it is another one."""
-    return node.variable if "AccumulateGrad" in node.name() else None
-
-
-def next_nodes(node: Any) -> tuple[Any, ...]:
-    """The nodes of autograd's graph that one hands its results on to, in their order; None for what needs none."""
-    return tuple(after for after, _ in node.next_functions)
-
-
-def end_of_graph(tensor: torch.Tensor) -> torch.autograd.graph.GradientEdge:
-    """The gradient edge of a tensor that has been computed."""
-    node = tensor.grad_fn
-    if node is None or isinstance(node, torch._C._FunctionBase):  # one written in Python does not keep the graph
-        return torch.autograd.graph.get_gradient_edge(tensor)
-    return torch.autograd.graph.GradientEdge(node, tensor.output_nr)
-
-
-def keeps_graph() -> bool:
-    """Whether the backward pass that this thread is in may be run again."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
-def gradients(ends: Any, received: Any, inputs: Any, keep: bool) -> tuple[torch.Tensor | None, ...]:
-    """As ``torch.autograd.grad`` from gradient edges, in half its time: nothing is checked."""
-    found: tuple[torch.Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
-        tuple(ends), tuple(received), keep, False, tuple(inputs), True, accumulate_grad=False
-    )
-    return found
-
-
-def without_dispatch() -> contextlib.AbstractContextManager[Any]:
-    """Ops inside reach a tensor's own sizes and strides, not its class's ``__torch_dispatch__``."""
-    return torch._C._DisableTorchDispatch()
-
-
-def fast_callable(overload: torch._ops.OpOverload) -> Callable[..., Any]:
-    """What calls the operator without the Python frame of ``OpOverload.__call__`` (0.3 µs of 2.5)."""
-    found = getattr(overload, "_op", overload)
-    return found if callable(found) else overload
+# ---- random generators, CUDA, compilation and process groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -690,164 +966,12 @@ class GeneratorLayout:
 MERSENNE = GeneratorLayout(size=5056, seed=0, left=8, next=16, key=24)
 
 
-SHARES_SHAPE: Any = torch._has_compatible_shallow_copy_type  # by which modules ask whether p.data = x will do
-MODULE_CALL = torch.nn.Module._call_impl.__code__  # of the frame in which a module's forward, and its hooks, are called
-
-
-def memory_of(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory, also for those on the meta device."""
-    return int(tensor.untyped_storage()._cdata)
-
-
-def swap_contents(one: torch.Tensor, other: torch.Tensor) -> None:
-    """As ``torch.utils.swap_tensors``, also where there are weak references: those keep to the tensor objects."""
-    one.__class__, other.__class__ = other.__class__, one.__class__
-    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
-    torch._C._swap_tensor_impl(one, other)
-
-
-def runs_python(op: torch._ops.OpOverload) -> bool:
-    """Whether what the op runs on tensors with memory was registered from Python in this process."""
-    if op._schema.name in OPDEFS:
-        return True
-    name = op._schema.name.replace("::", "/") + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
-    return any(entry.rpartition("/")[0] == name for entry in torch.library._impls)
-
-
-def python_source(op: torch._ops.OpOverload) -> str | None:
-    """The source of a ``torch.library.custom_op``, with that of the file it is in; None where it is not to be had.
-
-    Of a closure, the values are added; None if they are not plain.
-    """
-    definition = OPDEFS.get(op._schema.name)
-    if definition is None:
-        return None
-    function = inspect.unwrap(definition._init_fn)
-    values = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    if not all(value is None or isinstance(value, bool | int | float | str) for value in values):
-        return None
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        return None
-    with contextlib.suppress(OSError, TypeError, ValueError):
-        source += Path(inspect.getsourcefile(function) or "").read_text()
-    return f"{source}\n{values}"
-
-
-class _Before(TorchDispatchMode):
-    def __init__(self, call: Callable[[Any, tuple[Any, ...]], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
-        self._call = call
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call, then run the op."""
-        self._call(func, args)
-        return func(*args, **(kwargs or {}))
-
-
-def before_each_op(call: Callable[[Any, tuple[Any, ...]], None]) -> contextlib.AbstractContextManager[Any]:
-    """Call a function with each op that runs, or is traced, inside, and what it is called with, before that."""
-    return _Before(call)
-
-
-class _WithoutMeta(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
-        self._begun = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the op where its tensors with memory lie."""
-        kwargs = kwargs or {}
-        self._begun |= forward_ad._current_level >= 0  # from there on tangents may be zeros, in a backward pass, too
-        if not self._begun:
-            return func(*args, **kwargs)
-        if (device := kwargs.get("device")) is not None and torch.device(device).type == "meta":
-            kwargs = {name: value for name, value in kwargs.items() if name != "device"}
-        given = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        if any(tensor.device.type == "meta" for tensor in given):
-            here = next((tensor.device for tensor in given if tensor.device.type != "meta"), torch.device("cpu"))
-            args = tuple(_placed(arg, here) for arg in args)
-        return func(*args, **kwargs)
-
-
-def _placed(value: Any, here: torch.device) -> Any:
-    """Zeros in the place of a tensor that has nothing but a shape."""
-    if not isinstance(value, torch.Tensor) or value.device.type != "meta":
-        return value
-    return torch.zeros(value.shape, dtype=value.dtype, device=here)
-
-
-class _AnsweringEqual(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
-    def __init__(self, answer: bool, asked: list[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._answer, self._asked = answer, asked
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Answer ``aten.equal``, and remember what it was about."""
-        if func is not torch.ops.aten.equal.default:
-            return func(*args, **(kwargs or {}))
-        self._asked.append(args[0])
-        return self._answer
-
-
-def answering_equal(answer: bool, asked: list[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
-    """In which this is the answer whenever torch compares two tensors; the first of each two goes to ``asked``."""
-    return _AnsweringEqual(answer, asked)
-
-
-def without_meta() -> contextlib.AbstractContextManager[Any]:
-    """In which forward-mode AD puts nothing on the meta device, where it finds shapes of sums with tangents of zeros.
-
-    Of a tensor that is traced without memory the sum would stay on that device.
-    """
-    return _WithoutMeta()
-
-
-def arrived(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself for one that torch's functional collectives still fetch, once it is there."""
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
-
-
 def when_cuda_starts(call: Callable[[], object]) -> None:
     """Call when this process first uses CUDA, on the thread that does, as torch itself keeps seeds until then.
 
     At once where it has.  What ``call`` raises leaves there as torch's ``DeferredCudaCallError``, with its message.
     """
     torch.cuda._lazy_call(call)  # type: ignore[no-untyped-call]
-
-
-def nccl_options(timeout: timedelta) -> Any:
-    """What a process group of NCCL is made with: streams of another pool than computing has, and a timeout."""
-    group: Any = distributed_c10d
-    options = group.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options._timeout = timeout
-    return options
-
-
-def store_of_default_group() -> tuple[Any, int, int] | None:
-    """The store on which the ranks of torch.distributed's default group met, this one's number and their count."""
-    distributed: Any = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    store = distributed.distributed_c10d._get_default_store()
-    return store, distributed.get_rank(), distributed.get_world_size()
-
-
-def trace_kernel(
-    kernel: Callable[[list[Any]], Sequence[Any]], operands: Sequence[torch.Tensor]
-) -> torch.fx.GraphModule:
-    """The ATen ops of a kernel over tensors as a graph; operands have no memory, and their ``fake_mode`` is on."""
-    graph: torch.fx.GraphModule = make_fx(lambda *given: tuple(kernel(list(given))))(*operands)
-    return graph
 
 
 def compile_graph(
@@ -890,100 +1014,18 @@ def captured_graph(launch: Callable[[], R], pool: Any) -> tuple[Callable[[], Non
     return graph.replay, found
 
 
-HOOKS = (  # where modules, tensors and optimizers keep their hooks that a step runs
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
-)  # fmt: skip
+def nccl_options(timeout: timedelta) -> Any:
+    """What a process group of NCCL is made with: streams of another pool than computing has, and a timeout."""
+    group: Any = distributed_c10d
+    options = group.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout
+    return options
 
 
-def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
-    """The hooks of a module, a tensor or an optimizer that a step runs, by the name of what keeps them."""
-    with torch._C.DisableTorchFunctionSubclass():
-        kept = {name: getattr(thing, name, None) for name in HOOKS}
-    return {name: tuple(hooks.values()) for name, hooks in kept.items() if hooks}
-
-
-def module_hooks() -> dict[str, dict[int, Any]]:
-    """The hooks of all modules, by handle, by what they are."""
-    return {
-        "the forward hooks of all modules": torch_module._global_forward_hooks,
-        "the forward pre-hooks of all modules": torch_module._global_forward_pre_hooks,
-        "the backward hooks of all modules": torch_module._global_backward_hooks,
-        "the backward pre-hooks of all modules": torch_module._global_backward_pre_hooks,
-    }
-
-
-def users_step_hooks() -> dict[int, Any]:
-    """What runs before or after the step of every optimizer, torch's and ours excepted, by handle."""
-    known = ("torch", "actorflow", "actorflow_compiler")
-    hooks = {**_global_optimizer_pre_hooks, **_global_optimizer_post_hooks}
-    packages = {key: str(getattr(hook, "__module__", "")).partition(".")[0] for key, hook in hooks.items()}
-    return {key: hook for key, hook in hooks.items() if packages[key] not in known}
-
-
-def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[int, Any]]:
-    """What runs before and after an optimizer's step, by handle."""
-    return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-
-
-def hooks_made() -> int:
-    """How many hooks were registered in this process so far."""
-    return RemovableHandle.next_id
-
-
-def node_of(tensor: torch.Tensor) -> tuple[torch.fx.Node, torch.nn.Module] | None:
-    """What gives a tensor in the trace that is under way, and what holds the trace's constants."""
-    mode = get_proxy_mode()
-    if mode is None:
+def store_of_default_group() -> tuple[Any, int, int] | None:
+    """The store on which the ranks of torch.distributed's default group met, this one's number and their count."""
+    distributed: Any = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
         return None
-    slot: Any = get_proxy_slot(tensor, mode.tracer, None)
-    tracer: Any = mode.tracer
-    return None if slot is None else (slot.proxy.node, tracer.root)
-
-
-def constant_in_trace(name: str) -> torch.Tensor | None:
-    """The values of a constant of the trace that is under way; None where they are not known."""
-    mode = get_proxy_mode()
-    held = None if mode is None else getattr(getattr(mode.tracer, "root", None), name, None)
-    return constant_of(held) if isinstance(held, torch.Tensor) else None
-
-
-@contextlib.contextmanager
-def without_functions_of_autograd(check: Callable[[Sequence[Any]], None]) -> Iterator[None]:
-    """Call ``check(arguments)`` before each ``torch.autograd.Function`` that is applied."""
-    plain = vars(torch.autograd.Function)["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        check((*args, *kwargs.values()))
-        return plain.__func__(cls, *args, **kwargs)
-
-    changed: Any = torch.autograd.Function
-    changed.apply = classmethod(apply)
-    try:
-        yield
-    finally:
-        changed.apply = plain
-
-
-def is_read(tensor: torch.Tensor) -> bool:
-    """Whether something that is being traced has used a tensor so far; True outside of a trace."""
-    mode = get_proxy_mode()
-    slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-    return slot is None or any("actorflow.checked" not in str(user.target) for user in slot.proxy.node.users)
-
-
-@contextlib.contextmanager
-def replaced_nesting(made: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Have the functions of ``torch.nested`` call ``made`` in place of torch's functions of these names."""
-    jagged: Any = importlib.import_module("torch.nested._internal.nested_tensor")
-    tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
-    library: Any = torch._C
-    owners = (library._nested, torch, jagged, tracing)
-    before = [(owner, name, vars(owner)[name]) for name in made for owner in owners if name in vars(owner)]
-    try:
-        for owner, name, _ in before:
-            setattr(owner, name, made[name])
-        yield
-    finally:
-        for owner, name, plain in before:
-            setattr(owner, name, plain)
+    store = distributed.distributed_c10d._get_default_store()
+    return store, distributed.get_rank(), distributed.get_world_size()

@@ -1,4 +1,4 @@
-"""Numbers go in; text for people comes out: bytes, seconds, floating-point operations, ranges of ranks."""
+"""Format bytes, seconds, floating-point operations, ranges of ranks and tables as text for people."""
 
 from __future__ import annotations
 

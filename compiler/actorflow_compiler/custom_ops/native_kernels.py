@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.core.torch_internals import fast_callable
+from actorflow_compiler.core.torch_internals import OpOverload, fast_callable
 
 __all__ = ["native_kernel"]
 
@@ -22,7 +22,7 @@ Args = tuple[Any, ...]
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # formats with channels innermost, by rank
 
 
-def native_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
+def native_kernel(op: OpOverload) -> Callable[..., Any]:
     """What calls the op with the least ado, whatever the strides of its operands; those that fit are not copied."""
     call = fast_callable(op)
     lay = _LAYOUTS.get(str(op))

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.core.expressions import Source
+from actorflow_compiler.core.expressions import NumberSource, SourceKind
+from actorflow_compiler.core.torch_internals import schema_of
 
 aten = torch.ops.aten
 
@@ -163,16 +164,16 @@ READ = frozenset(("lr", "weight_decay", "momentum", "betas"))  # settings of gro
 OPS: dict[str, Callable[..., Any]] = {"adam_": adam_, "sgd_": sgd_, "adagrad_": adagrad_}
 
 
-def source_of(group: str, key: str) -> Source:
+def source_of(group: str, key: str) -> NumberSource:
     """Where an argument that is read at each call comes from, of a group that is named ``optimizer.0``."""
     title, _, at = group.rpartition(".")
     index = {"beta1": 0, "beta2": 1}.get(key, -1)
-    return Source("setting", title, at, key if index < 0 else "betas", index)
+    return NumberSource(SourceKind.SETTING, title, at, key if index < 0 else "betas", index)
 
 
 def arguments(op: str) -> tuple[str, ...]:
     """The argument names of a functional optimizer op, in order."""
-    schema = getattr(torch.ops.actorflow, op.removeprefix("actorflow.")).default._schema
+    schema = schema_of(getattr(torch.ops.actorflow, op.removeprefix("actorflow.")).default)
     return tuple(a.name for a in schema.arguments)
 
 
@@ -182,11 +183,11 @@ def expand_fused(target: Any, args: Sequence[Any], kwargs: dict[str, Any], group
     ``groups[i]`` names the optimizer and parameter group of parameter i.  Returns whether ``target``
     is a fused optimizer at all.
     """
-    name = target._schema.name.removeprefix("aten::")
+    name = schema_of(target).name.removeprefix("aten::")
     if name not in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
         return False
-    given = dict(zip((a.name for a in target._schema.arguments), args, strict=False)) | kwargs
-    value = {a.name: given.get(a.name, a.default_value) for a in target._schema.arguments}
+    given = dict(zip((a.name for a in schema_of(target).arguments), args, strict=False)) | kwargs
+    value = {a.name: given.get(a.name, a.default_value) for a in schema_of(target).arguments}
     params, grads, found = value["self"], value["grads"], value.get("found_inf")
     if value.get("grad_scale") is not None:
         grads = [g / value["grad_scale"] for g in grads]

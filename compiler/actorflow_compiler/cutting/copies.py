@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from actorflow_compiler.core.ops import Ref, substitute
-from actorflow_compiler.core.views import VIEWS
+from actorflow_compiler.core.views import CHEAP_OPS
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.plan.plan import Step
 
@@ -127,7 +127,7 @@ def _is_view(item: ProgramItem) -> bool:
     return (
         item.kind is ItemKind.COMPUTE
         and len(item.writes) == 1
-        and all(len(s) == 1 and s[0].op in VIEWS for s in item.steps.values())
+        and all(len(s) == 1 and s[0].op in CHEAP_OPS for s in item.steps.values())
     )
 
 

@@ -18,11 +18,11 @@ from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Node, call_of
 from actorflow_compiler.hints.constrain import CONSTRAIN
 from actorflow_compiler.infer import FREE_KINDS
-from actorflow_compiler.infer.lay_out import StepLayouts
+from actorflow_compiler.infer.layout_assignment import StepLayouts
 from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Comm, Exchange, Send, Step
 from actorflow_compiler.plan.region import coordinates, device_shape
-from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
-from actorflow_compiler.signatures.agree import refuse_unfit
+from actorflow_compiler.signatures import OpCall, Signature, local_op, signatures
+from actorflow_compiler.signatures.local_mismatch import check_local_call
 
 JOINS = frozenset({"actorflow.accumulate", "actorflow.pack", "actorflow.last"})
 PhaseStage = tuple[str, int]  # phase and virtual pipeline stage
@@ -273,7 +273,7 @@ class _Lowering:
         if key not in self._local:
             whole, outs = call, tuple(m for m in call.outs if m is not None)
             for signature, index, parts in zip(chosen, at, hierarchy, strict=True):
-                op, args, kwargs, outs = localise(call, signature, parts, index)
+                op, args, kwargs, outs = local_op(call, signature, parts, index)
                 ins = tuple(
                     Meta(local_shape(m.shape, s, parts, index), m.dtype)
                     for m, s in zip(call.ins, signature.ins, strict=True)
@@ -282,7 +282,7 @@ class _Lowering:
                 call = OpCall(
                     op, args, tuple(kwargs), ins, tuple(next(rest) if m is not None else None for m in call.outs)
                 )
-            refuse_unfit(whole, call, line)
+            check_local_call(whole, call, line)
             self._local[key] = (call, outs)
         return self._local[key]
 

@@ -12,7 +12,7 @@ from actorflow_compiler.core.sbp import NdSbp
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.cutting.segment import PHASE_ORDER, Segment, SegmentedProgram
 from actorflow_compiler.cutting.stores import SegmentGraph
-from actorflow_compiler.infer.lay_out import StepLayouts
+from actorflow_compiler.infer.layout_assignment import StepLayouts
 from actorflow_compiler.plan.plan import Send
 from actorflow_compiler.plan.region import device_shape
 

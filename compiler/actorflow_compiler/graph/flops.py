@@ -1,4 +1,4 @@
-"""How many floating-point operations an op does; matmuls, convolutions and attention count, the rest is free."""
+"""Floating-point operations of an op; matmuls, convolutions and attention count, the rest is free."""
 
 from __future__ import annotations
 

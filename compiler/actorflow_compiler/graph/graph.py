@@ -1,16 +1,32 @@
-"""The logical graph: ops over whole tensors, in an order that could run; frozen data and what makes it legal."""
+"""The logical graph: ops over whole tensors, in an order that could run; its verifier and clean-ups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.core.ops import Arg, Meta, Ref, refs, show, substitute
+from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, refs, show, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.signatures import OpCall
 
-PHASES = ("forward", "backward", "optimizer")
+PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)  # of a node
+
+
+class InputKind(StrEnum):
+    """What gives a graph's input its value."""
+
+    VARIABLE = "variable"  # state that stays on the devices between calls
+    BATCH = "batch"  # an argument that is cut into micro-batches
+    ARGUMENT = "argument"
+    SCALAR = "scalar"  # a number of the script, anew in each call
+    CONSTANT = "constant"
+    PIECE = "piece"  # the number of the micro-batch
+    LOST = "lost"  # a gradient of an earlier call that was not kept
+
+
+CALL_INPUTS = (InputKind.BATCH, InputKind.ARGUMENT)  # given by whoever calls the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +37,7 @@ class Node:
     args: tuple[Arg, ...]
     kwargs: tuple[tuple[str, Arg], ...]
     outs: tuple[int, ...]  # value numbers; -1 where nobody uses the output
-    phase: str = "forward"
+    phase: Phase = Phase.FORWARD
     placement: Placement | None = None  # None: not yet decided
     where: str = ""  # the user's module or line, for people
     pieces: bool = False  # fires once for each micro-batch, not once in an iteration
@@ -43,7 +59,7 @@ class Input:
 
     value: int
     name: str
-    kind: str  # "variable" | "batch" | "argument" | "scalar" | "constant" | "piece"
+    kind: InputKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +108,7 @@ def verify(graph: Graph) -> Graph:
             if value not in known:
                 raise PlanError(f"graph: {node.op} reads %{value} before it is made")
         if node.phase not in PHASES:
-            raise PlanError(f"graph: {node.op} has phase {node.phase!r}; one of {PHASES} was expected")
+            raise PlanError(f"graph: {node.op} has phase {node.phase!r}; one of {tuple(map(str, PHASES))} was expected")
         for out in node.outs:
             if out >= 0:
                 make(out, node.op)
@@ -125,7 +141,7 @@ def prune(graph: Graph) -> Graph:
             kept.append(node)
             needed.update(node.reads())
     nodes = tuple(replace(n, outs=tuple(o if o in needed else -1 for o in n.outs)) for n in reversed(kept))
-    inputs = tuple(i for i in graph.inputs if i.kind in ("variable", "batch", "argument") or i.value in needed)
+    inputs = tuple(i for i in graph.inputs if i.kind in (InputKind.VARIABLE, *CALL_INPUTS) or i.value in needed)
     alive = {i.value for i in inputs} | {o for n in nodes for o in n.outs if o >= 0}
     return Graph(inputs, nodes, {v: graph.metas[v] for v in alive}, graph.results, graph.updates)
 
@@ -145,7 +161,7 @@ def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: Fals
     for n in graph.nodes:
         args = substitute(n.args, new)
         kwargs = tuple((k, substitute(v, new)) for k, v in n.kwargs)
-        key = (n.op, _typed(args), _typed(kwargs), n.placement, n.stage, n.phase == "optimizer", n.pieces, n.again)
+        key = (n.op, _typed(args), _typed(kwargs), n.placement, n.stage, n.phase == Phase.OPTIMIZER, n.pieces, n.again)
         if key in seen and not is_random(n):
             first = nodes[seen[key]]
             same.update({v: kept for v, kept in zip(n.outs, first.outs, strict=True) if kept >= 0})

@@ -1,4 +1,4 @@
-"""A wish for how one tensor inside a job lies goes in; an op that carries it through the passes comes out.
+"""``flow.constrain``: an op that carries a user's layout for one tensor through the passes of the compiler.
 
 ``actorflow.constrain(x, layout, origin)`` is the identity.  Inference gives it only those signatures whose
 output lies as ``layout`` says; lowering makes it another name of its input, so it costs what its boxing costs.

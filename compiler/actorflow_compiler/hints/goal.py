@@ -1,4 +1,4 @@
-"""What users ask of the layouts as a whole goes in (parallel=, memory_budget=); a Goal for inference comes out."""
+"""The goal of layout inference as users state it: ``parallel=`` (a mode for each mesh axis) and ``memory_budget=``."""
 
 from __future__ import annotations
 
@@ -6,38 +6,41 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.sbp import B, Sbp
 
-MODES = ("data", "tensor", "auto")
+
+class ParallelMode(StrEnum):
+    """How the devices along a mesh axis share the work."""
+
+    DATA = "data"  # split the batch, and keep variables whole
+    TENSOR = "tensor"  # keep the batch whole, and split weights
+    AUTO = "auto"  # take what costs least
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What inference is to find.
+    """What inference is to find.  Hints hold in all modes."""
 
-    "data" splits the batch and keeps variables whole; "tensor" keeps the batch whole and splits weights;
-    "auto" takes what costs least.  Hints hold in all of them.
-    """
-
-    modes: tuple[str, ...] = ("data",)  # for each mesh axis; the last holds for the rest
+    modes: tuple[ParallelMode, ...] = (ParallelMode.DATA,)  # for each mesh axis; the last holds for the rest
     budget: float | None = None  # bytes that one device may hold
     taken: float = 0.0  # bytes of it that variables of other jobs need
     mesh: tuple[int, ...] = ()  # of all devices, where no placement is given; (): one axis
     mirrored: bool = False  # devices compute with values of their own (mirrored.py): nothing may be split
 
-    def mode(self, axis: int) -> str:
+    def mode(self, axis: int) -> ParallelMode:
         """The mode of a mesh axis."""
         return self.modes[min(axis, len(self.modes) - 1)]
 
     def with_hints(self, axes: Collection[int]) -> Goal:
         """The goal where users split parameters along these mesh axes: beyond the first, weights are used as stored."""
         inner = [axis for axis in axes if axis > 0]
-        if self.modes != ("data",) or not inner:
+        if self.modes != (ParallelMode.DATA,) or not inner:
             return self
-        modes = tuple("tensor" if axis in inner else "data" for axis in range(max(inner) + 1))
-        return replace(self, modes=(*modes, "data"))
+        modes = tuple(ParallelMode.TENSOR if axis in inner else ParallelMode.DATA for axis in range(max(inner) + 1))
+        return replace(self, modes=(*modes, ParallelMode.DATA))
 
     def mesh_of(self, devices: int, world: int) -> tuple[int, ...]:
         """The mesh of the devices that compute.  Raises LayoutError where a run of ``world`` has another number."""
@@ -53,7 +56,7 @@ class Goal:
 
     def batch(self, cut: Sbp) -> tuple[Sbp, ...]:
         """How a batch is best taken, axis by axis; axes beyond those named take it as they like."""
-        return tuple(B if mode == "tensor" else cut for mode in self.modes)
+        return tuple(B if mode == ParallelMode.TENSOR else cut for mode in self.modes)
 
 
 DATA = Goal()
@@ -70,17 +73,18 @@ def goal_of(parallel: object, memory_budget: object) -> Goal:
     """
     budget = None if memory_budget is None else _bytes(memory_budget)
     if parallel is None:
-        return DATA if budget is None else Goal(("auto",), budget)
-    if isinstance(parallel, str) and parallel in MODES:
-        return Goal((parallel,), budget)
+        return DATA if budget is None else Goal((ParallelMode.AUTO,), budget)
+    known = tuple(mode.value for mode in ParallelMode)
+    if isinstance(parallel, str) and parallel in known:
+        return Goal((ParallelMode(parallel),), budget)
     if (
         isinstance(parallel, Mapping)
         and parallel
-        and all(mode in MODES and isinstance(n, int) and n > 0 for mode, n in parallel.items())
+        and all(mode in known and isinstance(n, int) and n > 0 for mode, n in parallel.items())
     ):
-        return Goal(tuple(parallel), budget, mesh=tuple(parallel.values()))
+        return Goal(tuple(map(ParallelMode, parallel)), budget, mesh=tuple(parallel.values()))
     raise LayoutError(
-        f"parallel={parallel!r} was found; one of {', '.join(map(repr, MODES))} was expected, or a dictionary with "
+        f"parallel={parallel!r} was found; one of {', '.join(map(repr, known))} was expected, or a dictionary with "
         f'the number of devices along each mesh axis, such as {{"data": 2, "tensor": 2}}'
     )
 

@@ -1,4 +1,4 @@
-"""What users say about layout goes in, by name; what it means for the variables and modules of one job comes out."""
+"""Hints of users on layouts, placements, stages and ZeRO (``flow.distribute``, ``place``, ``zero``), by name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import P, Sbp, Split
 from actorflow_compiler.hints.constrain import Wish, fit_wish, show_wish, wish_of
 
-Layouts = Mapping[str, Sbp | Wish]  # regular expression → layout
+LayoutPatterns = Mapping[str, Sbp | Wish]  # regular expression → layout
 NEAREST = 4  # names that an error offers
 Key = TypeVar("Key", str, int)
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class LayoutHint:
     """How a tensor is wanted to lie, and who says so."""
 
     wish: Wish
@@ -32,7 +32,7 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class Zero:
+class ZeroHint:
     """``flow.zero`` for one parameter; what its stages mean for layouts is in ``infer/variables.py``."""
 
     stage: int  # 1 | 2 | 3
@@ -41,7 +41,7 @@ class Zero:
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class StagesHint:
     """``flow.place(model, stages=…)``: how many pipeline stages, and where they are if the user says it."""
 
     count: int
@@ -50,7 +50,7 @@ class Stages:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class PlacementPattern:
     """A pattern of ``flow.place`` and the modules that it places."""
 
     origin: str
@@ -58,18 +58,22 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
+class ResolvedHints:
     """Hints resolved against the modules of one job."""
 
-    layouts: Mapping[str, Hint] = field(default_factory=dict)  # by name of the parameter or buffer
+    layouts: Mapping[str, LayoutHint] = field(default_factory=dict)  # by name of the parameter or buffer
     places: Mapping[int, Placement] = field(default_factory=dict)  # by id(module)
     # by id of a module without a placement of its own: those of the nearest modules around it, by their id
     around: Mapping[int, Mapping[int, Placement]] = field(default_factory=dict)
-    patterns: tuple[Pattern, ...] = ()  # what places modules
-    stages: Stages | None = None  # the step is cut into these
-    outputs: Mapping[int, Hint] = field(default_factory=dict)  # by id(module): of the first tensor that it returns
-    optimizer: Mapping[str, Hint] = field(default_factory=dict)  # of the state that optimizers keep of a parameter
-    zero: Mapping[str, Zero] = field(default_factory=dict)  # by name of the parameter
+    patterns: tuple[PlacementPattern, ...] = ()  # what places modules
+    stages: StagesHint | None = None  # the step is cut into these
+    outputs: Mapping[int, LayoutHint] = field(
+        default_factory=dict
+    )  # by id(module): of the first tensor that it returns
+    optimizer: Mapping[str, LayoutHint] = field(
+        default_factory=dict
+    )  # of the state that optimizers keep of a parameter
+    zero: Mapping[str, ZeroHint] = field(default_factory=dict)  # by name of the parameter
 
     @property
     def placements(self) -> frozenset[Placement]:
@@ -94,26 +98,26 @@ class Hints:
 
 
 @dataclass(slots=True)
-class _Given:
+class _ModelHints:
     """What was said about one module and all below it: pattern → hint."""
 
-    layouts: dict[str, Hint] = field(default_factory=dict)
-    optimizer: dict[str, Hint] = field(default_factory=dict)
-    outputs: dict[str, Hint] = field(default_factory=dict)
+    layouts: dict[str, LayoutHint] = field(default_factory=dict)
+    optimizer: dict[str, LayoutHint] = field(default_factory=dict)
+    outputs: dict[str, LayoutHint] = field(default_factory=dict)
     places: dict[str, Placement] = field(default_factory=dict)
-    zero: Zero | None = None
-    stages: Stages | None = None
+    zero: ZeroHint | None = None
+    stages: StagesHint | None = None
 
 
-_given: weakref.WeakKeyDictionary[nn.Module, _Given] = weakref.WeakKeyDictionary()
+_model_hints: weakref.WeakKeyDictionary[nn.Module, _ModelHints] = weakref.WeakKeyDictionary()
 
 
 def distribute(
     model: nn.Module,
-    layouts: Layouts | None = None,
+    layouts: LayoutPatterns | None = None,
     *,
-    outputs: Layouts | None = None,
-    optimizer: Layouts | None = None,
+    outputs: LayoutPatterns | None = None,
+    optimizer: LayoutPatterns | None = None,
     placement: Placement | None = None,
 ) -> None:
     """Say how tensors of a model lie: ``{regular expression of a whole qualified name: SBP}``.
@@ -145,23 +149,23 @@ def distribute(
     _check_home(model, placement, layouts, outputs, optimizer)
     named, modules = list(_variables(model)), [n for n, _ in model.named_modules(remove_duplicate=False)]
     parameters = [(n, p) for n, p in named if isinstance(p, nn.Parameter)]
-    before = _given.get(model, _Given())
+    before = _model_hints.get(model, _ModelHints())
     new = replace(before, layouts=dict(before.layouts), optimizer=dict(before.optimizer), outputs=dict(before.outputs))
     kept, what = (
         (named, "parameter or buffer") if placement is None else (parameters, "parameter (buffers stay with the ops)")
     )
     for pattern, sbp in (layouts or {}).items():
-        new.layouts[pattern] = _of_variables(model, pattern, sbp, kept, "", what, placement)
+        new.layouts[pattern] = _hint_for_variables(model, pattern, sbp, kept, "", what, placement)
     for pattern, sbp in (optimizer or {}).items():
-        new.optimizer[pattern] = _of_variables(model, pattern, sbp, parameters, "optimizer=", "parameter")
+        new.optimizer[pattern] = _hint_for_variables(model, pattern, sbp, parameters, "optimizer=", "parameter")
     for pattern, sbp in (outputs or {}).items():
-        _matching(pattern, modules, "module", type(model).__name__)
-        new.outputs[pattern] = _hint(model, pattern, sbp, "outputs=")
-    _given[model] = new
+        _check_matches(pattern, modules, "module", type(model).__name__)
+        new.outputs[pattern] = _make_hint(model, pattern, sbp, "outputs=")
+    _model_hints[model] = new
     try:
         resolve({type(model).__name__: model})
     except LayoutError:
-        _given[model] = before
+        _model_hints[model] = before
         raise
 
 
@@ -190,7 +194,7 @@ def place(
     """
     _check_model(model, "flow.place")
     name = type(model).__name__
-    given = _given.get(model) or _Given()
+    given = _model_hints.get(model) or _ModelHints()
     if isinstance(placements, Mapping):
         if stages is not None or given.stages is not None:
             both = f"stages={stages}" if stages is not None else given.stages.origin if given.stages else ""
@@ -200,29 +204,29 @@ def place(
             )
         names = [n for n, _ in model.named_modules(remove_duplicate=False)]
         for pattern, placement in placements.items():
-            _matching(pattern, names, "module", name)
+            _check_matches(pattern, names, "module", name)
             if not isinstance(placement, Placement):
                 raise LayoutError(
                     f"flow.place({name}, {{{pattern!r}: {placement!r}}}): {placement!r} was found; "
                     f"flow.placement(type, ranks) was expected"
                 )
-        _given[model] = replace(given, places={**given.places, **placements})
+        _model_hints[model] = replace(given, places={**given.places, **placements})
         return
     if placements is not None and (isinstance(placements, str) or not isinstance(placements, Sequence)):
         raise LayoutError(
             f"flow.place({name}, {_shown(placements)}) was found; {{pattern: placement}} for modules was expected "
             f'({{"": placement}} is the whole model), or a list of placements, one for each stage'
         )
-    asked = _stages(name, tuple(placements or ()), stages)
+    asked = _make_stages(name, tuple(placements or ()), stages)
     if given.places:
         raise LayoutError(
             f"{asked.origin}: {name} has the patterns {', '.join(map(repr, given.places))} already; one of "
             f"both was expected: placements of modules make the stages, or the step is cut by itself"
         )
-    _given[model] = replace(given, stages=asked)
+    _model_hints[model] = replace(given, stages=asked)
 
 
-def _stages(model: str, placements: tuple[Placement, ...], count: int | None) -> Stages:
+def _make_stages(model: str, placements: tuple[Placement, ...], count: int | None) -> StagesHint:
     """What ``flow.place`` says of stages."""
     along = f"stages={count!r}" if not placements else f"[{', '.join(map(str, placements))}]"
     origin = f"flow.place({model}, {along})"
@@ -241,7 +245,7 @@ def _stages(model: str, placements: tuple[Placement, ...], count: int | None) ->
             f"{origin}: stages={count} and {len(placements)} placement{'s' * (len(placements) != 1)} were found; "
             f"one placement for each stage was expected: leave stages= out, or name as many placements"
         )
-    return Stages(count, placements, origin)
+    return StagesHint(count, placements, origin)
 
 
 def zero(model: nn.Module, stage: int, *, axis: int = 0) -> None:
@@ -263,10 +267,10 @@ def zero(model: nn.Module, stage: int, *, axis: int = 0) -> None:
         raise LayoutError(f"flow.zero: axis={axis!r} was found; the number of a mesh axis, from 0, was expected")
     along = f", axis={axis}" if axis else ""
     origin = f"flow.zero({type(model).__name__}, stage={stage}{along})"
-    _given.setdefault(model, _Given()).zero = Zero(stage, axis, origin)
+    _model_hints.setdefault(model, _ModelHints()).zero = ZeroHint(stage, axis, origin)
 
 
-def resolve(modules: Mapping[str, nn.Module], names: Mapping[int, str] | None = None) -> Hints:
+def resolve(modules: Mapping[str, nn.Module], names: Mapping[int, str] | None = None) -> ResolvedHints:
     """The hints that apply to a job's modules (name → root module).
 
     ``names`` gives variables, by their id, the names that they go by; else a tensor with several names
@@ -275,11 +279,11 @@ def resolve(modules: Mapping[str, nn.Module], names: Mapping[int, str] | None = 
     found = _Resolver(modules, names or {})
     for root_name, root in modules.items():
         for prefix, module in root.named_modules():
-            given = _given.get(module)
+            given = _model_hints.get(module)
             if given is not None:
                 found.take(f"{root_name}.{prefix}" if prefix else root_name, module, given)
     found.look_around(modules)
-    return Hints(
+    return ResolvedHints(
         found.layouts, found.places, found.around, tuple(found.patterns), found.only_stages(), found.outputs,
         found.optimizer, found.zero_of_others(),
     )  # fmt: skip
@@ -291,16 +295,16 @@ class _Resolver:
         for root_name, root in modules.items():
             for name, tensor in _variables(root):
                 self.names.setdefault(id(tensor), f"{root_name}.{name}")
-        self.layouts: dict[str, Hint] = {}
-        self.optimizer: dict[str, Hint] = {}
-        self.outputs: dict[int, Hint] = {}
+        self.layouts: dict[str, LayoutHint] = {}
+        self.optimizer: dict[str, LayoutHint] = {}
+        self.outputs: dict[int, LayoutHint] = {}
         self.places: dict[int, Placement] = {}
         self.around: dict[int, dict[int, Placement]] = {}
-        self.patterns: list[Pattern] = []
-        self.stages: list[Stages] = []
-        self.zero: dict[str, Zero] = {}
+        self.patterns: list[PlacementPattern] = []
+        self.stages: list[StagesHint] = []
+        self.zero: dict[str, ZeroHint] = {}
 
-    def take(self, full: str, module: nn.Module, given: _Given) -> None:
+    def take(self, full: str, module: nn.Module, given: _ModelHints) -> None:
         """Add what was said about one module."""
         variables = list(_variables(module))
         below = list(module.named_modules(remove_duplicate=False))
@@ -324,14 +328,14 @@ class _Resolver:
             matching = [c for n, c in below if re.fullmatch(pattern, n)]
             origin = f"flow.place({type(module).__name__}, {{{pattern!r}: {placement}}})"
             ids = frozenset(id(m) for child in matching for m in child.modules())
-            self.patterns.append(Pattern(origin, ids))
+            self.patterns.append(PlacementPattern(origin, ids))
         if given.stages is not None:
             self.stages.append(given.stages)
         if given.zero is not None:
             parameters = {self.names[id(t)] for _, t in variables if isinstance(t, nn.Parameter)}
             self.zero.update(dict.fromkeys(sorted(parameters), given.zero))
 
-    def zero_of_others(self) -> dict[str, Zero]:
+    def zero_of_others(self) -> dict[str, ZeroHint]:
         """ZeRO of the parameters that have no home: a home says itself how they are split."""
         homes = {name for name, hint in self.layouts.items() if hint.home is not None}
         return {name: zero for name, zero in self.zero.items() if name not in homes}
@@ -349,7 +353,7 @@ class _Resolver:
                         self.around.setdefault(id(module), {})[outer] = self.places[outer]
                         break
 
-    def only_stages(self) -> Stages | None:
+    def only_stages(self) -> StagesHint | None:
         """The stages that a step is cut into; raises LayoutError where hints contradict each other."""
         if not self.stages:
             return None
@@ -368,7 +372,7 @@ class _Resolver:
         return first
 
 
-def _merge(into: dict[Key, Hint], key: Key, hint: Hint, shape: Sequence[int] | None, what: str) -> None:
+def _merge(into: dict[Key, LayoutHint], key: Key, hint: LayoutHint, shape: Sequence[int] | None, what: str) -> None:
     """Add a hint to those for the same thing; raises LayoutError where they want different things on one axis."""
     wish = hint.wish if shape is None else fit_wish(hint.wish, shape, f"{hint.origin}: {what}")
     old = into.setdefault(key, replace(hint, wish=wish))
@@ -399,11 +403,13 @@ def _variables(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _hint(model: nn.Module, pattern: str, sbp: object, where: str, home: Placement | None = None) -> Hint:
+def _make_hint(model: nn.Module, pattern: str, sbp: object, where: str, home: Placement | None = None) -> LayoutHint:
     at = "" if home is None else f", placement={home}"
     bare = f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}}}{at})"
     wish = wish_of(sbp, bare)
-    return Hint(wish, f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}: {show_wish(wish)}}}{at})", home)
+    return LayoutHint(
+        wish, f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}: {show_wish(wish)}}}{at})", home
+    )
 
 
 def _check_model(model: object, function: str) -> None:
@@ -419,7 +425,7 @@ def _shown(found: object) -> str:
     return str(found) if isinstance(found, Placement) else repr(found)
 
 
-def _check_home(model: nn.Module, home: object, layouts: Layouts | None, *others: Layouts | None) -> None:
+def _check_home(model: nn.Module, home: object, layouts: LayoutPatterns | None, *others: LayoutPatterns | None) -> None:
     """Raise LayoutError for a ``placement=`` that is none, or that says nothing of parameters."""
     if home is None:
         return
@@ -435,7 +441,7 @@ def _check_home(model: nn.Module, home: object, layouts: Layouts | None, *others
         )
 
 
-def _of_variables(
+def _hint_for_variables(
     model: nn.Module,
     pattern: str,
     sbp: object,
@@ -443,10 +449,10 @@ def _of_variables(
     where: str,
     what: str,
     home: Placement | None = None,
-) -> Hint:
+) -> LayoutHint:
     """A checked hint for the variables that a pattern matches."""
-    _matching(pattern, [n for n, _ in named], what, type(model).__name__)
-    hint = _hint(model, pattern, sbp, where, home)
+    _check_matches(pattern, [n for n, _ in named], what, type(model).__name__)
+    hint = _make_hint(model, pattern, sbp, where, home)
     if P in hint.wish:
         raise LayoutError(
             f"{hint.origin}: a partial sum was found for a {what}; split or broadcast was expected, "
@@ -458,7 +464,7 @@ def _of_variables(
     return hint
 
 
-def _matching(pattern: str, names: Sequence[str], what: str, model: str) -> None:
+def _check_matches(pattern: str, names: Sequence[str], what: str, model: str) -> None:
     """Raise LayoutError, with the nearest names, unless the pattern matches one."""
     try:
         if any(re.fullmatch(pattern, n) for n in names):

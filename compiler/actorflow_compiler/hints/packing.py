@@ -1,8 +1,8 @@
-"""Tensors of which a user says that they flow in pieces, or are whole again, go in; marks in the graph come out.
+"""``flow.unpack`` and ``flow.pack``: markers in the graph of where tensors flow in pieces, and where they are whole.
 
 ``actorflow.in_pieces(x, n, origin, number)`` and ``actorflow.whole(…)`` are the identity, and each is the
-gradient of the other, under the same ``number``.  They are gone when the step has been cut in time
-(``rewriting/pieces.py``).
+gradient of the other, under the same ``number``.  ``rewriting/micro_batches.py`` removes them when it cuts the
+step in time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.errors import CallError
-from actorflow_compiler.core.ops import Ref, substitute
-from actorflow_compiler.graph.graph import Graph, Node
+from actorflow_compiler.core.ops import Phase, Ref, substitute
+from actorflow_compiler.graph.graph import Graph, InputKind, Node
 from actorflow_compiler.hints.tags import tracing
 
 IN_PIECES, WHOLE = "actorflow.in_pieces", "actorflow.whole"
-MARKS = (IN_PIECES, WHOLE)
+MARKERS = (IN_PIECES, WHOLE)
 _numbers = itertools.count()
 
 # ---- for users
@@ -39,7 +39,7 @@ def unpack(x: Tensor, n: int) -> Tensor:
     Raises CallError if ``n`` does not divide dim 0.  In a job that has run with another batch, a shorter
     last one for example, the largest number up to ``n`` that does is taken instead.
     """
-    return _marked(x, n, "unpack")
+    return _insert_marker(x, n, "unpack")
 
 
 def pack(x: Tensor, n: int) -> Tensor:
@@ -48,14 +48,14 @@ def pack(x: Tensor, n: int) -> Tensor:
     The inverse of ``unpack``, with the same rules and errors.  What reads the result together with
     something in pieces packs that as well.
     """
-    return _marked(x, n, "pack")
+    return _insert_marker(x, n, "pack")
 
 
 # ---- for other passes
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PieceMarker:
     """What an op of ``MARKS`` says."""
 
     value: int  # the value that is marked
@@ -64,13 +64,13 @@ class Mark:
     number: int  # of the call; that of its gradient, too
 
 
-def mark_of(n: Node) -> Mark:
+def marker_of(n: Node) -> PieceMarker:
     """The arguments of a mark."""
     ref, count, origin, number = n.args
-    return Mark(ref.index, count, origin, number)
+    return PieceMarker(ref.index, count, origin, number)
 
 
-def without_marks(graph: Graph) -> Graph:
+def without_markers(graph: Graph) -> Graph:
     """The same step with every mark taken for what it marks."""
     same: dict[int, int] = {}
 
@@ -79,8 +79,8 @@ def without_marks(graph: Graph) -> Graph:
 
     def kept() -> Iterator[Node]:
         for n in graph.nodes:
-            n = renamed(n, same)
-            if n.op in MARKS:
+            n = with_other_reads(n, same)
+            if n.op in MARKERS:
                 same[n.outs[0]] = n.args[0].index
             else:
                 yield n
@@ -91,7 +91,7 @@ def without_marks(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, results=results, updates=updates)
 
 
-def renamed(n: Node, same: dict[int, int]) -> Node:
+def with_other_reads(n: Node, same: dict[int, int]) -> Node:
     """The node with other numbers for what it reads."""
     if not same.keys() & set(n.reads()):
         return n
@@ -117,9 +117,9 @@ def count_pieces(graph: Graph, micro_batches: int, asked: str, later: bool) -> t
     wanted: dict[int, str] = {micro_batches: asked} if micro_batches > 1 else {}  # number → who wants it
     sizes: dict[int, str] = {}  # size of what is to be divided → who wants that, and what it is
     if micro_batches > 1:
-        batches = (graph.metas[i.value].shape for i in graph.inputs if i.kind == "batch")
+        batches = (graph.metas[i.value].shape for i in graph.inputs if i.kind == InputKind.BATCH)
         sizes.update({shape[0]: f"{asked}: the batch" for shape in batches})
-    marks = [(n, mark_of(n)) for n in graph.nodes if n.op in MARKS]
+    marks = [(n, marker_of(n)) for n in graph.nodes if n.op in MARKERS]
     for _, mark in marks:
         wanted.setdefault(mark.count, mark.origin)
         sizes.setdefault(graph.metas[mark.value].shape[0], f"{mark.origin}: the tensor")
@@ -130,7 +130,7 @@ def count_pieces(graph: Graph, micro_batches: int, asked: str, later: bool) -> t
             f"of pieces: name the same everywhere, or leave micro_batches out and say with flow.unpack what flows in "
             f"pieces"
         )
-    if micro_batches == 1 and marks and all(n.op != IN_PIECES or n.phase == "backward" for n, _ in marks):
+    if micro_batches == 1 and marks and all(n.op != IN_PIECES or n.phase == Phase.BACKWARD for n, _ in marks):
         raise CallError(
             f"{marks[0][1].origin}: nothing flows in pieces here; flow.unpack(x, {marks[0][1].count}) before it was "
             f"expected, or micro_batches={marks[0][1].count} of the job"
@@ -151,7 +151,7 @@ def count_pieces(graph: Graph, micro_batches: int, asked: str, later: bool) -> t
 # ---- inside
 
 
-def _marked(x: Tensor, n: int, what: str) -> Tensor:
+def _insert_marker(x: Tensor, n: int, what: str) -> Tensor:
     caller = sys._getframe(2)
     origin = f"{caller.f_code.co_filename}:{caller.f_lineno}: flow.{what}(x, {n!r})"
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:

@@ -1,4 +1,4 @@
-"""Which placement, phase and visit an op belongs to, recorded while the step is traced."""
+"""Record, while a step is traced, which placement, phase, module visit and user's line each op belongs to."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from actorflow_compiler.core.lines import Lines
+from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import backward_engine, before_each_op, sequence_number, sequence_of
+from actorflow_compiler.core.user_code import UserLines
 
-_active: Tags | None = None
+_active: TagRecorder | None = None
 NO_VISIT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class OpTag:
     """Where an op of the forward pass belongs."""
 
     placement: Placement | None = None
@@ -30,7 +31,7 @@ class Mark:
     visit: int = NO_VISIT
 
 
-class Tags:
+class TagRecorder:
     """The marks of one trace.
 
     Forward ops carry the innermost placement scope and module, and their *visit*: the stretch of the
@@ -41,10 +42,10 @@ class Tags:
 
     def __init__(self) -> None:
         self._stack: list[tuple[Placement | None, str]] = [(None, "")]
-        self._changes = [(-1, Mark(visit=0))]  # (autograd sequence number, what holds from there on)
+        self._changes = [(-1, OpTag(visit=0))]  # (autograd sequence number, what holds from there on)
         self._visits: dict[str, list[int]] = {}  # of each module in the forward pass
         self._count = 0  # of visits
-        self._stack_lines = Lines()
+        self._stack_lines = UserLines()
         self._lines: dict[int, str] = {}  # autograd sequence number → the user's line of the forward op
         self.called: set[int] = set()  # ids of modules
         self.during_backward: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -66,7 +67,7 @@ class Tags:
         old = before or {}
         placement, where = self._stack[-1]
         visit = self._again(where, old) if _in_backward(old) else self._next(where)
-        self._changes.append((sequence_number(), Mark(placement, where, visit)))
+        self._changes.append((sequence_number(), OpTag(placement, where, visit)))
         self._set(before if _in_backward(old) else {**old, "visit": visit})
 
     def _mark(self) -> None:
@@ -75,7 +76,7 @@ class Tags:
         if _in_backward(old):  # a checkpoint may leave out the module that was placed
             placement = placement or old.get("placement")
         visit = self._again(where, old) if _in_backward(old) else self._next(where)
-        self._changes.append((sequence_number(), Mark(placement, where, visit)))
+        self._changes.append((sequence_number(), OpTag(placement, where, visit)))
         self._set({**old, "placement": placement, "where": where, "visit": visit})
 
     def _next(self, where: str) -> int:
@@ -131,13 +132,13 @@ class Tags:
             seen.add(node)
             pending += [f for f, _ in node.next_functions]
             number = sequence_of(node)
-            of = Mark() if number is None else self._at(number)
-            mark = {"placement": of.placement, "where": of.where, "visit": of.visit, "phase": "backward"}
+            of = OpTag() if number is None else self._at(number)
+            mark = {"placement": of.placement, "where": of.where, "visit": of.visit, "phase": Phase.BACKWARD}
             mark["line"] = self._lines.get(number, "") if number is not None else ""
             hooks.append(node.register_prehook(lambda _, m=mark: self._set(m)))
             if number is not None:
-                hooks.append(node.register_hook(lambda *_: self._set({"phase": "backward"})))
-        self._set({"phase": "backward"})
+                hooks.append(node.register_hook(lambda *_: self._set({"phase": Phase.BACKWARD})))
+        self._set({"phase": Phase.BACKWARD})
         try:
             with self.during_backward(), before_each_op(self._mark_again):
                 return engine(roots, *args, **kwargs)
@@ -146,12 +147,12 @@ class Tags:
             for hook in hooks:
                 hook.remove()
 
-    def _at(self, number: int) -> Mark:
+    def _at(self, number: int) -> OpTag:
         return self._changes[bisect.bisect_right(self._changes, number, key=lambda c: c[0]) - 1][1]
 
 
 def _in_backward(custom: Mapping[str, Any]) -> bool:
-    return custom.get("phase") == "backward"
+    return custom.get("phase") == Phase.BACKWARD
 
 
 def in_backward() -> bool:
@@ -170,7 +171,7 @@ def recording(
     names: Mapping[int, str],
     outputs: Mapping[int, Callable[[Any], Any]] = {},
     around: Mapping[int, Mapping[int, Placement]] = {},
-) -> Iterator[Tags]:
+) -> Iterator[TagRecorder]:
     """Record tags while the body runs; ``places`` and ``names`` are keyed by ``id(module)``.
 
     So is ``outputs``: what is to be done to that which a module returns.  ``around`` is for modules without a
@@ -178,7 +179,7 @@ def recording(
     (lists of layers, for example).
     """
     global _active
-    tags = Tags()
+    tags = TagRecorder()
     opened: list[tuple[int, dict[str, Any] | None]] = []
 
     def place_of(module: int) -> Placement | None:
@@ -214,7 +215,7 @@ def recording(
 
 
 @contextlib.contextmanager
-def placed(placement: Placement) -> Iterator[None]:
+def placement_scope(placement: Placement) -> Iterator[None]:
     """Ops inside go to ``placement``; does nothing outside of a trace."""
     tags = _active
     if tags is None:

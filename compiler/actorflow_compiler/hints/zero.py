@@ -1,4 +1,4 @@
-"""Hooks on the gradients of parameters that ZeRO splits, while a step is traced."""
+"""Constrain the gradients of parameters that ZeRO splits, by hooks, while a step is traced."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from actorflow_compiler.hints.constrain import mark
-from actorflow_compiler.hints.hints import Zero
+from actorflow_compiler.hints.hints import ZeroHint
 
 GRADIENT = "gradient of "  # begins the layout of a constraint on a gradient, until its parameter's layout is known
 
 
 @contextlib.contextmanager
-def mark_gradients(parameters: Mapping[str, Tensor], zero: Mapping[str, Zero]) -> Iterator[None]:
+def mark_gradients(parameters: Mapping[str, Tensor], zero: Mapping[str, ZeroHint]) -> Iterator[None]:
     """While a step is traced: constrain the gradients of parameters in stages 2 and 3, how is filled in later."""
     hooks = []
     for name, z in zero.items():

@@ -1,4 +1,4 @@
-"""A graph whose ops have placements goes in; an SBP for every value and a signature for every op come out.
+"""Infer the layouts of a graph, one mesh axis after another.
 
 Each mesh axis is decided by itself, on the graph as the axes before it have cut it.
 """
@@ -12,16 +12,16 @@ from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.ops import Meta, Ref, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, Sbp, Split, local_shape
-from actorflow_compiler.graph.graph import Graph, call_of
-from actorflow_compiler.hints.goal import DATA, Goal
+from actorflow_compiler.graph.graph import Graph, InputKind, call_of
+from actorflow_compiler.hints.goal import DATA, Goal, ParallelMode
 from actorflow_compiler.infer.choose import choose
-from actorflow_compiler.infer.problem import InnerCost, Item, Problem, Target
+from actorflow_compiler.infer.problem import InnerCost, LayoutItem, Problem, RequiredLayout
 from actorflow_compiler.infer.reports import AxisReport
-from actorflow_compiler.signatures import OpCall, Signature, localise
+from actorflow_compiler.signatures import OpCall, Signature, local_op
 
 
 @dataclass(frozen=True, slots=True)
-class Layouts:
+class GraphLayouts:
     """How every value lies: one SBP for each axis of its placement, and the signatures that say so."""
 
     value: Mapping[int, NdSbp]
@@ -32,7 +32,7 @@ class Layouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedLayouts:
     """What is decided before inference."""
 
     variables: Mapping[str, tuple[Placement, tuple[Sbp | None, ...]]]  # where every variable lies; None: to be found
@@ -42,9 +42,9 @@ class Fixed:
 
 
 def infer(
-    graph: Graph, fixed: Fixed, everywhere: Placement, pieces: int, goal: Goal = DATA,
+    graph: Graph, fixed: FixedLayouts, everywhere: Placement, pieces: int, goal: Goal = DATA,
     inner_cost: InnerCost | None = None, explain: str | None = None, hardware: Hardware = CPU_CORE,
-) -> Layouts:  # fmt: skip
+) -> GraphLayouts:  # fmt: skip
     """Choose; every op gets one signature for each axis of its placement.
 
     ``inner_cost`` prices signatures that exchange something inside; without it they are not used.
@@ -56,14 +56,14 @@ def infer(
 
 class _Inference:
     def __init__(
-        self, graph: Graph, fixed: Fixed, everywhere: Placement, pieces: int, goal: Goal,
+        self, graph: Graph, fixed: FixedLayouts, everywhere: Placement, pieces: int, goal: Goal,
         inner_cost: InnerCost | None, explain: str | None, hardware: Hardware,
     ) -> None:  # fmt: skip
         self.graph, self.fixed, self.pieces, self.goal = graph, fixed, pieces, goal
         self.inner_cost, self.explain, self.hardware = inner_cost, explain, hardware
         self.placement: dict[int, Placement] = {}
         for i in graph.inputs:
-            self.placement[i.value] = fixed.variables[i.name][0] if i.kind == "variable" else everywhere
+            self.placement[i.value] = fixed.variables[i.name][0] if i.kind == InputKind.VARIABLE else everywhere
         for n in graph.nodes:
             assert n.placement is not None
             self.placement.update({o: n.placement for o in n.outs if o >= 0})
@@ -76,10 +76,10 @@ class _Inference:
         self.shapes = dict(graph.metas)
         self.ragged: list[set[tuple[int, int]]] = [set() for _ in calls]
 
-    def run(self) -> Layouts:
+    def run(self) -> GraphLayouts:
         axes = max((len(p.hierarchy) for p in self.placement.values()), default=1)
         reports = [self.axis(axis, axes) for axis in range(axes)]
-        return Layouts(
+        return GraphLayouts(
             {v: tuple(s) for v, s in self.value.items()},
             self.placement,
             [tuple(tuple(s) for s in node) for node in self.operands],
@@ -93,12 +93,12 @@ class _Inference:
         variables: dict[int, tuple[Sbp, ...]] = {}
         free: dict[int, Sbp | None] = {}
         for i in self.graph.inputs:
-            if i.kind == "variable":
+            if i.kind == InputKind.VARIABLE:
                 variables[i.value] = self.layouts_of(i.value, i.name, axis, mode)
             else:
                 entries = self.fixed.batch.get(i.name, ())
                 free[i.value] = entries[axis] if axis < len(entries) else None
-        targets = [Target(v, B, where) for v, where in self.fixed.results.items()]
+        targets = [RequiredLayout(v, B, where) for v, where in self.fixed.results.items()]
         problem = Problem(
             self.graph, self.calls, self.reads, self.placement, self.shapes, axis, self.pieces, self.ragged,
             variables, free, targets, mode, self.inner_cost, self.fixed.hinted, self.goal.mirrored,
@@ -111,14 +111,14 @@ class _Inference:
         for item, option in zip(problem.items, choice, strict=True):
             self.settle(item, item.options[option], axis, axes)
         for i in self.graph.inputs:
-            if i.kind != "variable" and axis < len(self.placement[i.value].hierarchy):
+            if i.kind != InputKind.VARIABLE and axis < len(self.placement[i.value].hierarchy):
                 self.value[i.value].append(B)
         for n, call in zip(self.graph.nodes, self.calls, strict=True):
             made = zip(n.outs, call.outs, strict=True)
             self.shapes.update({o: meta for o, meta in made if o >= 0 and meta is not None})
         return report
 
-    def layouts_of(self, value: int, name: str, axis: int, mode: str) -> tuple[Sbp, ...]:
+    def layouts_of(self, value: int, name: str, axis: int, mode: ParallelMode) -> tuple[Sbp, ...]:
         """The layouts that a variable may have along an axis."""
         where, entries = self.fixed.variables[name]
         if axis >= len(where.hierarchy):
@@ -126,16 +126,16 @@ class _Inference:
         entry = entries[axis]
         if entry is not None:
             return (entry,)
-        if mode == "data":
+        if mode == ParallelMode.DATA:
             return (B,)
         shape, parts = self.shapes[value].shape, where.hierarchy[axis]
         cuts = [Split(d) for d, n in enumerate(shape) if n % parts == 0 and n]
         cuts = cuts or [Split(d) for d, n in enumerate(shape) if n > parts]
-        if mode == "tensor" and cuts and len(shape) > 1:
+        if mode == ParallelMode.TENSOR and cuts and len(shape) > 1:
             return tuple(cuts)
         return (B, *cuts)
 
-    def settle(self, item: Item, signature: Signature, axis: int, axes: int) -> None:
+    def settle(self, item: LayoutItem, signature: Signature, axis: int, axes: int) -> None:
         """Keep the choice of one item."""
         if axis >= len(item.placement.hierarchy):
             return
@@ -160,7 +160,7 @@ class _Inference:
 
 def first_local(call: OpCall, signature: Signature, parts: int) -> OpCall:
     """The op as the first device along an axis sees it."""
-    op, args, kwargs, metas = localise(call, signature, parts, 0)
+    op, args, kwargs, metas = local_op(call, signature, parts, 0)
     ins = tuple(Meta(local_shape(m.shape, s, parts, 0), m.dtype) for m, s in zip(call.ins, signature.ins, strict=True))
     rest = iter(metas)
     outs = tuple(next(rest) if m is not None else None for m in call.outs)

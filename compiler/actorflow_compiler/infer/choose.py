@@ -1,4 +1,4 @@
-"""A problem and a goal go in; the choice of every item, and what is known of how good it is, come out.
+"""Choose the layouts along one mesh axis: search from several starts, within the memory budget.
 
 The search begins from templates (data parallel, ZeRO, tensor parallel) and from the solver's relaxation,
 and keeps the best that fits the budget.  Memory has a price, which rises until the budget holds.
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.sbp import B, Split, show
-from actorflow_compiler.hints.goal import Goal
-from actorflow_compiler.infer.problem import Item, Problem
-from actorflow_compiler.infer.relax import Relaxed, relax
-from actorflow_compiler.infer.reports import Alternative, AxisReport, Explanation, Held
-from actorflow_compiler.infer.search import Search, Start
-from actorflow_compiler.infer.ties import tie
+from actorflow_compiler.hints.goal import Goal, ParallelMode
+from actorflow_compiler.infer.problem import LayoutItem, Problem
+from actorflow_compiler.infer.relax import RelaxedSolution, relax
+from actorflow_compiler.infer.repeated_blocks import group_repeated
+from actorflow_compiler.infer.reports import Alternative, AxisReport, Explanation, MemoryUse, size_text
+from actorflow_compiler.infer.search import Search, SearchStart
 
 CHEAPEST = 1e-11  # s for each byte held: where the price of memory begins to rise at the least
 DEAREST = 1e-5  # s for each byte held: no memory is saved at a higher price
@@ -29,20 +29,21 @@ def choose(problem: Problem, goal: Goal, rest: int, explain: str | None) -> tupl
 
     Raises LayoutError for a budget that nothing fits.
     """
-    return _Choice(problem, goal, rest).run(explain)
+    return _AxisChoice(problem, goal, rest).run(explain)
 
 
-class _Choice:
+class _AxisChoice:
     def __init__(self, problem: Problem, goal: Goal, rest: int) -> None:
         self.p, self.goal = problem, goal
         self.rest = rest
         self.budget = None if goal.budget is None else max(goal.budget - goal.taken, 1.0) * rest
         names = [(item.name, item.kind) for item in problem.items]
         producers = [[problem.producer[v] for v in item.reads if v in problem.producer] for item in problem.items]
-        self.classes = tie(names, producers)
+        self.classes = group_repeated(names, producers)
 
     def run(self, explain: str | None) -> tuple[list[int], AxisReport]:
-        solved = relax(self.p, self.classes, None) if self.p.mode != "data" or self.budget is not None else None
+        open_to_choice = self.p.mode != ParallelMode.DATA or self.budget is not None
+        solved = relax(self.p, self.classes, None) if open_to_choice else None
         found = self.searched(0.0, solved)
         start, best = min(found, key=lambda f: self.seconds(f[1]))
         if not self.fits(best):
@@ -51,28 +52,28 @@ class _Choice:
         report = AxisReport(
             self.p.axis, self.p.mode, start, len(self.p.items), len(self.classes), self.seconds(best),
             min(solved.bound, self.seconds(best)) if solved and solved.bound is not None else None,
-            max(best.held().values(), key=lambda h: h.peak, default=Held(0.0, 0.0, 0.0)),
+            max(best.held().values(), key=lambda h: h.peak, default=MemoryUse(0.0, 0.0, 0.0)),
             tuple(self.explained(best, explain)) if explain is not None else (),
         )  # fmt: skip
         return best.choice, report
 
-    def starts(self) -> Iterator[Start]:
+    def starts(self) -> Iterator[SearchStart]:
         """The templates of a mode."""
         items = self.p.items
         variables = {i for i, item in enumerate(items) if item.node < 0}
         whole = {i: self.option(i, B) for i in variables}
-        if self.p.mode == "tensor":
-            yield Start("tensor", whole=True, variables={i: 0 for i in variables if len(items[i].options) == 1})
+        if self.p.mode == ParallelMode.TENSOR:
+            yield SearchStart("tensor", whole=True, variables={i: 0 for i in variables if len(items[i].options) == 1})
             return
-        yield Start("data", variables=whole)
-        if self.p.mode == "auto" or self.p.hinted:
-            yield Start("hinted", whole=True, variables=whole)
-        if self.p.mode == "auto":
+        yield SearchStart("data", variables=whole)
+        if self.p.mode == ParallelMode.AUTO or self.p.hinted:
+            yield SearchStart("hinted", whole=True, variables=whole)
+        if self.p.mode == ParallelMode.AUTO:
             states = {i for i in variables if self.p.state(i)}
             cut = {i: self.first_cut(i) for i in variables}
-            yield Start("zero 1", variables={i: cut[i] if i in states else whole[i] for i in variables})
-            yield Start("zero 3", gathered=True, variables=cut)
-            yield Start("tensor", whole=True, variables={i: 0 for i in variables if len(items[i].options) == 1})
+            yield SearchStart("zero 1", variables={i: cut[i] if i in states else whole[i] for i in variables})
+            yield SearchStart("zero 3", gathered=True, variables=cut)
+            yield SearchStart("tensor", whole=True, variables={i: 0 for i in variables if len(items[i].options) == 1})
 
     def option(self, i: int, layout: object) -> int:
         """The option of a variable for a layout, else its first."""
@@ -84,7 +85,9 @@ class _Choice:
         found = [o for o, s in enumerate(self.p.items[i].options) if isinstance(s.outs[0], Split)]
         return found[0] if found else 0
 
-    def searched(self, price: float, solved: Relaxed | None, warm: Search | None = None) -> list[tuple[str, Search]]:
+    def searched(
+        self, price: float, solved: RelaxedSolution | None, warm: Search | None = None
+    ) -> list[tuple[str, Search]]:
         """What the searches from all starts find, at a price for each byte held."""
         begun: list[tuple[str, Search]] = []
         for start in self.starts():
@@ -105,7 +108,7 @@ class _Choice:
         return begun
 
     def within_budget(
-        self, found: list[tuple[str, Search]], free: Search, solved: Relaxed | None
+        self, found: list[tuple[str, Search]], free: Search, solved: RelaxedSolution | None
     ) -> tuple[str, Search]:
         """The cheapest of all that fits, while the price of memory rises past what the solver says it is worth."""
         if solved is None:
@@ -141,19 +144,19 @@ class _Choice:
         where, held = max(least.held().items(), key=lambda item: item[1].peak)
         scale, taken = 1 / self.rest, self.goal.taken
         parts = {"variables": held.variables, "activations": held.activations, "gradients": held.gradients}
-        others = f", {size(taken)} of variables that only other jobs use" if taken else ""
+        others = f", {size_text(taken)} of variables that only other jobs use" if taken else ""
         big = sorted(
             ((self.p.held_bytes(item.outs[0], self.p.makes[i][least.choice[i]][0]), item.name)
              for i, item in enumerate(self.p.items) if item.node < 0 and item.placement == where),
             reverse=True,
         )[:3]  # fmt: skip
         return (
-            f"no layout fits a memory budget of {size(self.goal.budget)} for each device; the least that was found "
-            f"needs {size(held.peak * scale + taken)} on each device of {where}: "
-            + ", ".join(f"{size(n * scale)} of {what}" for what, n in parts.items())
+            f"no layout fits a memory budget of {size_text(self.goal.budget)} for each device; the least that was "
+            f"found needs {size_text(held.peak * scale + taken)} on each device of {where}: "
+            + ", ".join(f"{size_text(n * scale)} of {what}" for what, n in parts.items())
             + others
             + "; the largest variables are "
-            + ", ".join(f"{name} ({size(n * scale)})" for n, name in big)
+            + ", ".join(f"{name} ({size_text(n * scale)})" for n, name in big)
             + ". Use more devices, more micro-batches, a smaller batch or a larger budget"
         )
 
@@ -171,7 +174,7 @@ class _Choice:
                 tuple(self.alternative(item, o, prices[o] - prices[now], o == now) for o in order),
             )  # fmt: skip
 
-    def alternative(self, item: Item, option: int, seconds: float, chosen: bool) -> Alternative:
+    def alternative(self, item: LayoutItem, option: int, seconds: float, chosen: bool) -> Alternative:
         """An option of an item that costs ``seconds`` more than what was chosen."""
         s = item.options[option]
         text = str(s) if item.node >= 0 else show(s.outs[0] or B)
@@ -181,12 +184,3 @@ class _Choice:
         elif seconds >= self.p.forbidden / 2:
             against = f'not with parallel="{self.p.mode}"'
         return Alternative(text, seconds, chosen, s.source, against)
-
-
-def size(n: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KB", "MB"):
-        if abs(n) < 1000:
-            return f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:.3g} GB"

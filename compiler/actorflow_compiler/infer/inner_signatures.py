@@ -1,10 +1,14 @@
-"""An op instance with inner signatures goes in; the ops that it is written out in, and their signatures, come out."""
+"""Decompose ops that have inner signatures: find the signatures of the simpler ops, and what they communicate.
+
+An inner signature is one by which devices exchange something small inside the op (``signatures/inner.py``).
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,17 +17,18 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.boxing.routes import bytes_moved
 from actorflow_compiler.core.ops import Meta
-from actorflow_compiler.core.sbp import B, Sbp, Split
-from actorflow_compiler.graph.graph import Graph, call_of
-from actorflow_compiler.infer.written_out import BODIES, Cuts
-from actorflow_compiler.rewriting.expand import trace
-from actorflow_compiler.signatures import OpCall, Signature, localised, signatures
+from actorflow_compiler.core.sbp import B, NdSbp, Sbp, Split
+from actorflow_compiler.graph.graph import Graph, Node, call_of, verify
+from actorflow_compiler.infer.axes import GraphLayouts
+from actorflow_compiler.infer.inner_decompositions import BODIES, Cuts
+from actorflow_compiler.rewriting.expand import instantiate, trace
+from actorflow_compiler.signatures import OpCall, Signature, local_call, signatures
 
 NARROW = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class DecomposedOp:
     """An op written out."""
 
     graph: Graph  # its inputs are the op's operands, its results the outputs that are used
@@ -35,12 +40,12 @@ def inner_cost(call: OpCall, signature: Signature, parts: int) -> tuple[float, i
     """What ``parts`` devices send in all (bytes), in how many communications; 0 and 0 if the signature is not inner."""
     if not signature.inner:
         return 0.0, 0
-    (cost,) = body_of(call, (signature,), (parts,)).costs
+    (cost,) = decompose(call, (signature,), (parts,)).costs
     return cost
 
 
 @functools.cache
-def body_of(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> Body:
+def decompose(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> DecomposedOp:
     """Write out an op, at least one of whose signatures is inner, on a mesh; ``chosen`` has one for each axis."""
     graph = trace(call, functools.partial(_run, call, _cuts(chosen, hierarchy)))
     assert graph is not None, call
@@ -51,11 +56,11 @@ def body_of(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int, .
     found: list[list[Signature]] = [[] for _ in calls]
     costs = []
     for signature, parts in zip(chosen, hierarchy, strict=True):
-        walk = _Walk(parts, metas)
+        walk = _SignaturePropagation(parts, metas)
         walk.layout = {i.value: s for i, s in zip(graph.inputs, signature.ins, strict=True)}
         for k, (n, (_, operands)) in enumerate(zip(graph.nodes, calls, strict=True)):
             found[k].append(walk.node(local[k], operands, n.outs))
-            local[k] = localised(local[k], found[k][-1], parts, 0)
+            local[k] = local_call(local[k], found[k][-1], parts, 0)
         wanted = [s for s in signature.outs if s is not None]
         for r, s in zip(graph.results, wanted, strict=True):
             walk.give(r, s)
@@ -63,7 +68,7 @@ def body_of(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int, .
         for (_, operands), c, n in zip(calls, local, graph.nodes, strict=True):
             metas.update(zip(operands, c.ins, strict=True))
             metas.update({o: m for o, m in zip(n.outs, c.outs, strict=True) if o >= 0 and m is not None})
-    return Body(graph, tuple(map(tuple, found)), tuple(costs))
+    return DecomposedOp(graph, tuple(map(tuple, found)), tuple(costs))
 
 
 def _cuts(chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> Cuts:
@@ -92,7 +97,7 @@ def _run(call: OpCall, cuts: Cuts, *args: Any, **kwargs: Any) -> list[Tensor | N
     ]
 
 
-class _Walk:
+class _SignaturePropagation:
     """Takes, for each op in order, the signature that moves least; what has to move is gathered or added up whole.
 
     Nothing is moved to be split anew, nor made a term of a sum: the ops of a body follow the split of its operands.
@@ -139,3 +144,38 @@ class _Walk:
 def _follows(have: Sbp, need: Sbp) -> bool:
     """Whether a value may be wanted so: as it is, whole, or a part of what is whole."""
     return need in (have, B) or (have == B and isinstance(need, Split))
+
+
+def decompose_inner(graph: Graph, layouts: GraphLayouts) -> tuple[Graph, GraphLayouts]:
+    """Replace every op one of whose signatures is inner by its body; values keep their numbers.
+
+    What such an op made may lie otherwise afterwards (as a sum of terms, say); boxing sees to it.
+    """
+    metas = dict(graph.metas)
+    fresh = itertools.count(max(metas, default=0) + 1)
+    value, placement = dict(layouts.value), dict(layouts.placement)
+    nodes: list[Node] = []
+    operands: list[tuple[NdSbp, ...]] = []
+    chosen: list[tuple[Signature, ...]] = []
+    for n, needs, picked in zip(graph.nodes, layouts.operands, layouts.chosen, strict=True):
+        if not any(s.inner for s in picked):
+            nodes.append(n)
+            operands.append(needs)
+            chosen.append(picked)
+            continue
+        assert n.placement is not None
+        call, reads = call_of(n, graph.metas)
+        body = decompose(call, picked, n.placement.hierarchy)
+        number = {i.value: v for i, v in zip(body.graph.inputs, reads, strict=True)}
+        number |= dict(zip(body.graph.results, (o for o in n.outs if o >= 0), strict=True))
+        made = instantiate(body.graph, n, number, metas, fresh)
+        for m, found in zip(made, body.chosen, strict=True):
+            operands.append(tuple(zip(*(s.ins for s in found), strict=True)))
+            for k, o in enumerate(m.outs):
+                if o >= 0:
+                    value[o] = tuple(layout for s in found if (layout := s.outs[k]) is not None)
+                    placement[o] = n.placement
+        nodes += made
+        chosen += body.chosen
+    out = replace(layouts, value=value, placement=placement, operands=operands, chosen=chosen)
+    return verify(replace(graph, nodes=tuple(nodes), metas=metas)), out

@@ -1,4 +1,4 @@
-"""A placed graph enters; what people should know of the ops that the table does not know leaves, a line for each."""
+"""Notes for people on ops that the table has no line for: their signatures, and where the knowledge comes from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from actorflow_compiler.graph.graph import Graph, call_of
 from actorflow_compiler.signatures import signatures
-from actorflow_compiler.signatures.registered import registration
+from actorflow_compiler.signatures.registration import find_registration
 from actorflow_compiler.signatures.table import has_line
 
 SHOWN = 6  # signatures in a line
@@ -34,7 +34,7 @@ def notes_on(graph: Graph) -> tuple[str, ...]:
             more = f"; … ({len(texts)} in all)" if len(texts) > SHOWN else ""
             lines.append(f"{op}: signatures {source[op]}: {'; '.join(list(texts)[:SHOWN])}{more}")
         else:
-            what = "no signature registered for it fits" if registration(op) else "no signatures discovered"
+            what = "no signature registered for it fits" if find_registration(op) else "no signatures discovered"
             lines.append(f"{op}: {what}; it runs on whole tensors")
     return tuple(lines)
 

@@ -1,4 +1,4 @@
-"""What a choice of layouts costs, in seconds: bytes moved, work done more than once, memory held."""
+"""Prices of layouts, in seconds: bytes moved, work done more than once, memory held."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.plan.region import coordinates
 
 LOCAL = 1e-7  # s for a layout that is reached without communication
 REDUNDANT = 1e-6  # s for each floating-point operation done more than once: far above its price, a last resort
 BYTE_HELD = 1e-14  # s for each byte of a copy that could have been a part; only breaks ties
-FREE_KINDS = frozenset({"batch", "argument", "constant", "scalar", "piece"})  # every rank has all of these
+FREE_KINDS = frozenset(  # every rank has all of these
+    {InputKind.BATCH, InputKind.ARGUMENT, InputKind.CONSTANT, InputKind.SCALAR, InputKind.PIECE}
+)
 IN_A_BUCKET = 0.1  # of a latency: the share of one that travels with others
 
 

@@ -1,4 +1,4 @@
-"""One mesh axis of a graph goes in; the items to be decided, their options, and the price of everything come out.
+"""The layout problem of one mesh axis: the items to be decided, their options, and the price of everything.
 
 An *item* is an op, or a variable, which reads its new value and makes its old one.  An *option* is a
 signature.  Layouts and needs are numbered, so that prices are looked up and not computed again.
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from actorflow_compiler.boxing.routes import bytes_moved
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
-from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.ops import Meta, Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, PartialSum, Sbp, Split, numel
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
+from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.infer.prices import BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
 from actorflow_compiler.signatures import OpCall, Signature, signatures
 
@@ -25,16 +26,17 @@ JOINS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.c
 NATURAL = 8  # cuts with blocks or units that are followed for one value
 
 FEW_BITS = ("bfloat16", "float16")
+HELD_BETWEEN = ((Phase.FORWARD, Phase.BACKWARD), (Phase.BACKWARD, Phase.OPTIMIZER))  # phases of maker and reader
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LayoutItem:
     """Something that gets one of its options."""
 
     name: str  # module or variable
     kind: Hashable  # what it is, for ties
     placement: Placement
-    phase: str
+    phase: Phase
     reads: tuple[int, ...]
     outs: tuple[int, ...]  # -1 where nobody uses an output
     options: tuple[Signature, ...]
@@ -44,7 +46,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RequiredLayout:
     """A need that no choice changes: a result that must be whole."""
 
     value: int
@@ -59,8 +61,8 @@ class Problem:
         self, graph: Graph, calls: Sequence[OpCall], reads: Sequence[tuple[int, ...]],
         placement: Mapping[int, Placement], metas: Mapping[int, Meta], axis: int, pieces: int,
         ragged: Sequence[set[tuple[int, int]]], variables: Mapping[int, tuple[Sbp, ...]],
-        free: Mapping[int, Sbp | None], targets: Sequence[Target], mode: str, inner_cost: InnerCost | None,
-        hinted: bool, mirrored: bool = False, hardware: Hardware = CPU_CORE,
+        free: Mapping[int, Sbp | None], targets: Sequence[RequiredLayout], mode: ParallelMode,
+        inner_cost: InnerCost | None, hinted: bool, mirrored: bool = False, hardware: Hardware = CPU_CORE,
     ) -> None:  # fmt: skip
         """``variables``: the layouts that each may have; ``free``: inputs that every rank has, and their best cut.
 
@@ -82,11 +84,11 @@ class Problem:
         self.variables = set(variables)
         self.weights = set(variables)  # and what looks at them or casts them
         for n, values in zip(graph.nodes, reads, strict=True):
-            one = n.phase != "optimizer" and len(set(values)) == len(n.outs) == 1 and values[0] in self.weights
+            one = n.phase != Phase.OPTIMIZER and len(set(values)) == len(n.outs) == 1 and values[0] in self.weights
             if one and numel(metas[values[0]].shape) == numel(metas[n.outs[0]].shape):
                 self.weights.add(n.outs[0])
         self.phase = {o: n.phase for n in graph.nodes for o in n.outs}
-        self.items: list[Item] = []
+        self.items: list[LayoutItem] = []
         self._edges: dict[tuple[int, int, int], float] = {}
         self._bytes: dict[tuple[int, int], float] = {}
         self._collect(calls, reads, ragged, variables)
@@ -118,7 +120,7 @@ class Problem:
         """Whether an item is a variable that belongs to an optimizer: only ops of its phase read it."""
         item = self.items[i]
         read = self.readers.get(item.outs[0], ())
-        return item.node < 0 and all(self.items[r].phase == "optimizer" for r in read)
+        return item.node < 0 and all(self.items[r].phase == Phase.OPTIMIZER for r in read)
 
     def is_use(self, i: int) -> bool:
         """Whether an item is where a phase takes a variable, to gather it or not."""
@@ -138,12 +140,12 @@ class Problem:
             self.layouts.append(sbp)
         return self._layout_ids[sbp]
 
-    def need_id(self, value: int, sbp: Sbp, item: Item) -> int:
+    def need_id(self, value: int, sbp: Sbp, item: LayoutItem) -> int:
         """The number of a need: a variable is gathered for each phase apart, others once, and for the optimizer."""
-        apart = value in self.variables or item.phase == "optimizer"
+        apart = value in self.variables or item.phase == Phase.OPTIMIZER
         return self._need((sbp, item.placement, item.phase if apart else ""))
 
-    def target_need(self, target: Target) -> int:
+    def target_need(self, target: RequiredLayout) -> int:
         """The number of the need of a target."""
         return self._need((target.sbp, target.placement, "result" if target.value in self.variables else ""))
 
@@ -158,9 +160,9 @@ class Problem:
             self.needs.append(key)
         return self._need_ids[key]
 
-    def waits(self, value: int, reader: Item) -> bool:
+    def waits(self, value: int, reader: LayoutItem) -> bool:
         """Whether a value is held long, as its reader needs it: activations for backward, gradients for the end."""
-        return (self.phase.get(value), reader.phase) in (("forward", "backward"), ("backward", "optimizer"))
+        return (self.phase.get(value), reader.phase) in HELD_BETWEEN
 
     def _collect(
         self, calls: Sequence[OpCall], reads: Sequence[tuple[int, ...]], ragged: Sequence[set[tuple[int, int]]],
@@ -176,7 +178,7 @@ class Problem:
             options = tuple(Signature((s,) * len(updated), (s,), None) for s in layouts)
             kind: Hashable = ("variable", self.metas[value], layouts)
             where, costs = self.placement[value], (0.0,) * len(options)
-            item = Item(names[value], kind, where, "optimizer", updated, (value,), options, costs, -1)
+            item = LayoutItem(names[value], kind, where, Phase.OPTIMIZER, updated, (value,), options, costs, -1)
             self.items.append(item)
         for k, (n, call) in enumerate(zip(self.graph.nodes, calls, strict=True)):
             assert n.placement is not None
@@ -184,7 +186,7 @@ class Problem:
             work = flops_of(call) * rate
             own = tuple(self._own(call, s, n.placement, work, rate) for s in found[k])
             kind = (call, n.phase, n.placement, found[k])
-            self.items.append(Item(n.where, kind, n.placement, n.phase, reads[k], n.outs, found[k], own, k, work))
+            self.items.append(LayoutItem(n.where, kind, n.placement, n.phase, reads[k], n.outs, found[k], own, k, work))
 
     def _options(
         self,
@@ -217,7 +219,7 @@ class Problem:
                 begins = True
             options = signatures(call, parts, wanted=tuple(cuts), inner=self.inner_cost is not None)
             options = tuple(s for s in options if not _splits_ragged(ragged[k], s))
-            if n.phase == "optimizer":
+            if n.phase == Phase.OPTIMIZER:
                 options = tuple(s for s in options if not _rounds_sums(call, s))
             found[k] = options = honoured(call, self.axis, options)
             for s in options:
@@ -282,7 +284,7 @@ class Problem:
         sbp, target, phase = need
         if value in self.free:
             taken = self.free[value]
-            return 0.0 if sbp in (B, taken) or (taken is None and self.mode != "tensor") else self.forbidden
+            return 0.0 if sbp in (B, taken) or (taken is None and self.mode != ParallelMode.TENSOR) else self.forbidden
         source = self.placement[value]
         p, c = self.size(source), self.size(target)
         same = source == target
@@ -296,7 +298,7 @@ class Problem:
         prices = self.prices(source, target)
         waits = prices.grouped if phase else prices.latency
         seconds = self.rate.get(value, 1) * (moved / max(p, c) / prices.bandwidth + waits)
-        if self.mode == "tensor" and value in self.weights and same and len(self.metas[value].shape) > 1:
+        if self.mode == ParallelMode.TENSOR and value in self.weights and same and len(self.metas[value].shape) > 1:
             seconds += self.forbidden  # a weight is to be used as it is stored
         return seconds
 

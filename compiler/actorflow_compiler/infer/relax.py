@@ -1,6 +1,6 @@
-"""A problem, tied, goes in; the best mixture of choices, and a bound below every choice, come out.
+"""Solve the linear relaxation of a layout problem: the best mixture of choices, and a lower bound of every choice.
 
-A choice for each class of tied items, and for each value what is made of it: facility location, in
+A choice for each class of repeated items, and for each value what is made of it: facility location, in
 which a layout is paid for once however many readers need it.  The linear relaxation is tight where
 values have one reader; what it leaves open, a walk and local improvement close.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from actorflow_compiler.core.hardware import CPU_CORE
+from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.infer.prices import prices_of
 from actorflow_compiler.infer.problem import Problem
@@ -26,7 +27,7 @@ LARGEST = 40_000  # variables
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxed:
+class RelaxedSolution:
     """What the solver found."""
 
     shares: tuple[tuple[float, ...], ...]  # class by class, of each option in the best mixture; () if not solved
@@ -34,13 +35,13 @@ class Relaxed:
     byte_price: float  # s for each byte that the budget lacks
 
 
-def relax(problem: Problem, classes: Sequence[Sequence[int]], budget: float | None) -> Relaxed | None:
+def relax(problem: Problem, classes: Sequence[Sequence[int]], budget: float | None) -> RelaxedSolution | None:
     """Solve the relaxation with HiGHS; ``budget`` is in bytes for each device.  None: nothing fits the budget.
 
     A program of more than ``LARGEST`` variables is left alone: it would take minutes.
     """
     program = _Program(problem, classes)
-    return Relaxed((), None, 0.0) if len(program.cost) > LARGEST else program.solve(budget)
+    return RelaxedSolution((), None, 0.0) if len(program.cost) > LARGEST else program.solve(budget)
 
 
 class _Program:
@@ -124,7 +125,7 @@ class _Program:
             held = self.variable(0.0)
             for xs in readers:
                 self.least.append(({held: 1.0, **{x: -c for x, c in xs.items()}}, 0.0))
-            kind = "activations" if phase == "forward" else "gradients"
+            kind = "activations" if phase == Phase.FORWARD else "gradients"
             self.memory.setdefault((where, kind), {})[held] = weight * p.held_bytes(v, layout)
 
     def edges(
@@ -144,7 +145,7 @@ class _Program:
         for xs in readers:
             self.least.append(({**dict.fromkeys(z.values(), 1.0), **{x: -c for x, c in xs.items()}}, 0.0))
 
-    def solve(self, budget: float | None) -> Relaxed | None:
+    def solve(self, budget: float | None) -> RelaxedSolution | None:
         from scipy.optimize import linprog  # here: it takes a third of a second, in every process
 
         least = list(self.least)
@@ -170,7 +171,7 @@ class _Program:
         price = 0.0
         if budget is not None:
             price = float(-found.ineqlin.marginals[len(self.least) :].sum()) / budget / scale
-        return Relaxed(tuple(tuple(found.x[x].tolist()) for x in self.x), float(found.fun) / scale, price)
+        return RelaxedSolution(tuple(tuple(found.x[x].tolist()) for x in self.x), float(found.fun) / scale, price)
 
     def matrix(self, rows: Sequence[Row]) -> csr_array:
         """Sparse."""

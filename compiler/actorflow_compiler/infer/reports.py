@@ -1,13 +1,19 @@
-"""What inference says about what it found, for people: values only."""
+"""What inference reports of its choices, and the lines of text that people are shown of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from actorflow_compiler.core.op_call import SignatureSource
+from actorflow_compiler.hints.goal import ParallelMode
+
+SHOWN = 12  # alternatives of one op
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes on one device, as inference estimates them: what lives long, without what is needed for a moment."""
+class MemoryUse:
+    """Bytes on one device, as inference estimates them; temporary buffers of single ops are not counted."""
 
     variables: float
     activations: float  # held for the backward pass
@@ -15,24 +21,24 @@ class Held:
 
     @property
     def peak(self) -> float:
-        """Activations go as gradients come."""
+        """The most that is held at once: activations are freed as gradients are made."""
         return self.variables + max(self.activations, self.gradients)
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """An option that an op or a variable could have had."""
+    """A signature that an op, or a layout that a variable, could have had."""
 
     text: str  # "S(0), B -> S(0)"
     seconds: float  # more than what was chosen, if nothing else changed
     chosen: bool
-    source: str  # "table" | "registered" | "discovered"
-    against: str = ""  # why it is out of the question, whatever it costs
+    source: SignatureSource
+    against: str = ""  # why it is excluded whatever it costs; "" if it is not
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What an op or a variable could have been, and what it is."""
+    """The alternatives of one op or variable, the cheapest first."""
 
     name: str
     op: str
@@ -42,14 +48,66 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class AxisReport:
-    """How one axis was decided."""
+    """How the layouts along one mesh axis were decided."""
 
     axis: int
-    mode: str
+    mode: ParallelMode
     start: str  # the template that led here, or "solver"
     items: int
     classes: int  # of items that are repetitions of each other
     seconds: float  # estimated, of communication and redundant work in an iteration
     bound: float | None  # no choice costs less; None where the solver was not used
-    held: Held  # of the device that holds most
+    held: MemoryUse  # of the device that holds most
     explanations: tuple[Explanation, ...] = ()
+
+
+def report_lines(reports: Sequence[AxisReport]) -> Iterator[str]:
+    """One line for each mesh axis: what was found, from which start, and how far it can be from the best."""
+    for r in reports:
+        gap = ""
+        if r.bound is not None:
+            share = 1 - r.bound / r.seconds if r.seconds else 0.0
+            gap = f"; no layout of repeated blocks needs less than {time_text(r.bound)} (gap {share:.1%})"
+        yield (
+            f"layouts of mesh axis {r.axis}, {r.mode}: about {time_text(r.seconds)} of communication and repeated work "
+            f"in an iteration, found from {r.start}{gap}; {r.items} ops and variables, {r.classes} of them different; "
+            f"a device holds {size_text(r.held.variables)} of variables, {size_text(r.held.activations)} of "
+            f"activations, {size_text(r.held.gradients)} of gradients"
+        )
+
+
+def explanation_lines(reports: Sequence[AxisReport]) -> Iterator[str]:
+    """A paragraph for each op or variable that was asked for: every alternative with its price."""
+    for r in reports:
+        for e in r.explanations:
+            yield "\n".join(_paragraph(e))
+
+
+def _paragraph(e: Explanation) -> Iterator[str]:
+    name = f"{e.name}: " if e.name else ""
+    yield f"{name}{e.op}, mesh axis {e.axis}"
+    width = max(len(a.text) for a in e.alternatives)
+    for a in e.alternatives[:SHOWN]:
+        price = a.against or f"{'+' if a.seconds >= 0 else '-'}{time_text(abs(a.seconds))}"
+        price = "chosen" if a.chosen else price
+        source = "" if a.source == SignatureSource.TABLE else f"  [{a.source}]"
+        yield f"    {a.text:<{width}}  {price}{source}"
+    if len(e.alternatives) > SHOWN:
+        yield f"    … and {len(e.alternatives) - SHOWN} that cost more"
+
+
+def time_text(s: float) -> str:
+    """Seconds as a short text: 1.5 s, 12 ms, 3 µs."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if s >= scale:
+            return f"{s / scale:.3g} {unit}"
+    return f"{s / 1e-6:.3g} µs"
+
+
+def size_text(n: float) -> str:
+    """Bytes as a short text, in powers of 1000 as ``memory_budget=`` takes them: 20 GB."""
+    for unit in ("B", "KB", "MB"):
+        if abs(n) < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} GB"

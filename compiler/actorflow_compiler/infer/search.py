@@ -1,7 +1,7 @@
-"""A problem goes in; a choice for every item comes out, found by a walk and by local improvement of tied items.
+"""Search for a choice of all items of a layout problem: a greedy walk, then local improvement.
 
-The walk goes through the graph and takes the cheapest option for what came before.  Then every class
-of tied items is looked at again, with all its neighbours, until nothing gets cheaper; last every item
+The walk goes through the graph and takes the cheapest option given what came before.  Then every class
+of repeated items is looked at again, with all its neighbours, until nothing gets cheaper; last every item
 by itself.
 """
 
@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, PartialSum, Split
 from actorflow_compiler.infer.problem import Problem
-from actorflow_compiler.infer.reports import Held
+from actorflow_compiler.infer.reports import MemoryUse
 
 SWEEPS = 8
 DECIDED, RELEVANT = 0.8, 0.3  # shares of a mixture: taken as they are; worth a look beside the largest
@@ -23,7 +24,7 @@ CASCADE = 24  # classes that are looked at together when one is made whole earli
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SearchStart:
     """Where a search begins."""
 
     name: str
@@ -74,18 +75,18 @@ class Search:
         own = sum(item.own[c] for item, c in zip(self.problem.items, self.choice, strict=True))
         return own + sum(self.value_price(v) for v in self.have)
 
-    def held(self) -> dict[Placement, Held]:
+    def held(self) -> dict[Placement, MemoryUse]:
         """What each device of a placement holds."""
         p = self.problem
         found: dict[Placement, list[float]] = {}
         for v in p.variables:
             found.setdefault(p.placement[v], [0.0, 0.0, 0.0])[0] += p.held_bytes(v, self.have[v])
         for v, layouts in self.kept.items():
-            at = 1 if p.phase.get(v) == "forward" else 2
+            at = 1 if p.phase.get(v) == Phase.FORWARD else 2
             for layout, count in layouts.items():
                 if count:
                     found.setdefault(p.placement[v], [0.0, 0.0, 0.0])[at] += p.held_bytes(v, layout)
-        return {where: Held(*sums) for where, sums in found.items()}
+        return {where: MemoryUse(*sums) for where, sums in found.items()}
 
     def prices(self, i: int) -> list[float]:
         """Seconds of each option of an item, if nothing else changes; what does not depend on it is left out."""
@@ -119,7 +120,7 @@ class Search:
         self._count(i, option, 1)
         self._set(i, option)
 
-    def walk(self, start: Start) -> None:
+    def walk(self, start: SearchStart) -> None:
         """Take the cheapest option for every item in graph order; variables are as ``start`` says."""
         p = self.problem
         self._ahead = self._look_ahead() if start.whole else {}
@@ -153,9 +154,9 @@ class Search:
                 else:
                     open_items.append((i, [o for o, share in enumerate(mixture) if share >= most * RELEVANT]))
         for i, options in sorted(open_items):
-            self._take(i, Start("solver"), options)
+            self._take(i, SearchStart("solver"), options)
 
-    def _take(self, i: int, start: Start, among: Sequence[int] | None = None) -> None:
+    def _take(self, i: int, start: SearchStart, among: Sequence[int] | None = None) -> None:
         p, item = self.problem, self.problem.items[i]
         best, least = 0, float("inf")
         for option in range(len(item.own)) if among is None else among:

@@ -1,4 +1,4 @@
-"""A placed graph and hints go in; the layout of every variable comes out, and the graph with what ZeRO asks of it."""
+"""Layouts of variables from hints, ZeRO and earlier plans, and the constraints by which the graph keeps to ZeRO."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError
-from actorflow_compiler.core.ops import ITEM_BYTES, Meta, Ref, substitute
+from actorflow_compiler.core.ops import ITEM_BYTES, Meta, Phase, Ref, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, Sbp, Split, check_fits, local_shape, numel, show
-from actorflow_compiler.core.views import VIEWS
-from actorflow_compiler.graph.graph import Graph, Node, prune, verify
+from actorflow_compiler.core.views import CHEAP_OPS
+from actorflow_compiler.graph.graph import Graph, InputKind, Node, prune, verify
 from actorflow_compiler.hints.constrain import CONSTRAIN, Wish, show_wish
-from actorflow_compiler.hints.goal import Goal
-from actorflow_compiler.hints.hints import Hint, Hints, Zero
+from actorflow_compiler.hints.goal import Goal, ParallelMode
+from actorflow_compiler.hints.hints import LayoutHint, ResolvedHints, ZeroHint
 from actorflow_compiler.hints.zero import GRADIENT
 from actorflow_compiler.plan.plan import Variable, VariableKind
 from actorflow_compiler.plan.region import device_shape
@@ -28,8 +28,12 @@ CASTS = frozenset({"aten._to_copy.default"})  # of a part before it is gathered:
 # ---- variables
 
 
-def lay_variables(
-    captured: Capture, graph: Graph, owners: Mapping[str, Placement], hints: Hints, fixed: Mapping[str, Variable]
+def assign_variable_layouts(
+    captured: Capture,
+    graph: Graph,
+    owners: Mapping[str, Placement],
+    hints: ResolvedHints,
+    fixed: Mapping[str, Variable],
 ) -> tuple[Variable, ...]:
     """Where and how every variable lies: as an earlier plan has fixed it, as hinted, or broadcast.
 
@@ -38,7 +42,7 @@ def lay_variables(
     or what an earlier plan has fixed.
     """
     found: dict[str, Variable] = {}
-    metas: dict[str, Meta] = {i.name: graph.metas[i.value] for i in graph.inputs if i.kind == "variable"}
+    metas: dict[str, Meta] = {i.name: graph.metas[i.value] for i in graph.inputs if i.kind == InputKind.VARIABLE}
     for name in sorted(metas, key=lambda n: captured.kinds[n] in WITH_PARAMETERS):
         meta, kind = metas[name], captured.kinds[name]
         placement = fixed[name].placement if name in fixed else owners[name]
@@ -70,7 +74,7 @@ def lay_variables(
     return tuple(found[name] for name in metas)
 
 
-def refuse_moving(name: str, placement: Placement, hints: Hints) -> None:
+def refuse_moving(name: str, placement: Placement, hints: ResolvedHints) -> None:
     """Raise LayoutError where a parameter is to have another home than the one an earlier plan has given it."""
     hint = hints.layouts.get(name)
     if hint is not None and hint.home not in (None, placement):
@@ -80,7 +84,7 @@ def refuse_moving(name: str, placement: Placement, hints: Hints) -> None:
         )
 
 
-def fit_hint(name: str, meta: Meta, hint: Hint | None, placement: Placement) -> Wish:
+def fit_hint(name: str, meta: Meta, hint: LayoutHint | None, placement: Placement) -> Wish:
     """A hint with one entry for each axis of a placement; raises LayoutError where it does not fit."""
     axes = len(placement.hierarchy)
     if hint is None:
@@ -102,7 +106,7 @@ def fit_hint(name: str, meta: Meta, hint: Hint | None, placement: Placement) -> 
     return tuple(out)
 
 
-def add_zero(wish: Wish, shape: Sequence[int], zero: Zero, placement: Placement) -> Wish:
+def add_zero(wish: Wish, shape: Sequence[int], zero: ZeroHint, placement: Placement) -> Wish:
     """The wish with ZeRO's split on its axis, if that axis is free and a dim is large enough.
 
     Raises LayoutError if the placement has no such axis.
@@ -125,7 +129,7 @@ def add_zero(wish: Wish, shape: Sequence[int], zero: Zero, placement: Placement)
     return (*wish[: zero.axis], split, *wish[zero.axis + 1 :])
 
 
-def as_fixed(variable: Variable, wish: Wish, hint: Hint | None, zero: Zero | None) -> Variable:
+def as_fixed(variable: Variable, wish: Wish, hint: LayoutHint | None, zero: ZeroHint | None) -> Variable:
     """The variable as an earlier plan has laid it out; raises LayoutError if a hint wants it otherwise."""
     for axis, (wanted, fixed) in enumerate(zip(wish, variable.sbp, strict=True)):
         if wanted is None or wanted == fixed:
@@ -142,7 +146,7 @@ def as_fixed(variable: Variable, wish: Wish, hint: Hint | None, zero: Zero | Non
 
 def taken_by_others(graph: Graph, fixed: Mapping[str, Variable]) -> float:
     """The most bytes that a device holds of variables that earlier plans have fixed and this graph does not use."""
-    used = {i.name for i in graph.inputs if i.kind == "variable"}
+    used = {i.name for i in graph.inputs if i.kind == InputKind.VARIABLE}
     held: Counter[int] = Counter()
     for v in fixed.values():
         for index, rank in enumerate(v.placement.ranks if v.name not in used else ()):
@@ -151,7 +155,7 @@ def taken_by_others(graph: Graph, fixed: Mapping[str, Variable]) -> float:
 
 
 def open_axes(
-    variable: Variable, parameter: str | None, hints: Hints, fixed: Mapping[str, Variable], goal: Goal
+    variable: Variable, parameter: str | None, hints: ResolvedHints, fixed: Mapping[str, Variable], goal: Goal
 ) -> tuple[Sbp | None, ...]:
     """The layout of a variable with None for the axes on which inference may choose.
 
@@ -164,12 +168,12 @@ def open_axes(
 
     def closed(axis: int) -> bool:
         asked = any(wish[axis : axis + 1]) or (zero is not None and zero.axis == axis) or at_home
-        return asked or variable.name in fixed or goal.mode(axis) == "data"
+        return asked or variable.name in fixed or goal.mode(axis) == ParallelMode.DATA
 
     return tuple(entry if entry != B or closed(axis) else None for axis, entry in enumerate(variable.sbp))
 
 
-def is_hinted(graph: Graph, hints: Hints) -> bool:
+def is_hinted(graph: Graph, hints: ResolvedHints) -> bool:
     """Whether users say how parameters or activations are cut, so that the batch may be better left whole."""
     cut = any(isinstance(e, Split) for wish in hints.wishes for e in wish)
     return cut or any(n.op == CONSTRAIN and not n.args[1].startswith(GRADIENT) for n in graph.nodes)
@@ -178,7 +182,7 @@ def is_hinted(graph: Graph, hints: Hints) -> bool:
 # ---- ZeRO in the graph
 
 
-def apply_zero(graph: Graph, variables: Sequence[Variable], zero: Mapping[str, Zero]) -> Graph:
+def apply_zero(graph: Graph, variables: Sequence[Variable], zero: Mapping[str, ZeroHint]) -> Graph:
     """The graph with gradients constrained to ZeRO's split, and parameters of stage 3 gathered at each use."""
     if not zero:
         return graph
@@ -191,7 +195,7 @@ def apply_zero(graph: Graph, variables: Sequence[Variable], zero: Mapping[str, Z
             if n.placement == variable.placement:
                 wish = _of_gradient(variable, zero[variable.name])
             # of the optimizer's phase, for which gradients are gathered in buckets; it fires for each micro-batch
-            n = replace(n, args=(n.args[0], show_wish(wish), n.args[2]), phase="optimizer")
+            n = replace(n, args=(n.args[0], show_wish(wish), n.args[2]), phase=Phase.OPTIMIZER)
         nodes.append(n)
     used: dict[str, Wish] = {}
     for name, z in zero.items():
@@ -200,7 +204,7 @@ def apply_zero(graph: Graph, variables: Sequence[Variable], zero: Mapping[str, Z
     return gather_at_use(replace(graph, nodes=tuple(nodes)), used)
 
 
-def _of_gradient(variable: Variable, zero: Zero) -> Wish:
+def _of_gradient(variable: Variable, zero: ZeroHint) -> Wish:
     known: Wish = tuple(e if isinstance(e, Split) else None for e in variable.sbp)
     wish = add_zero(known, variable.shape, zero, variable.placement)
     return tuple(e if axis == zero.axis else None for axis, e in enumerate(wish))
@@ -213,7 +217,7 @@ def gather_at_use(graph: Graph, used: Mapping[str, Wish]) -> Graph:
     through a constraint of their own.  Views and casts of it that the backward pass shares with the forward
     pass are made again.
     """
-    names = {i.value: i.name for i in graph.inputs if i.kind == "variable" and i.name in used}
+    names = {i.value: i.name for i in graph.inputs if i.kind == InputKind.VARIABLE and i.name in used}
     maker: dict[int, Node] = {}  # views and casts of these variables
     metas = dict(graph.metas)
     fresh = max(metas, default=0) + 1
@@ -246,11 +250,11 @@ def gather_at_use(graph: Graph, used: Mapping[str, Wish]) -> Graph:
         return Ref(again[key])
 
     for n in graph.nodes:
-        if n.phase == "optimizer":
+        if n.phase == Phase.OPTIMIZER:
             nodes.append(n)
             continue
         reads = set(n.reads())
-        if n.op in VIEWS | CASTS and len(n.outs) == 1 and len(reads) == 1 and reads <= names.keys() | maker.keys():
+        if n.op in CHEAP_OPS | CASTS and len(n.outs) == 1 and len(reads) == 1 and reads <= names.keys() | maker.keys():
             maker[n.outs[0]] = n
         nodes.append(_reading(n, here))
     return verify(prune(replace(graph, nodes=tuple(nodes), metas=metas)))

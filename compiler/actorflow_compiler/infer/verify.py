@@ -1,4 +1,4 @@
-"""The layouts of a step go in; they come out if they are legal."""
+"""Verify the layouts of a step before they are lowered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, Split, local_shape, show
 from actorflow_compiler.graph.graph import Node, call_of
 from actorflow_compiler.infer.axes import first_local
-from actorflow_compiler.infer.lay_out import StepLayouts
+from actorflow_compiler.infer.layout_assignment import StepLayouts
 from actorflow_compiler.infer.prices import FREE_KINDS
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.signatures import OpCall, Signature, signatures

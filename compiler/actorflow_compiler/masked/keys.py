@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.core.torch_internals import constant_in_trace, constant_of, node_of, real_tensors
+from actorflow_compiler.core.torch_internals import (
+    OpOverload,
+    constant_in_trace,
+    constant_of,
+    node_of,
+    real_tensors,
+    schema_of,
+)
 
 __all__ = ["MaskKey", "known_indices", "version"]
 
@@ -121,9 +128,9 @@ def _known_values(mask: Tensor) -> Tensor | None:
 def _is_plain(node: torch.fx.Node) -> bool:
     """Whether a node is an op that writes nothing and draws nothing."""
     op = node.target
-    if node.op != "call_function" or not isinstance(op, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(op, OpOverload):
         return False
-    return op.namespace == "aten" and not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags
+    return op.namespace == "aten" and not schema_of(op).is_mutable and torch.Tag.nondeterministic_seeded not in op.tags
 
 
 def _written_since(graph: torch.fx.Graph, touched: set[torch.fx.Node], since: set[torch.fx.Node]) -> bool:
@@ -166,13 +173,13 @@ def _without_repeats(node: torch.fx.Node) -> torch.fx.Node:
 
 def _is_write(node: torch.fx.Node) -> bool:
     """Whether a node is an op that writes what it is called with."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
 
 
 def _memory_owner(node: torch.fx.Node) -> torch.fx.Node:
     """The node in whose memory a view lies."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.all_input_nodes:
-        returns = node.target._schema.returns
+    while isinstance(node.target, OpOverload) and node.all_input_nodes:
+        returns = schema_of(node.target).returns
         if not returns or returns[0].alias_info is None:
             break
         node = node.all_input_nodes[0]

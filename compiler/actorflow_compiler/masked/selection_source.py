@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from types import FrameType
 
-from actorflow_compiler.core.lines import is_users
+from actorflow_compiler.core.user_code import is_users
 
 __all__ = ["SelectionSource", "selection_here"]
 

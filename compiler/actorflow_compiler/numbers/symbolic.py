@@ -17,7 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actorflow_compiler.core.expressions import FUNCTIONS, Condition, Expression, Operand, Source, of_python, sources
+from actorflow_compiler.core.expressions import (
+    FUNCTIONS,
+    Condition,
+    Expression,
+    NumberSource,
+    Operand,
+    of_python,
+    sources,
+)
 
 __all__ = [
     "Milestones",
@@ -44,8 +52,8 @@ class NumberEnv:
 
     def __init__(self) -> None:
         self.read: dict[str, Operand] = {}  # name of a scalar of the plan → what it is
-        self.kinds: dict[Source, str] = {}  # of numbers that there are stand-ins for: "int" or "float"
-        self.written: dict[Source, Operand] = {}  # what optimizers hold of parameters → what a step makes of it
+        self.kinds: dict[NumberSource, str] = {}  # of numbers that there are stand-ins for: "int" or "float"
+        self.written: dict[NumberSource, Operand] = {}  # what optimizers hold of parameters → what a step makes of it
         self.ended = False  # whether the step has run: who looks at stand-ins decides nothing any more
         self.views: set[str] = set()  # lines at which a number decides what memory a view has
         self.closed = False  # whether it has been captured: stand-ins that somebody kept are plain numbers
@@ -70,7 +78,7 @@ class NumberEnv:
         """The step has run: who looks at stand-ins from now on decides nothing."""
         self.ended = True
 
-    def stand_in(self, source: Source, value: Any) -> SymNumber:
+    def stand_in(self, source: NumberSource, value: Any) -> SymNumber:
         """A stand-in for a number of the script."""
         self.kinds[source] = type(value).__name__
         return SymNumber(source, value, self)
@@ -83,7 +91,7 @@ class NumberEnv:
             self.read[name], self._known[exact] = expression, name
         return self._known[exact]
 
-    def is_specialized(self, source: Source) -> bool:
+    def is_specialized(self, source: NumberSource) -> bool:
         """Whether a number was taken for a constant, and not only what of few things it decides: a branch, a rest."""
         return any(
             type(condition.value) is not bool

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.errors import CaptureError
-from actorflow_compiler.core.expressions import FUNCTIONS, Expression, Operand, Source, number_of
+from actorflow_compiler.core.expressions import FUNCTIONS, Expression, NumberSource, Operand, SourceKind, number_of
 from actorflow_compiler.core.torch_internals import items_from
 from actorflow_compiler.numbers.symbolic import SymNumber, current_value, expression_of, torch_function_handlers
 from actorflow_compiler.numbers.symbolic import as_float as stand_in_as_float
@@ -40,7 +40,7 @@ class UnbackedNumber:
     def __init__(self, tensor: Tensor, refusal: Callable[[], CaptureError], expression: Operand | None = None) -> None:
         self.tensor, self.refusal = tensor, refusal
         # how it comes of other whole numbers that come later: each of them has a name of its own
-        self.expression = Source("later", str(next(_names))) if expression is None else expression
+        self.expression = NumberSource(SourceKind.LATER, str(next(_names))) if expression is None else expression
         self.resolve: Callable[[Tensor], Any] = lambda _: None  # gives a value, if a plan may be made for it
         self.text: Callable[[], str] = str  # what stands for it in a text that nobody reads before it is there
 

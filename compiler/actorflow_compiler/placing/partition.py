@@ -1,4 +1,4 @@
-"""Costs of the units of a sequence go in; where to cut it so that the slowest stage is as fast as can be comes out."""
+"""Partition a sequence of units into stages so that the slowest stage is as fast as possible (dynamic programming)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HALVINGS = 4  # of the interval in which the fastest cut is that saves bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class PartitionUnit:
     """What is never cut, and what it costs in an iteration on the devices of a stage.
 
     seconds: forward and backward; parameters: bytes that stay, with their gradients and optimizer state;
@@ -31,7 +31,7 @@ class Unit:
 
 
 def partition(
-    units: Sequence[Unit],
+    units: Sequence[PartitionUnit],
     stages: int,
     *,
     bytes_per_second: float = math.inf,
@@ -78,7 +78,9 @@ def partition(
     return tuple(int(costs.positions[c]) for c in cuts)
 
 
-def stage_seconds(units: Sequence[Unit], first: Sequence[int], bytes_per_second: float = math.inf) -> list[float]:
+def stage_seconds(
+    units: Sequence[PartitionUnit], first: Sequence[int], bytes_per_second: float = math.inf
+) -> list[float]:
     """The seconds of each stage of a partition."""
     ends = [*first, len(units)]
     crossing = [0.0, *(units[f].crossing for f in first[1:]), 0.0]
@@ -92,7 +94,12 @@ class _Costs:
     """Tables of [from position, to position]; what is no stage costs infinitely much."""
 
     def __init__(
-        self, units: Sequence[Unit], positions: Sequence[int], stages: int, bytes_per_second: float, pieces: int
+        self,
+        units: Sequence[PartitionUnit],
+        positions: Sequence[int],
+        stages: int,
+        bytes_per_second: float,
+        pieces: int,
     ) -> None:
         self.positions = np.array(positions)
         self.stages, self.pieces = stages, pieces
@@ -115,7 +122,7 @@ class _Costs:
         return table
 
 
-def _positions(units: Sequence[Unit], most: int) -> list[int]:
+def _positions(units: Sequence[PartitionUnit], most: int) -> list[int]:
     """The places to cut at, with both ends: all, or the one that the fewest bytes cross in each stretch of time.
 
     Where stretches have none, others that few bytes cross fill up the number.

@@ -1,4 +1,4 @@
-"""A captured step goes in; the same comes out with a placement and a stage for every op, as its caller asked."""
+"""The placing pass: give every op a placement and a stage, from scopes, ``flow.place`` and automatic stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actorflow_compiler.capture.mirrored import refuse_parallel
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.graph.graph import Graph
-from actorflow_compiler.placing.automatic import Automatic, cut_automatically
+from actorflow_compiler.placing.automatic_stages import AutomaticStages, cut_automatically
 from actorflow_compiler.placing.stages import computing, place_ops
 
 
@@ -41,7 +41,7 @@ def place(captured: Capture, request: StepRequest) -> PlacedStep:
     if request.mirrored:
         refuse_parallel(request.step.name, captured.graph, hints, fixed, everywhere)
     owners = {n: v.placement for n, v in fixed.items() if captured.parameter.get(n, n) not in homes}
-    automatic = Automatic(captured.graph)
+    automatic = AutomaticStages(captured.graph)
     if hints.stages is not None:
         hardware, budget = devices.hardware, asked.goal.budget
         if hardware.memory_bytes is None and budget is not None:

@@ -1,5 +1,4 @@
-"""A captured graph, some of whose ops carry a placement, goes in; one where every op has its placement and its
-virtual pipeline stage comes out.
+"""Give every op a placement and a virtual pipeline stage, where only some ops of the graph carry a placement.
 
 Untagged forward ops go where the latest of their inputs are, gradient accumulations to the earliest,
 optimizer ops to the owner of their parameter.  Ops that depend on no state and on nothing placed
@@ -14,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.core.errors import LayoutError
-from actorflow_compiler.core.ops import Meta, Ref, substitute
+from actorflow_compiler.core.ops import Meta, Phase, Ref, substitute
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.graph.graph import Graph, Node, verify
-from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.graph.graph import Graph, InputKind, Node, verify
+from actorflow_compiler.hints.hints import ResolvedHints
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class StagedGraph:
     """A graph whose every op has a placement and a stage."""
 
     graph: Graph
@@ -37,7 +36,7 @@ def place_ops(
     begins: Sequence[int] = (),
     homes: Mapping[str, Placement] | None = None,
     world: int = 0,
-) -> Placed:
+) -> StagedGraph:
     """Give every node and variable a placement, and every node its virtual stage.
 
     A stage is a longest run of forward ops, in program order, that carry the same placement; ops without one
@@ -61,13 +60,13 @@ def place_ops(
                 f"but this run has {world} device{'s' * (world > 1)} (ranks 0 to {world - 1}); "
                 f"start more devices (--devices) or use fewer ranks"
             )
-    chosen = _Chooser(graph, everywhere, fixed, parameter, _Runs(graph, begins), homes)
+    chosen = _StageChooser(graph, everywhere, fixed, parameter, _TaggedStages(graph, begins), homes)
     graph = _repeat_free(graph, chosen.stage, chosen.stage_on(everywhere))
     graph, stages = _with_placements(graph, chosen.stages)
-    return Placed(verify(graph), stages, chosen.owner)
+    return StagedGraph(verify(graph), stages, chosen.owner)
 
 
-def computing(world: int, homes: Mapping[str, Placement], graph: Graph, hints: Hints) -> tuple[int, ...]:
+def computing(world: int, homes: Mapping[str, Placement], graph: Graph, hints: ResolvedHints) -> tuple[int, ...]:
     """The ranks of what nobody places: all but those that are homes and nothing else; all where that leaves none."""
     kept = {rank for home in homes.values() for rank in home.ranks}
     named = hints.placements | {n.placement for n in graph.nodes if n.placement is not None}
@@ -75,14 +74,14 @@ def computing(world: int, homes: Mapping[str, Placement], graph: Graph, hints: H
     return tuple(rank for rank in range(world) if rank not in kept) or tuple(range(world))
 
 
-class _Runs:
+class _TaggedStages:
     """The stages of tagged ops."""
 
     def __init__(self, graph: Graph, begins: Sequence[int]) -> None:
         opened = sorted(begins)
         self.first: list[int] = []  # the visit that each stage begins with
         self.placements: list[Placement] = []
-        tagged = [(n.visit, n.placement) for n in graph.nodes if n.phase == "forward" and n.placement is not None]
+        tagged = [(n.visit, n.placement) for n in graph.nodes if n.phase == Phase.FORWARD and n.placement is not None]
         for visit, placement in sorted(tagged, key=lambda t: t[0]):
             new = not self.first or bisect.bisect(opened, visit) != bisect.bisect(opened, self.first[-1])
             if new or placement != self.placements[-1]:
@@ -102,7 +101,7 @@ class _Runs:
         return next(before, next(after, None))
 
 
-class _Chooser:
+class _StageChooser:
     """One forward walk that decides the stage of each node; None means that it is free."""
 
     def __init__(
@@ -111,7 +110,7 @@ class _Chooser:
         everywhere: Placement,
         fixed: Mapping[str, Placement],
         parameter: Mapping[str, str],
-        runs: _Runs,
+        runs: _TaggedStages,
         homes: Mapping[str, Placement],
     ) -> None:
         self.graph = graph
@@ -124,7 +123,7 @@ class _Chooser:
         self.at_home: set[int] = set()  # what the optimizer makes where a parameter's home is
         self.first: dict[str, int] = {}  # variable → stage of its first tagged forward reader
         self.everywhere = everywhere
-        self.variables = {i.value: i.name for i in graph.inputs if i.kind == "variable"}
+        self.variables = {i.value: i.name for i in graph.inputs if i.kind == InputKind.VARIABLE}
         self.updated = {new: self.variables[old] for old, new in graph.updates}
         self.parameter = parameter
         self.sent = self._sent() if homes else {}
@@ -136,13 +135,13 @@ class _Chooser:
             stage = self._of(n)
             self.stage.append(stage)
             self.at.update((o, stage) for o in n.outs)
-            if n.phase == "optimizer" and self._at_home(n) is not None:
+            if n.phase == Phase.OPTIMIZER and self._at_home(n) is not None:
                 self.at_home.update(n.outs)
             names = set().union(*(self.reach.get(v, set()) for v in n.reads()))
             if stage is None:
                 for o in n.outs:
                     self.reach[o] = names
-            elif n.phase != "optimizer":
+            elif n.phase != Phase.OPTIMIZER:
                 for name in names:
                     self.owner.setdefault(name, self.stages[stage])
                     self.first.setdefault(name, stage)
@@ -160,7 +159,7 @@ class _Chooser:
         reach: dict[int, set[str]] = {v: {name} for v, name in self.variables.items()}
         for n in self.graph.nodes:
             names = set().union(*(reach.get(v, set()) for v in n.reads()))
-            if not names or n.phase != "forward":
+            if not names or n.phase != Phase.FORWARD:
                 continue
             stage = self.runs.stage(n)
             if stage is None:
@@ -193,7 +192,7 @@ class _Chooser:
         """Values that the optimizer reads beside a variable that has a home → that variable: gradients."""
         found: dict[int, str] = {}
         for n in self.graph.nodes:
-            if n.phase == "optimizer":
+            if n.phase == Phase.OPTIMIZER:
                 names = [self.variables[v] for v in n.reads() if v in self.variables]
                 name = next((x for x in names if self.parameter.get(x, x) in self.homes), None)
                 found.update({v: name for v in n.reads() if name is not None and v not in self.variables})
@@ -218,7 +217,7 @@ class _Chooser:
         if n.placement is not None:
             stage = self.runs.stage(n)
             return self.stage_on(n.placement) if stage is None else stage
-        if n.phase == "optimizer":
+        if n.phase == Phase.OPTIMIZER:
             owned = [self._home(self.updated[o]) for o in n.outs if o in self.updated]
             owned += [self._home(self.variables[v]) for v in n.reads() if v in self.variables]
             if owned:
@@ -230,7 +229,7 @@ class _Chooser:
         inputs = inputs or [self._use(name) for name in names]
         if not inputs:
             return None
-        return max(inputs) if n.phase == "forward" else min(inputs)
+        return max(inputs) if n.phase == Phase.FORWARD else min(inputs)
 
 
 def _repeat_free(graph: Graph, stage: list[int | None], nowhere: int) -> Graph:

@@ -1,4 +1,4 @@
-"""A graph and a table of decompositions go in; the same graph with those ops written out in simpler ones comes out."""
+"""Replace ops of a graph by decompositions, traced once for each op instance."""
 
 from __future__ import annotations
 

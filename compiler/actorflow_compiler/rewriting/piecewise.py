@@ -1,7 +1,7 @@
-"""An op of a graph goes in; whether it works on each micro-batch by itself, and how its batch is then split, comes out.
+"""Ops that work on each micro-batch by itself, and how their batch is split: batch norm in training.
 
-Batch norm in training does, as people expect of micro-batches: its statistics are those of one piece, and its
-running statistics move on with every piece.
+Its statistics are those of one piece, as people expect of micro-batches, and its running statistics move on with every
+piece.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from actorflow_compiler.core.sbp import B, P, Sbp, Split
 from actorflow_compiler.graph.graph import Node
 
 
-class Own:
+class PerPiece:
     """The layout of a value that every piece has one of, and nothing joins: batch-norm statistics."""
 
 
-OWN = Own()
-Layout = Sbp | Own
+PER_PIECE = PerPiece()
+TimeLayout = Sbp | PerPiece
 S0 = Split(0)
 # ops that, in training, work on each piece by themselves: position of the argument that says whether they train,
 # layouts over time of the tensors among the arguments, by position, and of the outputs (S0: as the batch is split)
-PIECEWISE: Mapping[str, tuple[int, Mapping[int, Layout], tuple[Layout, ...]]] = {
+PIECEWISE: Mapping[str, tuple[int, Mapping[int, TimeLayout], tuple[TimeLayout, ...]]] = {
     "aten._native_batch_norm_legit_functional.default": (
-        5, {0: S0, 1: B, 2: B, 3: OWN, 4: OWN}, (S0, OWN, OWN, OWN, OWN),
+        5, {0: S0, 1: B, 2: B, 3: PER_PIECE, 4: PER_PIECE}, (S0, PER_PIECE, PER_PIECE, PER_PIECE, PER_PIECE),
     ),
-    "aten.native_batch_norm.default": (5, {0: S0, 1: B, 2: B}, (S0, OWN, OWN)),
-    "aten.native_batch_norm_backward.default": (7, {0: S0, 1: S0, 2: B, 5: OWN, 6: OWN}, (S0, P, P)),
+    "aten.native_batch_norm.default": (5, {0: S0, 1: B, 2: B}, (S0, PER_PIECE, PER_PIECE)),
+    "aten.native_batch_norm_backward.default": (7, {0: S0, 1: S0, 2: B, 5: PER_PIECE, 6: PER_PIECE}, (S0, P, P)),
 }  # fmt: skip
 
 
-def split_of_batch(n: Node, layouts: Sequence[Layout | None]) -> Split | None:
+def split_of_batch(n: Node, layouts: Sequence[TimeLayout | None]) -> Split | None:
     """How the batch of an op that works on each piece by itself is split; None where that is not done."""
     if n.op not in PIECEWISE:
         return None

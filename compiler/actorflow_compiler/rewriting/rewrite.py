@@ -1,4 +1,4 @@
-"""A placed step goes in; its graph comes out in micro-batches, in ops that can be laid out on its devices."""
+"""The rewriting pass: cut a placed step into micro-batches, decompose batch norms, and merge equal ops."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from actorflow_compiler.graph.graph import Graph, merge_equal, verify
 from actorflow_compiler.hints.constrain import check_constraints
 from actorflow_compiler.placing.place import PlacedStep
 from actorflow_compiler.rewriting.expand import expand
-from actorflow_compiler.rewriting.pieces import Pieces, cut_in_time
+from actorflow_compiler.rewriting.micro_batches import MicroBatchedStep, cut_in_time
 from actorflow_compiler.substitutes.decompositions import BATCH_NORM
 from actorflow_compiler.substitutes.random_table import is_random
 
 
-def rewrite(placed: PlacedStep, captured: Capture, request: StepRequest) -> Pieces:
+def rewrite(placed: PlacedStep, captured: Capture, request: StepRequest) -> MicroBatchedStep:
     """Cut the step in time, write batch norms out where several devices share them, and merge what is equal.
 
     Raises CallError for a batch that does not divide, CaptureError for random ops that no plan draws alike, and

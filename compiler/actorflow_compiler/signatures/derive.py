@@ -1,4 +1,4 @@
-"""An op instance goes in; all its legal signatures along one mesh axis come out.
+"""Derive all legal signatures of an op instance along one mesh axis.
 
 Three rules: everything broadcast; one index split wherever it occurs; nothing split, but sums of
 terms passed through an op that is linear.
@@ -11,16 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from actorflow_compiler.core.errors import SignatureError
-from actorflow_compiler.core.op_call import OpCall, Signature
+from actorflow_compiler.core.op_call import OpCall, Signature, SignatureSource
 from actorflow_compiler.core.sbp import B, P, PartialSum, Sbp, Split, canonical
 from actorflow_compiler.custom_ops.mirrored import CASTS
 from actorflow_compiler.signatures.discovery import discovered
 from actorflow_compiler.signatures.discovery.rules import structure
-from actorflow_compiler.signatures.indexed import Instance, instance, matched
 from actorflow_compiler.signatures.inner import inner_signatures
-from actorflow_compiler.signatures.registered import Registered, registration
+from actorflow_compiler.signatures.notation import Linearity
+from actorflow_compiler.signatures.registration import RegisteredSignatures, find_registration
 from actorflow_compiler.signatures.table import has_line
-from actorflow_compiler.signatures.verify import fault
+from actorflow_compiler.signatures.term_matching import IndexedCall, index_call, match_term
+from actorflow_compiler.signatures.verify import find_wrong_signature
 
 
 def signatures(call: OpCall, parts: int, *, wanted: Iterable[Split] = (), inner: bool = False) -> tuple[Signature, ...]:
@@ -33,7 +34,7 @@ def signatures(call: OpCall, parts: int, *, wanted: Iterable[Split] = (), inner:
     which the op has to be written out, ``inner.py``.
     """
     cuts = tuple(sorted({w for w in wanted if w.blocks > 1 or w.unit > 1}, key=_order))
-    found = _signatures(call, parts, cuts, registration(call.op))
+    found = _signatures(call, parts, cuts, find_registration(call.op))
     return found + inner_signatures(call, parts) if inner else found
 
 
@@ -42,12 +43,14 @@ def _order(split: Split) -> tuple[int, int, int]:
 
 
 @functools.cache
-def _signatures(call: OpCall, parts: int, wanted: tuple[Split, ...], given: Registered | None) -> tuple[Signature, ...]:
+def _signatures(
+    call: OpCall, parts: int, wanted: tuple[Split, ...], given: RegisteredSignatures | None
+) -> tuple[Signature, ...]:
     if parts > 1 and call.op in CASTS:  # no op on logical values
         taken, made = CASTS[call.op]
         return (Signature((taken,), (made,), None),)
     found = [Signature((B,) * len(call.ins), tuple(None if o is None else B for o in call.outs), None)]
-    if parts > 1 and (op := instance(call)) is not None:
+    if parts > 1 and (op := index_call(call)) is not None:
         found += _indexed(call, op, parts, wanted)
     elif parts > 1 and given is not None:
         _verify(call, given)
@@ -58,7 +61,7 @@ def _signatures(call: OpCall, parts: int, wanted: tuple[Split, ...], given: Regi
     return tuple(reversed(unique.values()))
 
 
-def _indexed(call: OpCall, op: Instance, parts: int, wanted: tuple[Split, ...]) -> Iterator[Signature]:
+def _indexed(call: OpCall, op: IndexedCall, parts: int, wanted: tuple[Split, ...]) -> Iterator[Signature]:
     """The signatures of an op whose indices are known."""
     for letter in op.splittable:
         yield from _split(call, op, letter, 1, 1, parts)
@@ -67,20 +70,22 @@ def _indexed(call: OpCall, op: Instance, parts: int, wanted: tuple[Split, ...]) 
     yield from _terms(call, op)
 
 
-def _given(call: OpCall, given: Registered, parts: int, wanted: tuple[Split, ...] = ()) -> Iterator[Signature]:
+def _given(
+    call: OpCall, given: RegisteredSignatures, parts: int, wanted: tuple[Split, ...] = ()
+) -> Iterator[Signature]:
     """The signatures of an op of which a user said how it may lie."""
     for text in given.terms(call):
-        op = matched(call, text)
+        op = match_term(call, text)
         for signature in _indexed(call, op, parts, wanted) if op is not None else ():
-            yield replace(signature, source="registered", term=text)
+            yield replace(signature, source=SignatureSource.REGISTERED, term=text)
 
 
-def _verify(call: OpCall, given: Registered) -> None:
+def _verify(call: OpCall, given: RegisteredSignatures) -> None:
     """Raise SignatureError if what a user said of an op is wrong."""
     kind = structure(call)
-    if not given.verify or kind in given.verified:
+    if not given.verify or kind in given.checked:
         return
-    found = fault(call, lambda small, parts: _given(small, given, parts))
+    found = find_wrong_signature(call, lambda small, parts: _given(small, given, parts))
     if found is not None:
         signature, why = found
         raise SignatureError(
@@ -88,10 +93,10 @@ def _verify(call: OpCall, given: Registered) -> None:
             f"that is wrong: {why}. Correct the term; uppercase letters are dims that may not be split, and "
             f"only operands in which the op is linear have '+' or '*'"
         )
-    given.verified.add(kind)
+    given.checked.add(kind)
 
 
-def _granularities(op: Instance, letter: str, wanted: tuple[Split, ...], parts: int) -> set[tuple[int, int]]:
+def _granularities(op: IndexedCall, letter: str, wanted: tuple[Split, ...], parts: int) -> set[tuple[int, int]]:
     """The ways to cut one index (blocks, unit) that give an operand or output a wanted layout."""
     found = set()
     indexed = [t for t in (*op.ins, *op.outs) if t is not None]
@@ -117,7 +122,7 @@ def _granularities(op: Instance, letter: str, wanted: tuple[Split, ...], parts: 
     return found
 
 
-def _split(call: OpCall, op: Instance, letter: str, blocks: int, unit: int, parts: int) -> Iterator[Signature]:
+def _split(call: OpCall, op: IndexedCall, letter: str, blocks: int, unit: int, parts: int) -> Iterator[Signature]:
     """Cut one index: an output without it becomes a sum of terms."""
     if letter in op.never_empty and op.size[letter] // (blocks * unit) < parts:
         return
@@ -138,7 +143,7 @@ def _split(call: OpCall, op: Instance, letter: str, blocks: int, unit: int, part
             )
 
 
-def _terms(call: OpCall, op: Instance) -> Iterator[Signature]:
+def _terms(call: OpCall, op: IndexedCall) -> Iterator[Signature]:
     """Nothing is cut: sums of terms pass if the op is linear in what is one."""
     complete = all(o is not None or meta is None for o, meta in zip(op.outs, call.outs, strict=True))
     if op.affine or not complete:
@@ -149,10 +154,10 @@ def _terms(call: OpCall, op: Instance) -> Iterator[Signature]:
             yield from _legal(call, nothing, [P if o is not None else None for o in op.outs], terms, None)
 
 
-def _sums(op: Instance, has: list[bool]) -> list[tuple[int, ...]]:
+def _sums(op: IndexedCall, has: list[bool]) -> list[tuple[int, ...]]:
     """The sets of operands that have to be sums of terms where the index is summed over."""
-    plus = tuple(i for i, t in enumerate(op.ins) if t.mark == "+" and not has[i])
-    star = [i for i, t in enumerate(op.ins) if t.mark == "*"]
+    plus = tuple(i for i, t in enumerate(op.ins) if t.mark == Linearity.ADDEND and not has[i])
+    star = [i for i, t in enumerate(op.ins) if t.mark == Linearity.FACTOR]
     if not star or any(has[i] for i in star):
         return [plus]
     return [(*plus, i) for i in star]

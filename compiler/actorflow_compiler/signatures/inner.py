@@ -1,8 +1,8 @@
-"""An op instance goes in; its inner signatures come out: those by which devices exchange something small inside.
+"""Inner signatures: those by which devices exchange something small inside an op.
 
 ``_log_softmax`` over a dim that is split needs a maximum and a sum over all devices, but no device needs
 the other parts of that dim.  A signature of this kind is legal if the op is written out in simpler
-ones (``infer/written_out.py``).
+ones (``infer/inner_decompositions.py``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from actorflow_compiler.core.op_call import OpCall, Signature, bind
 from actorflow_compiler.core.sbp import B, Sbp
 from actorflow_compiler.signatures import shaped_layers as layers
-from actorflow_compiler.signatures.indexed import Indexed, matched
 from actorflow_compiler.signatures.notation import parse
+from actorflow_compiler.signatures.term_matching import IndexedTensor, match_term
 
 Line = Callable[[OpCall], str | None]
 
@@ -24,15 +24,15 @@ def inner_signatures(call: OpCall, parts: int) -> tuple[Signature, ...]:
     """The inner signatures for a mesh axis of ``parts`` devices, each of which gets some of the dim that is split."""
     line = LINES.get(call.op)
     text = line(call) if line and parts > 1 else None
-    op = matched(call, text) if text else None
+    op = match_term(call, text) if text else None
     return tuple(_signatures(call, op.size, op.ins, op.outs, parse(text).letters, parts)) if op and text else ()
 
 
 def _signatures(
-    call: OpCall, size: dict[str, int], ins: tuple[Indexed, ...], outs: tuple[Indexed | None, ...],
+    call: OpCall, size: dict[str, int], ins: tuple[IndexedTensor, ...], outs: tuple[IndexedTensor | None, ...],
     letters: frozenset[str], parts: int,
 ) -> Iterator[Signature]:  # fmt: skip
-    def layout(tensor: Indexed | None, letter: str) -> Sbp:
+    def layout(tensor: IndexedTensor | None, letter: str) -> Sbp:
         return (tensor.layout(letter, size, 1, 1, parts) if tensor else None) or B
 
     for letter in sorted(c for c in letters if c.islower() and size.get(c, 0) >= parts):

@@ -1,4 +1,4 @@
-"""An op instance and one of its signatures go in; the op that one device runs on its parts comes out."""
+"""The op that one device runs on its parts, for an op instance and one of its signatures."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from actorflow_compiler.core.op_call import OpCall, Signature, bind, first_out, 
 from actorflow_compiler.core.ops import Arg, Meta, Symbol
 from actorflow_compiler.core.sbp import Sbp, Split, local_shape, spans
 from actorflow_compiler.custom_ops import random as random_ops
-from actorflow_compiler.signatures.indexed import Instance, instance, matched, ranked
-from actorflow_compiler.signatures.notation import Template, parse
+from actorflow_compiler.signatures.notation import ArgumentKind, DimsTerm, parse
 from actorflow_compiler.signatures.shaped_views import arange_of, start_of
 from actorflow_compiler.signatures.table import term_of
+from actorflow_compiler.signatures.term_matching import IndexedCall, index_call, match_term, ranked
 
 Kwargs = tuple[tuple[str, Arg], ...]
 Local = tuple[str, tuple[Arg, ...], Kwargs]
 
 
-def localise(
+def local_op(
     call: OpCall, signature: Signature, parts: int, index: int
 ) -> tuple[str, tuple[Arg, ...], Kwargs, tuple[Meta, ...]]:
     """The op, arguments and keyword arguments for device ``index`` of ``parts``, and the Metas of the used outputs.
@@ -28,15 +28,15 @@ def localise(
     signature count, so one that was made for another instance of the same op serves, too, if its
     layouts fit.  Raises LayoutError where they do not.
     """
-    device = _Device(call, signature, parts, index)
+    device = _DeviceView(call, signature, parts, index)
     rule = _RULES.get(call.op)
     local = rule(device) if rule else None
     return (*(local or _sizes(device)), device.outs())
 
 
-def localised(call: OpCall, signature: Signature, parts: int, index: int) -> OpCall:
+def local_call(call: OpCall, signature: Signature, parts: int, index: int) -> OpCall:
     """The op instance that device ``index`` of ``parts`` runs; raises LayoutError as ``localise`` does."""
-    op, args, kwargs, metas = localise(call, signature, parts, index)
+    op, args, kwargs, metas = local_op(call, signature, parts, index)
     ins = tuple(
         Meta(local_shape(m.shape, s, parts, index), m.dtype) for m, s in zip(call.ins, signature.ins, strict=True)
     )
@@ -45,7 +45,7 @@ def localised(call: OpCall, signature: Signature, parts: int, index: int) -> OpC
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _DeviceView:
     """An op instance as one device sees it."""
 
     call: OpCall
@@ -65,10 +65,10 @@ class _Device:
         """The local shape of an operand."""
         return self._local(self.call.ins[i], self.signature.ins[i])
 
-    def instance(self) -> Instance:
+    def instance(self) -> IndexedCall:
         """The op instance with its indices."""
         term = self.signature.term
-        op = matched(self.call, term) if term else instance(self.call)
+        op = match_term(self.call, term) if term else index_call(self.call)
         assert op is not None
         return op
 
@@ -90,7 +90,7 @@ class _Device:
                 return op.size[letter] * self._local(x.meta, layout)[layout.dim] // whole
         return op.size[letter]
 
-    def sizes(self, dims: Template, value: Arg) -> Arg:
+    def sizes(self, dims: DimsTerm, value: Arg) -> Arg:
         """The sizes of dims here, where ``value`` has those of the whole."""
         whole = value if isinstance(value, tuple) else (value,)
         here = tuple(
@@ -124,29 +124,29 @@ class _Device:
         return first, count
 
 
-def _sizes(device: _Device) -> Local:
+def _sizes(device: _DeviceView) -> Local:
     """The same op, with those arguments made local that its notation calls sizes."""
     call = device.call
     text = device.signature.term or term_of(call)
     new: dict[int, Arg] = {}
     for path in device.signature.sizes:
         new[path[0]] = put(new.get(path[0], bind(call)[path[0]]), path[1:], device.share())
-    for i, slot in enumerate(parse(text).slots if text else ()):
-        if slot.kind == "shape":
+    for i, argument in enumerate(parse(text).arguments if text else ()):
+        if argument.kind == ArgumentKind.SHAPE:
             new[i] = device.shape()
-        elif slot.kind == "sizes" and bind(call)[i] is not None:
-            new[i] = device.sizes(slot.operands[0].dims, bind(call)[i])
-        elif slot.kind == "parts" and device.cuts(slot.index):
+        elif argument.kind == ArgumentKind.SIZES and bind(call)[i] is not None:
+            new[i] = device.sizes(argument.operands[0].dims, bind(call)[i])
+        elif argument.kind == ArgumentKind.PARTS and device.cuts(argument.index):
             new[i] = bind(call)[i][1:]
     return (call.op, *rebind(call, new))
 
 
-def _reshape(device: _Device) -> Local:
+def _reshape(device: _DeviceView) -> Local:
     """Ops that only change the shape: local parts may have other strides, and sizes that happen to be 1."""
     return "aten.reshape.default", (device.call.args[0], device.shape()), ()
 
 
-def _slice(device: _Device) -> Local | None:
+def _slice(device: _DeviceView) -> Local | None:
     """One block of a dim of which every block is split alike."""
     _, dim, start, *_ = bind(device.call)
     whole, part = first_out(device.call).shape, device.shape()
@@ -157,7 +157,7 @@ def _slice(device: _Device) -> Local | None:
     return (device.call.op, *rebind(device.call, {2: block * part[d], 3: (block + 1) * part[d]}))
 
 
-def _slice_backward(device: _Device) -> Local | None:
+def _slice_backward(device: _DeviceView) -> Local | None:
     """As ``_slice``, the other way round."""
     full = first_out(device.call).shape
     _, _, dim, start, *_ = bind(device.call)
@@ -169,7 +169,7 @@ def _slice_backward(device: _Device) -> Local | None:
     return (device.call.op, *rebind(device.call, {1: device.shape(), 3: block * part[d], 4: (block + 1) * part[d]}))
 
 
-def _split(device: _Device) -> Local:
+def _split(device: _DeviceView) -> Local:
     """Parts by their lengths: the local ones may be 0."""
     x, sizes, dim = bind(device.call)
     whole, part = first_out(device.call).shape, device.shape()
@@ -182,7 +182,7 @@ def _split(device: _Device) -> Local:
     return "aten.split_with_sizes.default", (x, sizes, d), ()
 
 
-def _embedding(device: _Device) -> Local | None:
+def _embedding(device: _DeviceView) -> Local | None:
     """Rows split: look the rows up that are here, and zeros for others."""
     found = device.rows(device.call.ins[0], device.signature.ins[0])
     if found is None:
@@ -192,7 +192,7 @@ def _embedding(device: _Device) -> Local | None:
     return "actorflow.embedding_part", (weight, indices, first + found[0], whole), ()
 
 
-def _embedding_backward(device: _Device) -> Local | None:
+def _embedding_backward(device: _DeviceView) -> Local | None:
     """Rows split: sum the gradients of the rows that are here."""
     found = device.rows(first_out(device.call), device.signature.outs[0])
     if found is None:
@@ -202,7 +202,7 @@ def _embedding_backward(device: _Device) -> Local | None:
     return "actorflow.embedding_part_backward", (grad, indices, first + found[0], found[1], skip), ()
 
 
-def _grouped(device: _Device) -> Local | None:
+def _grouped(device: _DeviceView) -> Local | None:
     """Groups split: the matrices that are here, and zeros for rows of other groups."""
     found = device.rows(device.call.ins[1], device.signature.ins[1])
     if found is None:
@@ -211,7 +211,7 @@ def _grouped(device: _Device) -> Local | None:
     return device.call.op, (*operands, first + found[0], groups), ()
 
 
-def _grouped_weight(device: _Device) -> Local | None:
+def _grouped_weight(device: _DeviceView) -> Local | None:
     """Groups split: the sums of those that are here."""
     found = device.rows(first_out(device.call), device.signature.outs[0])
     if found is None:
@@ -220,7 +220,7 @@ def _grouped_weight(device: _Device) -> Local | None:
     return device.call.op, (*operands, first + found[0], found[1], groups), ()
 
 
-def _pick(device: _Device) -> Local | None:
+def _pick(device: _DeviceView) -> Local | None:
     """Classes split: those of this part, which begin further on."""
     x, target, dim, ignore, first, classes = device.call.args
     layout = device.signature.ins[0]
@@ -230,7 +230,7 @@ def _pick(device: _Device) -> Local | None:
     return device.call.op, (x, target, dim, ignore, first + begin, classes), ()
 
 
-def _pick_backward(device: _Device) -> Local | None:
+def _pick_backward(device: _DeviceView) -> Local | None:
     """As ``_pick``."""
     grad, target, size, dim, ignore, first, classes = device.call.args
     (layout,) = device.signature.outs
@@ -241,7 +241,7 @@ def _pick_backward(device: _Device) -> Local | None:
     return device.call.op, (grad, target, size, dim, ignore, first + begin, classes), ()
 
 
-def _uniform(device: _Device) -> Local | None:
+def _uniform(device: _DeviceView) -> Local | None:
     (layout,), (out,) = device.signature.outs, device.call.outs
     if not isinstance(layout, Split) or out is None:
         return None
@@ -251,7 +251,7 @@ def _uniform(device: _Device) -> Local | None:
     return device.call.op, tuple(args), device.call.kwargs
 
 
-def _arange(device: _Device) -> Local | None:
+def _arange(device: _DeviceView) -> Local | None:
     """The numbers that are here."""
     (layout,), (out,) = device.signature.outs, device.call.outs
     if not isinstance(layout, Split) or out is None:
@@ -263,17 +263,17 @@ def _arange(device: _Device) -> Local | None:
     return "aten.arange.start_step", (begin, begin + count * step, step), kwargs
 
 
-def _empty(device: _Device) -> Local | None:
+def _empty(device: _DeviceView) -> Local | None:
     """Parts are dense, whatever the strides of the whole."""
     return "aten.empty.memory_format", (device.shape(),), device.call.kwargs
 
 
-def _new_empty(device: _Device) -> Local | None:
+def _new_empty(device: _DeviceView) -> Local | None:
     """As ``_empty``."""
     return "aten.new_empty.default", (device.call.args[0], device.shape()), device.call.kwargs
 
 
-_RULES: dict[str, Callable[[_Device], Local | None]] = {
+_RULES: dict[str, Callable[[_DeviceView], Local | None]] = {
     random_ops.UNIFORM: _uniform,
     "aten.arange.default": _arange,
     "aten.arange.start": _arange,

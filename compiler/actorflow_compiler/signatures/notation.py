@@ -1,4 +1,4 @@
-"""The text of a signature term goes in; its structure comes out, parsed once.
+"""The notation of signatures: its tokens, and the parser of a term.
 
 A term has one entry for each argument of the op in schema order, ``->``, and one for each output::
 
@@ -42,39 +42,59 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 Dim = str | tuple[str, ...]  # "." | ":" | "/" | the letters of a dim, () for size 1
-Template = tuple[Dim, ...]
+DimsTerm = tuple[Dim, ...]
 
 _DIM = re.compile(r"\(([A-Za-z]+)\)|([A-Za-z]\^?)|([1.:/])")
 
 
+class Linearity(StrEnum):
+    """In which way an op is linear in an operand, so that sums of terms pass."""
+
+    NONE = ""
+    ADDEND = "+"  # together with all other operands that have this mark
+    FACTOR = "*"  # alone
+
+
+class ArgumentKind(StrEnum):
+    """What an argument's entry in a term says."""
+
+    TENSOR = "tensor"
+    IGNORED = "ignored"
+    DIMS = "dims"  # the argument names dims
+    SHAPE = "shape"  # it is the shape of the first output
+    SIZES = "sizes"  # it is the size of some dims
+    PARTS = "parts"  # it lists into how many parts an index is cut
+
+
 @dataclass(frozen=True, slots=True)
-class Operand:
+class OperandTerm:
     """How an output, or the tensors of one argument, are indexed."""
 
-    dims: Template
-    mark: str  # "+" | "*" | ""
+    dims: DimsTerm
+    mark: Linearity
     values: str  # the index that the values are positions of, or ""
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """One argument."""
+class ArgumentTerm:
+    """How one argument of the op is described."""
 
-    kind: str  # "tensor" | "ignored" | "dims" | "shape" | "sizes" | "parts"
-    operands: tuple[Operand, ...] = ()  # one, or one for each tensor of a list; of "sizes": of which dims
+    kind: ArgumentKind
+    operands: tuple[OperandTerm, ...] = ()  # one, or one for each tensor of a list; of "sizes": of which dims
     frozen: bool = False  # of "dims": never split
     index: str = ""  # of "parts": which index they are parts of
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A parsed line."""
+    """A parsed term."""
 
     text: str
-    slots: tuple[Slot, ...]
-    outs: tuple[Operand | None, ...]  # None: ignored
+    arguments: tuple[ArgumentTerm, ...]
+    outs: tuple[OperandTerm | None, ...]  # None: ignored
     letters: frozenset[str]
     never_empty: str  # indices of which each device must get some; "." for all of the leading dims
 
@@ -91,38 +111,38 @@ def parse(text: str) -> Term:
     left, arrow, right = term.partition("->")
     if not arrow:
         raise ValueError(f"{text!r} has no '->'")
-    slots = tuple(_slot(entry, text) for entry in left.split(",")) if left else ()
-    outs = tuple(None if entry == "_" else _operand(entry, text) for entry in right.split(","))
-    return Term(text, slots, outs, frozenset(c for c in text if c.isalpha()), never_empty)
+    arguments = tuple(_parse_argument(entry, text) for entry in left.split(",")) if left else ()
+    outs = tuple(None if entry == "_" else _parse_operand(entry, text) for entry in right.split(","))
+    return Term(text, arguments, outs, frozenset(c for c in text if c.isalpha()), never_empty)
 
 
-def _slot(entry: str, text: str) -> Slot:
+def _parse_argument(entry: str, text: str) -> ArgumentTerm:
     if entry in _PLAIN:
         return _PLAIN[entry]
     if entry.startswith("#"):
-        return Slot("sizes", (_operand(entry[1:], text),))
+        return ArgumentTerm(ArgumentKind.SIZES, (_parse_operand(entry[1:], text),))
     if entry.startswith("^"):
-        return Slot("parts", index=entry[1:])
-    return Slot("tensor", tuple(_operand(e, text) for e in entry.split(";")))
+        return ArgumentTerm(ArgumentKind.PARTS, index=entry[1:])
+    return ArgumentTerm(ArgumentKind.TENSOR, tuple(_parse_operand(e, text) for e in entry.split(";")))
 
 
 _PLAIN = {
-    "_": Slot("ignored"),
-    "@": Slot("dims"),
-    "@!": Slot("dims", frozen=True),
-    "#": Slot("shape"),
+    "_": ArgumentTerm(ArgumentKind.IGNORED),
+    "@": ArgumentTerm(ArgumentKind.DIMS),
+    "@!": ArgumentTerm(ArgumentKind.DIMS, frozen=True),
+    "#": ArgumentTerm(ArgumentKind.SHAPE),
 }
 
 
-def _operand(entry: str, text: str) -> Operand:
+def _parse_operand(entry: str, text: str) -> OperandTerm:
     found = re.fullmatch(r"([^+*<]*)([+*]?)(?:<([a-z])>)?", entry)
     if found is None:
         raise ValueError(f"{entry!r} in {text!r} is no operand")
     dims, mark, values = found.groups()
-    return Operand(_template(dims, text), mark, values or "")
+    return OperandTerm(_parse_dims(dims, text), Linearity(mark), values or "")
 
 
-def _template(entry: str, text: str) -> Template:
+def _parse_dims(entry: str, text: str) -> DimsTerm:
     dims: list[Dim] = []
     at = 0
     for found in _DIM.finditer(entry):

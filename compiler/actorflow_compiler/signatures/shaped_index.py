@@ -1,4 +1,4 @@
-"""An op that reads or writes elements at given positions goes in; its term, which depends on shapes, comes out."""
+"""Terms of ops that read or write elements at given positions; they depend on the shapes of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer's or a loss's op goes in; its term, which depends on shapes and arguments, comes out."""
+"""Terms of the ops of layers and solvers; they depend on the shapes and arguments of a call."""
 
 from __future__ import annotations
 

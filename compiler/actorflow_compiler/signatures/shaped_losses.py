@@ -1,6 +1,6 @@
-"""A loss, with or without a reduction, goes in; its term, which depends on the reduction, comes out.
+"""Terms of losses; they depend on the reduction.
 
-Losses whose mean is asked for are written out in sums before, where they are captured: here a mean is whole.
+Losses whose mean is asked for are decomposed into sums when they are captured, so a mean that is left is whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An op that moves or selects elements goes in; its term, which depends on shapes and arguments, comes out."""
+"""Terms of ops that move, join or select elements; they depend on the shapes and arguments of a call."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 
 from actorflow_compiler.core.op_call import OpCall, overload
+from actorflow_compiler.core.torch_internals import schema_of
 from actorflow_compiler.signatures import shaped_index as at
 from actorflow_compiler.signatures import shaped_layers as layers
 from actorflow_compiler.signatures import shaped_losses as losses
@@ -374,8 +375,8 @@ def has_line(op: str) -> bool:
 def pointwise(op: str) -> str | None:
     """``.,.->.`` for an op that says of itself that it works element by element, with the same numbers each time."""
     found = overload(op)
-    if found is None or found._schema.is_mutable or torch.Tag.pointwise not in found.tags:
+    if found is None or schema_of(found).is_mutable or torch.Tag.pointwise not in found.tags:
         return None
     if torch.Tag.nondeterministic_seeded in found.tags:
         return None
-    return f"{','.join('.' * len(found._schema.arguments))}->{','.join('.' * len(found._schema.returns))}"
+    return f"{','.join('.' * len(schema_of(found).arguments))}->{','.join('.' * len(schema_of(found).returns))}"

@@ -1,4 +1,4 @@
-"""A call whose signatures a user gave goes in; what is wrong with them comes out, found by running the op on parts."""
+"""Verify signatures that a user registered, by running the op on parts of small random operands."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from actorflow_compiler.core.op_call import OpCall, Signature
 from actorflow_compiler.core.sbp import P
 from actorflow_compiler.core.shards import shard
 from actorflow_compiler.signatures.discovery.execute import on_meta, run
-from actorflow_compiler.signatures.discovery.search import OutOfTimeError, Trials, Whole, right, whole_calls
-from actorflow_compiler.signatures.discovery.small import small_calls
-from actorflow_compiler.signatures.localise import localised
+from actorflow_compiler.signatures.discovery.search import (
+    OutOfTimeError,
+    ReferenceRun,
+    Trials,
+    is_right,
+    reference_runs,
+)
+from actorflow_compiler.signatures.discovery.small_calls import small_calls
+from actorflow_compiler.signatures.localise import local_call
 
 Derive = Callable[[OpCall, int], Iterable[Signature]]
 
 
-def fault(call: OpCall, derive: Derive) -> tuple[Signature, str] | None:
+def find_wrong_signature(call: OpCall, derive: Derive) -> tuple[Signature, str] | None:
     """The first of the signatures of calls like this one, but small, that is wrong, and how; None if all are right.
 
     Also None where the op cannot be run on small random operands.
@@ -27,7 +33,7 @@ def fault(call: OpCall, derive: Derive) -> tuple[Signature, str] | None:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             found, tolerance = small_calls(call, trials.attempt, apart=False)
-            for whole in whole_calls(found, trials):
+            for whole in reference_runs(found, trials):
                 for signature in derive(whole.small.call, whole.parts) if not whole.holed else ():
                     why = _wrong(whole, signature, tolerance)
                     if why:
@@ -38,13 +44,13 @@ def fault(call: OpCall, derive: Derive) -> tuple[Signature, str] | None:
     return None
 
 
-def _wrong(whole: Whole, signature: Signature, tolerance: float) -> str | None:
+def _wrong(whole: ReferenceRun, signature: Signature, tolerance: float) -> str | None:
     call, parts = whole.small.call, whole.parts
     generator = torch.Generator().manual_seed(whole.seed)
     shards = [shard(x, s, parts, generator) for x, s in zip(whole.operands, signature.ins, strict=True)]
     made: list[Sequence[Tensor | None]] = []
     for index in range(parts):
-        local = localised(call, signature, parts, index)
+        local = local_call(call, signature, parts, index)
         try:
             on_meta(local)
             results = run(local.op, local.args, local.kwargs, [x[index].clone() for x in shards])
@@ -58,6 +64,6 @@ def _wrong(whole: Whole, signature: Signature, tolerance: float) -> str | None:
     for j, (result, layout) in enumerate(zip(whole.results, signature.outs, strict=True)):
         if result is not None and layout is not None:
             tensors = [t for outs in made if (t := outs[j]) is not None]
-            if not right(tensors, result, layout, tolerance * (10 if P in signature.ins else 1)):
+            if not is_right(tensors, result, layout, tolerance * (10 if P in signature.ins else 1)):
                 return f"output {j} is not what the whole op gives"
     return None

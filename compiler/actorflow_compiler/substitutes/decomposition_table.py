@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow_compiler.core.torch_internals import OpOverload
+
 Decomposition = Callable[..., Any]
-Table = dict[torch._ops.OpOverload, Decomposition]
+Table = dict[OpOverload, Decomposition]
 
 NARROW = (torch.float16, torch.bfloat16)  # sums of these are made in float32
 
@@ -17,7 +19,7 @@ NARROW = (torch.float16, torch.bfloat16)  # sums of these are made in float32
 def registering_into(table: Table) -> Callable[..., Callable[[Decomposition], Decomposition]]:
     """What enters functions into a table: ``@into(table)(op, another_op)``."""
 
-    def of(*ops: torch._ops.OpOverload) -> Callable[[Decomposition], Decomposition]:
+    def of(*ops: OpOverload) -> Callable[[Decomposition], Decomposition]:
         def register(function: Decomposition) -> Decomposition:
             table.update(dict.fromkeys(ops, function))
             return function

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow_compiler.core.torch_internals import OpOverload
+
 aten = torch.ops.aten
 
 
@@ -64,7 +66,7 @@ def update_scale(
     return scale
 
 
-TABLE: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+TABLE: dict[OpOverload, Callable[..., Any]] = {
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
     aten._amp_update_scale_.default: update_scale,
 }

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.core.torch_internals import is_fake, plain_tensor, real_tensors, replaced_in_vf
+from actorflow_compiler.core.torch_internals import is_fake, only_dispatch, plain_tensor, real_tensors, replaced_in_vf
 
 __all__ = ["replaced_sequence_packing"]
 
@@ -41,7 +41,7 @@ class KnownSizes(Tensor):
 
 def known_sizes(tensor: Tensor) -> Tensor:
     """A tensor of the host as ``KnownSizes``."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with only_dispatch():
         return tensor.as_subclass(KnownSizes)
 
 

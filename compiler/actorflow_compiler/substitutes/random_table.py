@@ -16,6 +16,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.op_call import OpCall, bind, overload
+from actorflow_compiler.core.torch_internals import OpOverload, schema_of
 from actorflow_compiler.custom_ops.quantiles import binomial_quantile, poisson_quantile
 from actorflow_compiler.graph.graph import Node
 from actorflow_compiler.substitutes.random_streams import RandomStreams
@@ -60,38 +61,38 @@ def _for(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def decompositions(streams: RandomStreams) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+def decompositions(streams: RandomStreams) -> dict[OpOverload, Callable[..., Any]]:
     """For every overload of every op in ``RULES``, what draws its numbers from ``streams``."""
     return {op: functools.partial(_traced, streams, op, rule) for op, rule in _overloads()}
 
 
 @functools.cache
-def _overloads() -> tuple[tuple[torch._ops.OpOverload, Rule], ...]:
+def _overloads() -> tuple[tuple[OpOverload, Rule], ...]:
     packets = [(getattr(aten, n, None), rule) for name, rule in RULES.items() for n in (name, f"{name}_")]
     return tuple((getattr(p, o), rule) for p, rule in packets if p is not None for o in p.overloads())
 
 
-def _traced(streams: RandomStreams, op: torch._ops.OpOverload, rule: Rule, *args: Any, **kwargs: Any) -> Any:
+def _traced(streams: RandomStreams, op: OpOverload, rule: Rule, *args: Any, **kwargs: Any) -> Any:
     return written_out(lambda given: Draw(streams, given), op, rule, args, kwargs)
 
 
-def rule_of(op: torch._ops.OpOverload) -> Rule | None:
+def rule_of(op: OpOverload) -> Rule | None:
     """The rule of an op, of its in-place form, or of another overload; None where there is none."""
-    name = op._schema.name.removeprefix("aten::")
+    name = schema_of(op).name.removeprefix("aten::")
     return RULES.get(name) or RULES.get(name.removesuffix("_")) if op.namespace == "aten" else None
 
 
 def written_out(
-    draw: Callable[[Given], UniformSource], op: torch._ops.OpOverload, rule: Rule, args: Sequence[Any],
+    draw: Callable[[Given], UniformSource], op: OpOverload, rule: Rule, args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:  # fmt: skip
     """Run an op by its rule, with numbers from ``draw``; writes into what the op writes into."""
-    given: dict[str, Any] = {a.name: a.default_value for a in op._schema.arguments}
+    given: dict[str, Any] = {a.name: a.default_value for a in schema_of(op).arguments}
     given.update(zip(given, args, strict=False))
     given.update(kwargs)
     made = rule(draw(given), given)
-    outs = [given[a.name] for a in op._schema.arguments if a.is_out]
-    if op._schema.name.endswith("_"):
+    outs = [given[a.name] for a in schema_of(op).arguments if a.is_out]
+    if schema_of(op).name.endswith("_"):
         outs = [given["self"]]
     if not outs:
         return made
@@ -109,7 +110,7 @@ def is_random(node: Node) -> bool:
     if found is None or torch.Tag.nondeterministic_seeded not in found.tags:
         return False
     given = bind(OpCall(node.op, node.args, node.kwargs, (), ()))
-    names = [a.name for a in found._schema.arguments]
+    names = [a.name for a in schema_of(found).arguments]
     return "dropout_p" not in names or given[names.index("dropout_p")] != 0
 
 

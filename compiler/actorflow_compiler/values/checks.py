@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.errors import ActorError, ActorflowError
-from actorflow_compiler.core.lines import OURS
+from actorflow_compiler.core.user_code import OURS
 from actorflow_compiler.values.condition_paths import ConditionPart, ConditionPaths, PathAnswers, condition_of
 from actorflow_compiler.values.gradients import GradientEffects
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actorflow_compiler.core.errors import CaptureError, StateError
-from actorflow_compiler.graph.graph import Graph
+from actorflow_compiler.graph.graph import Graph, InputKind
 from actorflow_compiler.values.variables import ScriptState
 
-LOST_GRADIENT = "lost"  # the kind of an input that stands for a gradient of an earlier call, which was not kept
+LOST_GRADIENT = InputKind.LOST  # of an input that stands for a gradient of an earlier call, which was not kept
 KEPT_GRADIENT = "gradient"  # the kind of a variable that is one
 GRADIENT_SUFFIX = ".grad"  # of such variables' names, after that of the parameter
 

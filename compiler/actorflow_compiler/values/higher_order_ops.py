@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.core.torch_internals import is_fake, replaced_higher_order
+from actorflow_compiler.core.torch_internals import OpOverload, is_fake, replaced_higher_order
 from actorflow_compiler.values.checks import within_branch
 
 __all__ = ["unrolled_higher_order_ops"]
@@ -60,7 +60,7 @@ class _BranchMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See above."""
         kwargs = kwargs or {}
-        if func in METADATA or isinstance(func, torch._ops.OpOverload):  # which a guard itself runs
+        if func in METADATA or isinstance(func, OpOverload):  # which a guard itself runs
             return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(Tensor, self._guard, (args, kwargs))
         found = func(*args, **kwargs)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from actorflow_compiler.core.torch_internals import constant_of, node_of, real_tensors
+from actorflow_compiler.core.torch_internals import OpOverload, constant_of, node_of, real_tensors, schema_of
 
 __all__ = ["EQUAL_TABLE", "VALUE_METHODS", "ValueGuard", "ValueDecisions", "HostProgram", "HostProgramFinder"]
 
@@ -168,7 +168,7 @@ class HostProgramFinder:
                 return None if node in self._written else _constant(getattr(self._root, str(op), None))
             if op is operator.getitem:
                 return GETITEM, [_encoded(a, at) for a in node.args], {}
-            if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
+            if not isinstance(op, OpOverload) or op.namespace != "aten":
                 return None
             if torch.Tag.nondeterministic_seeded in op.tags:
                 return None
@@ -179,9 +179,9 @@ class HostProgramFinder:
     def _record_aliases(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
             self._record_view(node, node.args[0])
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             return
-        schema = node.target._schema
+        schema = schema_of(node.target)
         given = [*zip(schema.arguments, node.args, strict=False)]
         given += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
         aliases = [(a.alias_info, value) for a, value in given if a.alias_info is not None]
@@ -213,13 +213,13 @@ def _equal(one: Tensor, other: Tensor) -> Any:
         return torch.equal(*(program.run(()) for program in programs if program is not None))
 
 
-EQUAL_TABLE: Mapping[torch._ops.OpOverload, Callable[..., Any]] = MappingProxyType(
+EQUAL_TABLE: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
     {torch.ops.aten.equal.default: _equal}
 )
 
 
 def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
 
 
 def _constant(tensor: Any) -> Step | None:

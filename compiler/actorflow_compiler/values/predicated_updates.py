@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
+from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol
 from actorflow_compiler.custom_ops.optimizers import IN_PLACE, arguments
 from actorflow_compiler.graph.graph import Graph, Node
 
@@ -117,5 +117,5 @@ class _Predication:
         value = len(self.metas)
         assert value not in self.metas
         self.metas[value] = meta
-        self.nodes.append(replace(node, outs=(value,), phase="optimizer"))
+        self.nodes.append(replace(node, outs=(value,), phase=Phase.OPTIMIZER))
         return value

@@ -23,8 +23,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.core.errors import CaptureError
-from actorflow_compiler.core.lines import STDLIB, is_users
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, constant_of, watching_reads
+from actorflow_compiler.core.user_code import STDLIB, is_users
 from actorflow_compiler.values.checks import UNKNOWN_TEXT, BranchExplorer, ExceptionRecord
 from actorflow_compiler.values.library_code import irrelevant_condition, remedy
 from actorflow_compiler.values.where_suggestions import suggested_rewrite

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from traceback import FrameSummary
 
-from actorflow_compiler.core.lines import is_users
+from actorflow_compiler.core.user_code import is_users
 
 __all__ = ["suggested_rewrite"]
 

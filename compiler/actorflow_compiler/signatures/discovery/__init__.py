@@ -1,8 +1,8 @@
-"""An op call without a line goes in; the signatures that were found out by running it come out.
+"""Discover the signatures of ops that nobody described, by running them.
 
     structure → memory → disk → search, in the sandbox or here → rules → signatures
 
-An op that ``sandbox.py``'s child can have is searched there; one that only this process knows,
+Ops that ``sandbox.py``'s child process can load are searched there; those that only this process knows,
 such as a custom op of a script, here.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from actorflow_compiler.core.op_call import OpCall, Signature, overload
-from actorflow_compiler.core.torch_internals import python_source, runs_python
+from actorflow_compiler.core.torch_internals import python_source, runs_python, schema_of
 from actorflow_compiler.signatures.discovery import cache
 from actorflow_compiler.signatures.discovery.rules import Rule, apply, structure
 from actorflow_compiler.signatures.discovery.sandbox import SANDBOX
@@ -72,7 +72,7 @@ def implementation(op: str) -> str | None:
     source = python_source(overload(op))
     if source is None:
         return None
-    return hashlib.sha256(f"{overload(op)._schema}\n{source}".encode()).hexdigest()
+    return hashlib.sha256(f"{schema_of(overload(op))}\n{source}".encode()).hexdigest()
 
 
 def _search(call: OpCall) -> tuple[Rule, ...] | None:

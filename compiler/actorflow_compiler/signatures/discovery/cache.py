@@ -1,4 +1,4 @@
-"""Rules that were found go to disk, one file for each op and version of torch; later runs read them there."""
+"""Keep discovered rules on disk, one file for each op and version of torch, for later runs."""
 
 from __future__ import annotations
 

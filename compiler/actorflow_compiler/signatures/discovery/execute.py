@@ -1,4 +1,4 @@
-"""Op calls and real or meta tensors go in, what the op returns comes out; and random operands for a call."""
+"""Run op calls on real or meta tensors, and draw random operands for a call."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def meta_of(tensor: Tensor) -> Meta:
     return Meta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+def is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """Whether two tensors are equal up to rounding, relative to the largest element of ``b``; exactly for 0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False

@@ -1,4 +1,4 @@
-"""What was found out about an op: rules by dims, not by sizes; their JSON form, and the signatures they give a call."""
+"""Rules that were discovered of an op: layouts by dims, not by sizes; their JSON form, and the signatures they give."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actorflow_compiler.core.op_call import OpCall, Path, Signature, bind
+from actorflow_compiler.core.op_call import ArgumentPath, OpCall, Signature, SignatureSource, bind
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.core.sbp import B, P, Sbp, Split, canonical
 
@@ -24,7 +24,7 @@ class Rule:
 
     ins: tuple[str, ...]  # of each operand: "B" | "P" | "S(dim)"
     outs: tuple[str | None, ...]  # of each output: also "S(dim,1,k)" | "S(dim,k)"; None where nobody uses it
-    sizes: tuple[Path, ...] = ()  # arguments that are the size of what is cut
+    sizes: tuple[ArgumentPath, ...] = ()  # arguments that are the size of what is cut
 
     def __str__(self) -> str:
         return f"{', '.join(self.ins)} -> {', '.join('_' if o is None else o for o in self.outs)}"
@@ -77,7 +77,7 @@ def apply(rules: Sequence[Rule], call: OpCall, parts: int) -> Iterator[Signature
             continue
         ins = tuple(_layout(text, meta, n, parts) or B for text, meta in zip(rule.ins, call.ins, strict=True))
         letter = None if n is None else _name(number)
-        yield Signature(ins, tuple(outs), letter, source="discovered", sizes=rule.sizes)
+        yield Signature(ins, tuple(outs), letter, source=SignatureSource.DISCOVERED, sizes=rule.sizes)
 
 
 def cut_size(rule: Rule, call: OpCall) -> int | None:
@@ -140,7 +140,7 @@ def _list(data: Any) -> list[Any]:
     return data
 
 
-def at(args: Arg, path: Path) -> Arg:
+def at(args: Arg, path: ArgumentPath) -> Arg:
     """The argument at a path; raises ValueError where there is none."""
     for i in path:
         if not isinstance(args, tuple) or not isinstance(i, int) or not 0 <= i < len(args):

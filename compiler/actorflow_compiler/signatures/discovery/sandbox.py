@@ -1,4 +1,4 @@
-"""Calls go to a child process, in which ops may crash or hang; the rules that it found come back.
+"""Search for rules in a child process, in which ops may crash or hang.
 
 A raw kernel that is given parts that do not fit may divide by zero, read what is not there or never
 return.  The child says what it tries before it tries it: when it dies, another one begins anew and

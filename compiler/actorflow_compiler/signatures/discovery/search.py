@@ -1,4 +1,4 @@
-"""An op call goes in; the rules come out by which the op, run on parts, gives what it gives on the whole.
+"""Search for the rules by which an op, run on parts, gives what it gives on the whole.
 
 Nothing is known of the op: it is run on small random operands, whole and on the parts of every
 combination of layouts that may be right, with several draws, numbers of devices, and sizes even and
@@ -18,13 +18,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from actorflow_compiler.core.op_call import OpCall, Path, bind, overload, put, rebind
+from actorflow_compiler.core.op_call import ArgumentPath, OpCall, bind, overload, put, rebind
 from actorflow_compiler.core.ops import Arg, Meta
 from actorflow_compiler.core.sbp import B, P, Sbp, Split, local_shape, local_size
 from actorflow_compiler.core.shards import shard, unshard
-from actorflow_compiler.signatures.discovery.execute import HOLED, KINDS, Outs, close, draw, on_meta, run
+from actorflow_compiler.core.torch_internals import schema_of
+from actorflow_compiler.signatures.discovery.execute import HOLED, KINDS, Outs, draw, is_close, on_meta, run
 from actorflow_compiler.signatures.discovery.rules import Rule
-from actorflow_compiler.signatures.discovery.small import Slot, Small, paths, small_calls
+from actorflow_compiler.signatures.discovery.small_calls import SizePosition, SmallCall, paths, small_calls
 
 T = TypeVar("T")
 PARTS = (2, 3, 3, 2, 2)  # devices, draw by draw, over and over
@@ -70,10 +71,10 @@ class Trials:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class ReferenceRun:
     """A small call with operands and what it returns."""
 
-    small: Small
+    small: SmallCall
     operands: tuple[Tensor, ...]
     results: tuple[Tensor | None, ...]
     parts: int
@@ -82,17 +83,17 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutCandidate:
     """Layouts for the operands, and the index that is cut: its size, and the arguments that are its size."""
 
     ins: tuple[Sbp, ...]
-    group: frozenset[Slot] = frozenset()
+    group: frozenset[SizePosition] = frozenset()
 
 
 def searchable(call: OpCall) -> bool:
     """Whether the op is one that can be found out about: of torch, a function of its arguments, not random."""
     found = overload(call.op)
-    if found is None or found._schema.is_mutable or EXCLUDED & set(found.tags):
+    if found is None or schema_of(found).is_mutable or EXCLUDED & set(found.tags):
         return False
     return any(n > 1 for m in (*call.ins, *call.outs) if m is not None for n in m.shape) or any(
         m.is_float for m in call.ins
@@ -104,15 +105,15 @@ def find_rules(call: OpCall, trials: Trials) -> tuple[Rule, ...]:
     rules: list[Rule] = []
     with contextlib.suppress(OutOfTimeError), torch.no_grad(), torch.random.fork_rng(devices=[]):
         found, tolerance = small_calls(call, trials.attempt)
-        wholes = whole_calls(found, trials)
+        wholes = reference_runs(found, trials)
         if len(wholes) >= 2 and _varied(wholes):
             rules.extend(_Search(wholes, tolerance, trials).run())
     return tuple(rules)
 
 
-def whole_calls(found: Sequence[Small], trials: Trials) -> list[Whole]:
+def reference_runs(found: Sequence[SmallCall], trials: Trials) -> list[ReferenceRun]:
     """Calls with operands that say something; none if the op is not a function of its operands."""
-    wholes: list[Whole] = []
+    wholes: list[ReferenceRun] = []
     seen = 0
     for seed in range(DRAWS if found else 0):
         turn, j = divmod(seed, len(found))
@@ -124,7 +125,7 @@ def whole_calls(found: Sequence[Small], trials: Trials) -> list[Whole]:
         again = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
         if again is None or not _same(results, again):
             return []
-        wholes.append(Whole(small, tuple(operands), tuple(results), PARTS[len(wholes) % len(PARTS)], seed))
+        wholes.append(ReferenceRun(small, tuple(operands), tuple(results), PARTS[len(wholes) % len(PARTS)], seed))
         seen += min((r.numel() for r in results if r is not None), default=0)
         if len(wholes) >= len(PARTS) and (seen >= ENOUGH or not seen):
             break
@@ -132,7 +133,7 @@ def whole_calls(found: Sequence[Small], trials: Trials) -> list[Whole]:
         call, operands = small.call, draw(small.call, 0, HOLED)
         results = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
         if results is not None:
-            wholes.append(Whole(small, tuple(operands), tuple(results), 2, 0, holed=True))
+            wholes.append(ReferenceRun(small, tuple(operands), tuple(results), 2, 0, holed=True))
     return wholes
 
 
@@ -148,10 +149,10 @@ def _telling(result: Tensor) -> bool:
 
 def _same(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> bool:
     pairs = zip(a, b, strict=True)
-    return all(x is y or (x is not None and y is not None and close(y, x, 0.0)) for x, y in pairs)
+    return all(x is y or (x is not None and y is not None and is_close(y, x, 0.0)) for x, y in pairs)
 
 
-def _varied(wholes: Sequence[Whole]) -> bool:
+def _varied(wholes: Sequence[ReferenceRun]) -> bool:
     """Whether no output is the same everywhere and always: of those, every layout seems right."""
     for j, meta in enumerate(wholes[0].small.call.outs):
         if meta is not None:
@@ -162,13 +163,13 @@ def _varied(wholes: Sequence[Whole]) -> bool:
 
 
 class _Search:
-    def __init__(self, wholes: Sequence[Whole], tolerance: float, trials: Trials) -> None:
+    def __init__(self, wholes: Sequence[ReferenceRun], tolerance: float, trials: Trials) -> None:
         self.wholes, self.tolerance, self.trials = wholes, tolerance, trials
         self.call = wholes[0].small.call
         self.refused = False
         self.deaf = {i for i in range(len(self.call.ins)) if all(self.is_deaf(w, i) for w in wholes)}
 
-    def is_deaf(self, whole: Whole, i: int) -> bool:
+    def is_deaf(self, whole: ReferenceRun, i: int) -> bool:
         """Whether the op does not look at the values of an operand."""
         other = list(whole.operands)
         other[i] = draw(whole.small.call, whole.seed + 100, "positive")[i]
@@ -181,12 +182,12 @@ class _Search:
             dims = frozenset(s for s in group if s[0] == "dim")
             yield from found or (self.split(dims) if dims != group else ())  # a number may be equal by chance
         for terms in self.sums(range(len(self.call.ins))):
-            cut = Cut(tuple(P if i in terms else B for i in range(len(self.call.ins))))
+            cut = CutCandidate(tuple(P if i in terms else B for i in range(len(self.call.ins))))
             outs = self.outs(cut)
             if outs and "P" in outs:
                 yield _rule(cut, outs)
 
-    def split(self, group: frozenset[Slot]) -> Iterator[Rule]:
+    def split(self, group: frozenset[SizePosition]) -> Iterator[Rule]:
         """Cut one index wherever it may be."""
         dims = [[d for kind, p in sorted(group) if kind == "dim" and p[0] == i for d in p[1:]] for i in self.operands()]
         choices: list[list[Sbp]] = [
@@ -198,7 +199,7 @@ class _Search:
             heard = tuple(s for i, s in enumerate(ins) if i not in self.deaf)
             if heard in done or (heard.count(B) == len(heard) and not paths(group)):
                 continue
-            for cut in self.with_terms(Cut(ins, group)):
+            for cut in self.with_terms(CutCandidate(ins, group)):
                 outs = self.outs(cut)
                 if outs and _cuts(cut, outs):
                     done.add(heard)
@@ -209,7 +210,7 @@ class _Search:
     def operands(self) -> range:
         return range(len(self.call.ins))
 
-    def with_terms(self, cut: Cut) -> Iterator[Cut]:
+    def with_terms(self, cut: CutCandidate) -> Iterator[CutCandidate]:
         """The cut with operands that are not cut as they are, and then as sums of terms."""
         yield cut
         if self.refused:
@@ -226,7 +227,7 @@ class _Search:
         if len(able) > 3:
             yield tuple(able)
 
-    def outs(self, cut: Cut) -> tuple[str | None, ...] | None:
+    def outs(self, cut: CutCandidate) -> tuple[str | None, ...] | None:
         """The layouts that the outputs have in all draws; None if one has none.
 
         ``refused`` then says whether the op does not even run on such parts.
@@ -245,7 +246,7 @@ class _Search:
         left = iter(possible)
         return tuple(None if m is None else next(left)[0] for m in self.call.outs)
 
-    def possible(self, whole: Whole, cut: Cut) -> list[list[str]] | None:
+    def possible(self, whole: ReferenceRun, cut: CutCandidate) -> list[list[str]] | None:
         """For each used output, the layouts that it may have in one draw."""
         call, parts = whole.small.call, whole.parts
         n = size_of(call, cut.group)
@@ -267,7 +268,7 @@ class _Search:
         used = [[r for r in outs if r is not None] for outs in made]
         tolerance = self.tolerance * (10 if P in cut.ins else 1)
         return [
-            [text for text, layout in options if right([outs[j] for outs in used], results[j], layout, tolerance)]
+            [text for text, layout in options if is_right([outs[j] for outs in used], results[j], layout, tolerance)]
             for j, options in enumerate(candidates)
         ]
 
@@ -290,14 +291,14 @@ class _Search:
         ]
 
 
-def size_of(call: OpCall, group: frozenset[Slot]) -> int | None:
+def size_of(call: OpCall, group: frozenset[SizePosition]) -> int | None:
     """The size of an index in a call."""
     for kind, path in sorted(group, reverse=True):
         return call.ins[path[0]].shape[path[1]] if kind == "dim" else _at(call, path)
     return None
 
 
-def _at(call: OpCall, path: Path) -> int:
+def _at(call: OpCall, path: ArgumentPath) -> int:
     arg: Arg = bind(call)
     for i in path:
         arg = arg[i]
@@ -305,7 +306,7 @@ def _at(call: OpCall, path: Path) -> int:
     return arg
 
 
-def _local(call: OpCall, cut: Cut, n: int | None, parts: int, index: int) -> OpCall:
+def _local(call: OpCall, cut: CutCandidate, n: int | None, parts: int, index: int) -> OpCall:
     """What one device runs."""
     ins = tuple(Meta(local_shape(m.shape, s, parts, index), m.dtype) for m, s in zip(call.ins, cut.ins, strict=True))
     new: dict[int, Arg] = {}
@@ -330,18 +331,18 @@ def _layouts(meta: Meta, n: int | None) -> Iterator[tuple[str, Sbp]]:
         yield "P", P
 
 
-def right(made: Sequence[Tensor], whole: Tensor, layout: Sbp, tolerance: float) -> bool:
+def is_right(made: Sequence[Tensor], whole: Tensor, layout: Sbp, tolerance: float) -> bool:
     """Whether the parts are what the whole is."""
-    if layout == B and not all(close(m, made[0], 0.0) for m in made):
+    if layout == B and not all(is_close(m, made[0], 0.0) for m in made):
         return False
-    return close(unshard(made, layout), whole, tolerance)
+    return is_close(unshard(made, layout), whole, tolerance)
 
 
-def _cuts(cut: Cut, outs: tuple[str | None, ...]) -> bool:
+def _cuts(cut: CutCandidate, outs: tuple[str | None, ...]) -> bool:
     """Whether something is cut whose size says how much each device gets."""
     plain = any(text is not None and re.fullmatch(r"S\(\d+\)", text) for text in (*map(str, cut.ins), *outs))
     return plain and any(o not in ("B", None) for o in outs)
 
 
-def _rule(cut: Cut, outs: tuple[str | None, ...]) -> Rule:
+def _rule(cut: CutCandidate, outs: tuple[str | None, ...]) -> Rule:
     return Rule(tuple(map(str, cut.ins)), outs, paths(cut.group))

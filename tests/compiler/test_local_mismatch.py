@@ -12,8 +12,8 @@ import actorflow as flow
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Arg, Meta
 from actorflow_compiler.signatures import OpCall, signatures
-from actorflow_compiler.signatures.agree import disagreement
-from actorflow_compiler.signatures.localise import localised
+from actorflow_compiler.signatures.local_mismatch import find_mismatch
+from actorflow_compiler.signatures.localise import local_call
 from models import Case
 from signature_checks import instance
 from signature_samples import calls
@@ -40,13 +40,13 @@ def operand_changed(call: OpCall, at: int, *shape: int) -> OpCall:
 def test_what_signatures_make_fits(op: str) -> None:
     call = sample(op)
     for signature in signatures(call, 2):
-        assert disagreement(call, localised(call, signature, 2, 0)) is None
+        assert find_mismatch(call, local_call(call, signature, 2, 0)) is None
 
 
 @pytest.mark.parametrize("at", [5, 6, 7, 8])
 def test_a_group_norm_whose_numbers_are_not_those_of_its_operands_is_found(at: int) -> None:
     call = sample(GROUP_NORM)
-    found = disagreement(call, argument_changed(call, at, 2 * call.args[at]))
+    found = find_mismatch(call, argument_changed(call, at, 2 * call.args[at]))
     assert found is not None
     assert GROUP_NORM in found
 
@@ -55,17 +55,17 @@ def test_a_group_norm_whose_numbers_are_not_those_of_its_operands_is_found(at: i
 def test_a_group_norm_of_operands_of_different_parts_is_found(at: int) -> None:
     call = sample(GROUP_NORM)
     first, *rest = call.ins[at].shape
-    assert disagreement(call, operand_changed(call, at, 2 * first, *rest)) is not None
+    assert find_mismatch(call, operand_changed(call, at, 2 * first, *rest)) is not None
 
 
 def test_sizes_that_are_those_of_the_whole_are_found() -> None:
     call = sample("aten.embedding_dense_backward.default")
     whole = argument_changed(call, 2, 7)
-    assert disagreement(replace(whole, outs=call.outs), whole) is None  # nothing is known of a wrong whole
-    assert disagreement(call, argument_changed(call, 2, call.args[2] + 1)) is not None
+    assert find_mismatch(replace(whole, outs=call.outs), whole) is None  # nothing is known of a wrong whole
+    assert find_mismatch(call, argument_changed(call, 2, call.args[2] + 1)) is not None
 
 
-@torch.library.custom_op("test_agree::rows", mutates_args=())
+@torch.library.custom_op("test_local_mismatch::rows", mutates_args=())
 def take_rows(x: Tensor, count: int) -> Tensor:
     """The first rows."""
     return x[:count].clone()
@@ -85,13 +85,13 @@ class Taking(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)
-        out: Tensor = self.head(h + torch.ops.test_agree.rows(h.detach(), h.shape[0]))
+        out: Tensor = self.head(h + torch.ops.test_local_mismatch.rows(h.detach(), h.shape[0]))
         return out
 
 
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2)], ids=["data 2", "two micro-batches"])
 def test_an_op_that_a_wrong_signature_cuts_is_refused_with_its_line(layout: Layout) -> None:
-    flow.register_signature("test_agree::rows", ".,_->.", verify=False)
+    flow.register_signature("test_local_mismatch::rows", ".,_->.", verify=False)
     case = Case(lambda: Taking().double(), ADAMW, rows, ("first", "head"), loss=row_loss)
-    with pytest.raises(PlanError, match=r"(?s)test_agree.py:\d+.*test_agree.rows.*register_signature"):
+    with pytest.raises(PlanError, match=r"(?s)test_local_mismatch.py:\d+.*mismatch.rows.*register_signature"):
         plan_of(case, layout, 4)

@@ -1,4 +1,4 @@
-"""A tensor enters; its elements, or its bytes, one behind another leave."""
+"""Flatten tensors and read them as bytes, without a copy where their memory is contiguous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python's collector of garbage: what it looks through while a pass makes many objects, and what objects it knows."""
+"""Control Python's cyclic garbage collector while a pass makes many objects, and ask it for instances of classes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ T = TypeVar("T")
 NEVER = 1 << 30
 
 _lock = threading.Lock()
-_inside = 0  # bodies that run now, in any thread
+_inside = 0  # ``with young_only()`` blocks that are open now, in any thread
 _oldest = 0  # the threshold of the oldest generation that they will restore
 
 
 @contextlib.contextmanager
 def young_only() -> Iterator[None]:
-    """Collect young garbage alone while the body runs.
+    """Run no full collections inside, only those of the young generations.
 
-    What a capture makes lives until its plan is there, so each full collection meanwhile would look through it, and
+    What a capture makes lives until its plan is complete, so each full collection meanwhile would look through it, and
     through all of torch, for nothing: a fifth of the time that compiling takes.  Unlike ``gc.freeze`` this hides no
     object from ``gc.get_objects``.
     """
@@ -47,7 +47,7 @@ def young_only() -> Iterator[None]:
 def instances(*kinds: type[T]) -> list[T]:
     """All objects of just these classes that the collector knows.
 
-    Not by ``gc.get_objects``: that gives tuples, too, which another thread is about to fill, and ``tuple(…)`` fails
-    there while somebody holds one.
+    It does not call ``gc.get_objects``, which also returns tuples that another thread is still filling: ``tuple(…)``
+    fails in that thread while somebody else holds such a tuple.
     """
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]

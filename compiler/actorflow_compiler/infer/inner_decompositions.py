@@ -1,9 +1,9 @@
-"""An op that reduces inside goes in; the same in plain ops comes out, whose one small value goes over the devices.
+"""Decompositions of ops that reduce inside (softmax, maxima, norms), so that only a small value is exchanged.
 
 ``BODIES`` has one function for each op that ``signatures/inner.py`` has a line for.  It takes what the
 op takes, after ``cuts``: for each dim that is split, over how many devices on each mesh axis.  Sums
 are sums, so parts of a split dim give terms of them; maxima are taken of each part first.  Tensors of
-16 bits come as float32, as the fused kernels compute; who calls gives the outputs their dtypes.
+16 bits come as float32, as the fused kernels compute; the caller casts the outputs back to their dtypes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from actorflow_compiler.core.torch_internals import OpOverload
 from actorflow_compiler.custom_ops.split_classes import TRACED
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ Body = TypeVar("Body", bound=Callable[..., Any])
 BODIES: dict[str, Callable[..., Any]] = {}
 
 
-def _for(op: torch._ops.OpOverload) -> Callable[[Body], Body]:
+def _for(op: OpOverload) -> Callable[[Body], Body]:
     def register(function: Body) -> Body:
         BODIES[str(op)] = function
         return function

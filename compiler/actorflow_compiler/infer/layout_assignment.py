@@ -1,4 +1,4 @@
-"""A rewritten step goes in; the same comes out with a layout for every value, as hints, budget and hardware allow."""
+"""The layout pass: give every value of a rewritten step a layout, as hints, budget and hardware allow."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, Split
-from actorflow_compiler.graph.graph import Graph
-from actorflow_compiler.infer.axes import Fixed, Layouts, infer
-from actorflow_compiler.infer.inner_signatures import inner_cost
+from actorflow_compiler.graph.graph import Graph, InputKind
+from actorflow_compiler.hints.goal import ParallelMode
+from actorflow_compiler.infer.axes import FixedLayouts, GraphLayouts, infer
+from actorflow_compiler.infer.inner_signatures import decompose_inner, inner_cost
 from actorflow_compiler.infer.notes import notes_on
-from actorflow_compiler.infer.tell import explained, tell
+from actorflow_compiler.infer.reports import explanation_lines, report_lines
 from actorflow_compiler.infer.variables import (
     apply_zero,
+    assign_variable_layouts,
     gather_at_use,
     is_hinted,
-    lay_variables,
     open_axes,
     taken_by_others,
 )
-from actorflow_compiler.infer.write_out import write_out
 from actorflow_compiler.placing.place import PlacedStep
 from actorflow_compiler.plan.plan import Variable
-from actorflow_compiler.rewriting.pieces import Pieces
+from actorflow_compiler.rewriting.micro_batches import MicroBatchedStep
 
 TO_EVERYBODY = 64 << 10  # bytes: results up to this size go to every rank
 
@@ -35,7 +35,7 @@ class StepLayouts:
     """A step in which all is decided that its layouts say."""
 
     graph: Graph
-    layouts: Layouts
+    layouts: GraphLayouts
     pieces: int  # micro-batches in an iteration
     everywhere: Placement  # where inputs other than variables are, and results that everybody gets
     gathered: Mapping[int, bool]  # result → whether every rank gets it whole; else it stays where and as it lies
@@ -49,26 +49,28 @@ class StepLayouts:
         return {v.name: (v.placement, v.sbp) for v in self.variables}
 
 
-def lay_out(pieces: Pieces, placed: PlacedStep, captured: Capture, request: StepRequest) -> StepLayouts:
+def assign_layouts(
+    pieces: MicroBatchedStep, placed: PlacedStep, captured: Capture, request: StepRequest
+) -> StepLayouts:
     """Lay variables out as hinted, and let inference choose what is open.
 
     Raises LayoutError for hints that do not fit, and for a budget that nothing fits.
     """
     hints, fixed = request.preferences.hints, request.history.fixed
     goal, graph = request.preferences.goal, pieces.graph
-    variables = lay_variables(captured, graph, placed.owners, hints, fixed)
+    variables = assign_variable_layouts(captured, graph, placed.owners, hints, fixed)
     lie = {v.name: open_axes(v, captured.parameter.get(v.name), hints, fixed, goal) for v in variables}
     hinted = is_hinted(graph, hints)
     goal = replace(goal.with_hints(hints.axes), mirrored=bool(request.mirrored))
     graph = apply_zero(graph, variables, hints.zero)
-    if "auto" in goal.modes:  # what may be found to be stored in parts is gathered for each phase apart
+    if ParallelMode.AUTO in goal.modes:  # what may be found to be stored in parts is gathered for each phase apart
         graph = gather_at_use(graph, {name: (None,) for name, layout in lie.items() if None in layout})
     gathered = {r: graph.metas[r].nbytes <= TO_EVERYBODY for r in graph.results}
     if goal.budget is not None:
         goal = replace(goal, taken=taken_by_others(graph, fixed))
-    decided = Fixed(
+    decided = FixedLayouts(
         {v.name: (v.placement, lie[v.name]) for v in variables},
-        {i.name: goal.batch(Split(0, pieces.count)) for i in graph.inputs if i.kind == "batch"},
+        {i.name: goal.batch(Split(0, pieces.count)) for i in graph.inputs if i.kind == InputKind.BATCH},
         {r: placed.everywhere for r, all_ranks in gathered.items() if all_ranks},
         hinted,
     )
@@ -82,9 +84,9 @@ def lay_out(pieces: Pieces, placed: PlacedStep, captured: Capture, request: Step
         request.preferences.explain,
         request.devices.hardware,
     )
-    notes = (*notes_on(graph), *tell(layouts.reports), *explained(layouts.reports))
-    graph, layouts = write_out(graph, layouts)
-    inputs = (i for i in graph.inputs if i.kind == "variable")
+    notes = (*notes_on(graph), *report_lines(layouts.reports), *explanation_lines(layouts.reports))
+    graph, layouts = decompose_inner(graph, layouts)
+    inputs = (i for i in graph.inputs if i.kind == InputKind.VARIABLE)
     variables = tuple(replace(v, sbp=layouts.value[i.value]) for v, i in zip(variables, inputs, strict=True))
     return StepLayouts(
         graph, layouts, pieces.count, placed.everywhere, gathered, variables, request.mirrored or 1, notes

@@ -1,4 +1,4 @@
-"""An op instance goes in; which index runs along which dim of its operands and outputs comes out."""
+"""Match the term of an op against the shapes of a call: which index runs along which dim, and how large it is."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from actorflow_compiler.core.op_call import OpCall, bind
 from actorflow_compiler.core.ops import Arg, Meta, Ref
 from actorflow_compiler.core.sbp import Split, canonical
-from actorflow_compiler.signatures.notation import Dim, Operand, Template, Term, parse
+from actorflow_compiler.signatures.notation import ArgumentKind, Dim, DimsTerm, Linearity, OperandTerm, Term, parse
 from actorflow_compiler.signatures.table import term_of
 
 Group = tuple[str, ...]  # the indices that share a dim, outer first; () for a dim that is broadcast
 
 
 @dataclass(frozen=True, slots=True)
-class Indexed:
-    """A tensor of the instance."""
+class IndexedTensor:
+    """An operand or output of a call, with the indices that run along its dims."""
 
     meta: Meta
     dims: tuple[Group, ...]
-    mark: str = ""
+    mark: Linearity = Linearity.NONE
     values: str = ""
 
     def has(self, letter: str) -> bool:
@@ -41,7 +41,7 @@ class Indexed:
         return None
 
     def layout(self, letter: str, size: dict[str, int], blocks: int, unit: int, parts: int) -> Split | None:
-        """How the tensor lies when the index is cut, itself in ``blocks`` and units of ``unit``."""
+        """The tensor's layout when the index is cut in ``blocks`` and units of ``unit``; None without the index."""
         found = self.where(letter, size)
         if found is None:
             return None
@@ -49,7 +49,7 @@ class Indexed:
         return canonical(Split(dim, before * blocks, unit * after), self.meta.shape[dim], parts)
 
     def cut_in(self, layout: Split, size: dict[str, int]) -> str | None:
-        """Which index is cut where the tensor lies so."""
+        """The index that is cut where the tensor has this layout; None if none is."""
         whole = 1
         for letter in self.dims[layout.dim]:
             whole *= size[letter]
@@ -59,11 +59,11 @@ class Indexed:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
-    """An op instance with its indices."""
+class IndexedCall:
+    """An op instance with the indices of its operands and outputs."""
 
-    ins: tuple[Indexed, ...]  # of each operand
-    outs: tuple[Indexed | None, ...]  # None: not used, or ignored by the notation
+    ins: tuple[IndexedTensor, ...]  # of each operand
+    outs: tuple[IndexedTensor | None, ...]  # None: not used, or ignored by the notation
     size: dict[str, int]
     splittable: tuple[str, ...]
     never_empty: frozenset[str]  # the op cannot run where one of these has size 0
@@ -73,22 +73,22 @@ class Instance:
 
 
 @functools.cache
-def instance(call: OpCall) -> Instance | None:
-    """Line the op's notation up with its shapes; None where there is no line or it does not fit them."""
+def index_call(call: OpCall) -> IndexedCall | None:
+    """Match the table's term of an op with the call's shapes; None where there is no term or it does not fit them."""
     text = term_of(call)
-    return None if text is None else matched(call, text)
+    return None if text is None else match_term(call, text)
 
 
-def matched(call: OpCall, text: str) -> Instance | None:
-    """The same for any term."""
-    return _Matching(call, parse(text)).run()
+def match_term(call: OpCall, text: str) -> IndexedCall | None:
+    """Match any term with the call's shapes; None where it does not fit them."""
+    return _TermMatcher(call, parse(text)).run()
 
 
-class _Mismatch(Exception):
+class _TermMismatchError(Exception):
     """The notation does not fit the shapes."""
 
 
-class _Matching:
+class _TermMatcher:
     def __init__(self, call: OpCall, term: Term) -> None:
         self.call, self.term = call, term
         self.frozen: set[str] = {c for c in term.letters if c.isupper()}
@@ -96,22 +96,22 @@ class _Matching:
         self.size: dict[str, int] = {}
         self.uneven: set[str] = set()
         self.parts: dict[str, int] = {}
-        self.pairs: dict[int, tuple[Operand, Meta]] = {}
+        self.pairs: dict[int, tuple[OperandTerm, Meta]] = {}
         self.named: list[tuple[Arg, bool]] = []  # values of "@" arguments, and whether "@!"
         self.given: list[tuple[Dim, int]] = []  # dims whose sizes are arguments
 
-    def run(self) -> Instance | None:
+    def run(self) -> IndexedCall | None:
         try:
             return self.match()
-        except _Mismatch:
+        except _TermMismatchError:
             return None
 
-    def match(self) -> Instance:
+    def match(self) -> IndexedCall:
         self.read()
         outs = self.call.outs
         templates = self.term.outs
         if len(templates) < len(outs):
-            raise _Mismatch
+            raise _TermMismatchError
         used = [(t, m) for t, m in zip(templates, outs, strict=False) if t is not None and m is not None]
         rank = max(
             (len(m.shape) - _explicit(o.dims) for o, m in [*self.operands(), *used] if "." in o.dims),
@@ -129,33 +129,35 @@ class _Matching:
         never_empty = frozenset(self.term.never_empty.replace(".", "".join(free)))
         ins = tuple(map(_unit_dims, ins))
         made = tuple(None if o is None else _unit_dims(o) for o in made)
-        return Instance(ins, made, self.size, splittable, never_empty, self.affine, self.parts, frozenset(self.uneven))
+        return IndexedCall(
+            ins, made, self.size, splittable, never_empty, self.affine, self.parts, frozenset(self.uneven)
+        )
 
     def read(self) -> None:
-        """Assign the arguments to the slots."""
-        for slot, value in zip(self.term.slots, bind(self.call), strict=False):
-            if slot.kind == "dims":
-                self.named.append((value, slot.frozen))
-            elif slot.kind == "sizes" and value is not None:
+        """Take from each argument what its entry in the term says."""
+        for argument, value in zip(self.term.arguments, bind(self.call), strict=False):
+            if argument.kind == ArgumentKind.DIMS:
+                self.named.append((value, argument.frozen))
+            elif argument.kind == ArgumentKind.SIZES and value is not None:
                 sizes = value if isinstance(value, tuple) else (value,)
-                dims = ranked(slot.operands[0].dims, len(sizes))
+                dims = ranked(argument.operands[0].dims, len(sizes))
                 if len(dims) != len(sizes):
-                    raise _Mismatch
+                    raise _TermMismatchError
                 self.given += zip(dims, sizes, strict=True)
-            elif slot.kind == "parts":
-                self.parts[slot.index] = value[0] if value else 1
-            elif slot.kind == "tensor":
+            elif argument.kind == ArgumentKind.PARTS:
+                self.parts[argument.index] = value[0] if value else 1
+            elif argument.kind == ArgumentKind.TENSOR:
                 tensors = [v for v in value if v is not None] if isinstance(value, tuple) else [value]
-                operands = slot.operands if len(slot.operands) > 1 else slot.operands * len(tensors)
+                operands = argument.operands if len(argument.operands) > 1 else argument.operands * len(tensors)
                 if len(operands) != len(tensors):
-                    raise _Mismatch
+                    raise _TermMismatchError
                 for o, v in zip(operands, tensors, strict=True):
                     if isinstance(v, Ref):
                         self.pairs[v.index] = (o, self.call.ins[v.index])
-                    elif o.mark == "+" and isinstance(v, int | float) and v != 0:
+                    elif o.mark == Linearity.ADDEND and isinstance(v, int | float) and v != 0:
                         self.affine = True
 
-    def operands(self) -> Iterator[tuple[Operand, Meta]]:
+    def operands(self) -> Iterator[tuple[OperandTerm, Meta]]:
         yield from self.pairs.values()
 
     def named_dims(self, free: Sequence[str]) -> frozenset[str]:
@@ -172,20 +174,20 @@ class _Matching:
             found |= letters
         return frozenset(found)
 
-    def indexed(self, i: int, free: Sequence[str], named: frozenset[str]) -> Indexed:
+    def indexed(self, i: int, free: Sequence[str], named: frozenset[str]) -> IndexedTensor:
         meta = self.call.ins[i]
         if i not in self.pairs:
-            return Indexed(meta, ((),) * len(meta.shape))
+            return IndexedTensor(meta, ((),) * len(meta.shape))
         o, _ = self.pairs[i]
-        return Indexed(meta, self.groups(o.dims, meta, free, named), o.mark, o.values)
+        return IndexedTensor(meta, self.groups(o.dims, meta, free, named), o.mark, o.values)
 
-    def made(self, o: Operand, meta: Meta, free: Sequence[str], named: frozenset[str]) -> Indexed:
+    def made(self, o: OperandTerm, meta: Meta, free: Sequence[str], named: frozenset[str]) -> IndexedTensor:
         groups = self.groups(o.dims, meta, free, named)
         if not {":", "/"} & set(o.dims) and _explicit(o.dims) + ("." in o.dims) * len(free) != len(meta.shape):
-            raise _Mismatch
-        return Indexed(meta, groups, values=o.values)
+            raise _TermMismatchError
+        return IndexedTensor(meta, groups, values=o.values)
 
-    def groups(self, template: Template, meta: Meta, free: Sequence[str], named: frozenset[str]) -> tuple[Group, ...]:
+    def groups(self, template: DimsTerm, meta: Meta, free: Sequence[str], named: frozenset[str]) -> tuple[Group, ...]:
         """One group for each dim, aligned at the right."""
         groups: list[Group] = []
         for dim in ranked(template, len(meta.shape)):
@@ -199,10 +201,10 @@ class _Matching:
                 groups.append(dim)
         spare = len(groups) - len(meta.shape)
         if spare < 0:
-            raise _Mismatch
+            raise _TermMismatchError
         return tuple(groups[spare:])
 
-    def infer_sizes(self, tensors: Sequence[Indexed]) -> None:
+    def infer_sizes(self, tensors: Sequence[IndexedTensor]) -> None:
         """Sizes of indices: of those alone in a dim, then of those that are the last unknown of a dim."""
         dims = [(group, n) for t in tensors for group, n in zip(t.dims, t.meta.shape, strict=True)]
         dims += [(group, n) for group, n in self.given if isinstance(group, tuple)]
@@ -224,14 +226,14 @@ class _Matching:
                     progress = True
         for group, n in shared:
             if any(c not in self.size for c in group) or n not in (1, math.prod(self.size[c] for c in group)):
-                raise _Mismatch
+                raise _TermMismatchError
 
 
-def _explicit(template: Template) -> int:
+def _explicit(template: DimsTerm) -> int:
     return sum(1 for dim in template if dim not in (".", ":", "/"))
 
 
-def ranked(template: Template, rank: int) -> Template:
+def ranked(template: DimsTerm, rank: int) -> DimsTerm:
     """The template with ``:`` as so many dims without an index that it fits the rank."""
     if ":" not in template:
         return template
@@ -239,7 +241,7 @@ def ranked(template: Template, rank: int) -> Template:
     return (*template[:at], *((),) * max(0, rank - _explicit(template)), *template[at + 1 :])
 
 
-def _unit_dims(tensor: Indexed) -> Indexed:
+def _unit_dims(tensor: IndexedTensor) -> IndexedTensor:
     """The tensor with its dims of size 1 as broadcast."""
     return replace(
         tensor, dims=tuple(() if n == 1 else group for group, n in zip(tensor.dims, tensor.meta.shape, strict=True))

@@ -1,4 +1,4 @@
-"""A graph with layouts enters; the same, folded by module for people, leaves: parts, and the tensors between them."""
+"""Fold a graph with layouts by module, for people: parts (module, phase, placement) and the tensors between them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actorflow_compiler.boxing.routes import bytes_of, route
-from actorflow_compiler.core.ops import ITEM_BYTES
+from actorflow_compiler.core.ops import ITEM_BYTES, Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, show
-from actorflow_compiler.graph.graph import Graph, Node, call_of
-from actorflow_compiler.infer import FREE_KINDS, Layouts
+from actorflow_compiler.graph.graph import CALL_INPUTS, Graph, InputKind, Node, call_of
+from actorflow_compiler.infer import FREE_KINDS, GraphLayouts
 from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, SourceLocation
 
 INPUTS = "inputs"  # what the arguments of a step are a part of
 
 
 @dataclass(slots=True)
-class _Draft:
+class _PartDraft:
     """A part being put together."""
 
     count: int = 0
@@ -26,7 +26,7 @@ class _Draft:
 
 
 def fold_by_module(
-    graph: Graph, layouts: Layouts, pieces: int, modules: Sequence[str], parameter: Mapping[str, str]
+    graph: Graph, layouts: GraphLayouts, pieces: int, modules: Sequence[str], parameter: Mapping[str, str]
 ) -> Origins:
     """Fold; ``modules`` are the names that ops may carry, ``parameter`` says which one an optimizer's state is for."""
     return _Folding(graph, layouts, pieces, modules, parameter).run()
@@ -34,12 +34,12 @@ def fold_by_module(
 
 class _Folding:
     def __init__(
-        self, graph: Graph, layouts: Layouts, pieces: int, modules: Sequence[str], parameter: Mapping[str, str]
+        self, graph: Graph, layouts: GraphLayouts, pieces: int, modules: Sequence[str], parameter: Mapping[str, str]
     ) -> None:
         self.graph, self.layouts, self.pieces, self.parameter = graph, layouts, pieces, parameter
         self.modules = frozenset(modules)
         self.places: dict[SourceLocation, int] = {}
-        self.drafts: dict[tuple[str, str, str], _Draft] = {}  # (module, phase, placement)
+        self.drafts: dict[tuple[str, str, str], _PartDraft] = {}  # (module, phase, placement)
         self.number: dict[tuple[str, str, str], int] = {}
         self.keys: list[tuple[str, str, str]] = []  # of each part
         self.maker: dict[int, tuple[int, str]] = {}  # value → its part, and what made it
@@ -51,12 +51,12 @@ class _Folding:
     def run(self) -> Origins:
         graph, layouts = self.graph, self.layouts
         names = {i.value: i.name for i in graph.inputs}
-        homes = {i.name: i.value for i in graph.inputs if i.kind == "variable"}
+        homes = {i.name: i.value for i in graph.inputs if i.kind == InputKind.VARIABLE}
         for i in graph.inputs:
-            if i.kind == "variable" and i.name not in self.parameter:
+            if i.kind == InputKind.VARIABLE and i.name not in self.parameter:
                 where = str(layouts.placement[i.value])
                 self.maker[i.value] = self.part(self.module_of(i.name), "variable", where, i.name, None), i.name
-            elif i.kind in ("batch", "argument"):
+            elif i.kind in CALL_INPUTS:
                 self.maker[i.value] = self.part(INPUTS, "input", "", i.name, None), i.name
         for k, n in enumerate(graph.nodes):
             assert n.placement is not None
@@ -82,7 +82,7 @@ class _Folding:
     def part(self, module: str, phase: str, placement: str, op: str, place: int | None) -> int:
         """The part with this op added to it."""
         key = (module, phase, placement)
-        draft = self.drafts.setdefault(key, _Draft())
+        draft = self.drafts.setdefault(key, _PartDraft())
         draft.count += 1
         draft.ops[op] = None
         if place is not None:
@@ -106,7 +106,7 @@ class _Folding:
             made = self.layouts.value[value]
             hops = route(meta.shape, self.layouts.placement[value], made, where, need)
             boxing = tuple(hop.kind if hop.kind != "local" else "slice" for hop in hops)
-            once = (value, where, need, self.keys[target][1] if self.kind.get(value) == "variable" else "")
+            once = (value, where, need, self.keys[target][1] if self.kind.get(value) == InputKind.VARIABLE else "")
             if once not in self.boxed:  # whoever else reads it so reads what has been moved
                 moved = bytes_of(hops, ITEM_BYTES[meta.dtype]) * (self.pieces if value in self.often else 1)
             self.boxed.add(once)
@@ -123,7 +123,7 @@ class _Folding:
 
     def added_up(self, n: Node) -> str:
         """The module whose gradient autograd adds to another one's: no line of the user's says so."""
-        if n.phase != "backward" or n.line:
+        if n.phase != Phase.BACKWARD or n.line:
             return ""
         made = [self.keys[self.maker[v][0]] for v in n.reads() if v in self.maker][::-1]  # the later one was made last
         return next((module for module, _, where in made if where == str(n.placement)), "")
@@ -132,6 +132,6 @@ class _Folding:
         """The module whose parameter an op of the optimizer is for."""
         for value in n.reads():
             name = names.get(value)
-            if name is not None and self.kind[value] == "variable":
+            if name is not None and self.kind[value] == InputKind.VARIABLE:
                 return self.module_of(self.parameter.get(name, name))
         return ""

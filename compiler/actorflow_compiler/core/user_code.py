@@ -1,4 +1,4 @@
-"""The stack enters; the innermost line of the user's own code leaves."""
+"""Find the innermost line of the user's own code on the stack, and tell its files from those of libraries."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def with_code(line: str) -> str:
     return f"{line}{f': {code}' if code else ''}"
 
 
-class Lines:
-    """Finds the user's line, again and again: what is known of a file is kept."""
+class UserLines:
+    """Finds the user's line again and again, and remembers for each code object whether it is the user's."""
 
     def __init__(self) -> None:
         self._paths: dict[CodeType, str] = {}  # the user's code → its file as it is written; "" for other code
@@ -59,5 +59,5 @@ class Lines:
 
 
 def asks_for_types(codes: Iterable[CodeType]) -> bool:
-    """Whether code of the user's compares a type itself with those of numbers, as ``type(x) is float`` does."""
+    """Whether code of the user compares the type of something with number types, as ``type(x) is float`` does."""
     return any("type" in c.co_names and {"int", "float"} & {*c.co_names} and is_users(c.co_filename) for c in codes)

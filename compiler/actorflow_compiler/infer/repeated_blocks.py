@@ -1,4 +1,4 @@
-"""The items of a problem go in; which of them are repetitions of each other comes out, to be decided once.
+"""Group the items of a problem that are repetitions of each other, so that each group is decided once.
 
 Repeated blocks of a model (``blocks.0`` … ``blocks.47``) hold the same ops in the same order.
 """
@@ -12,14 +12,14 @@ from collections.abc import Hashable, Iterable, Sequence
 ROUNDS = 2  # how far an item without a module looks to the items it reads
 
 
-def tie(names: Sequence[tuple[str, Hashable]], producers: Sequence[Sequence[int]]) -> list[list[int]]:
+def group_repeated(names: Sequence[tuple[str, Hashable]], producers: Sequence[Sequence[int]]) -> list[list[int]]:
     """Classes of equal items, in order of their first members.
 
     An item's name is (module or variable, what it is); ``producers`` are the items that it reads from.
     Items are equal if they are the same thing at the same place of repeated modules; an item
     without a module is what it is and what it reads.
     """
-    blocks = repeated(name for name, _ in names)
+    blocks = repeated_modules(name for name, _ in names)
     seen: Counter[tuple[str, Hashable]] = Counter()
     colours: list[Hashable] = []
     for name, kind in names:
@@ -38,7 +38,7 @@ def tie(names: Sequence[tuple[str, Hashable]], producers: Sequence[Sequence[int]
     return list(classes.values())
 
 
-def repeated(names: Iterable[str]) -> frozenset[str]:
+def repeated_modules(names: Iterable[str]) -> frozenset[str]:
     """Modules that have a number for a name and something below them: ``blocks.3`` of ``blocks.3.up``."""
     found: set[str] = set()
     for name in set(names):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import actorflow as flow
-from actorflow_compiler.core.collector import instances, young_only
+from actorflow_compiler.core.garbage_collection import instances, young_only
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actorflow.transport.small_tensors import decode, encode
-from actorflow_compiler.core.flat import as_bytes, flat
+from actorflow_compiler.core.tensor_bytes import as_bytes, flat
 from actorflow_compiler.plan.plan import TensorSpec
 
 MAKES: dict[str, Callable[[], Tensor]] = {

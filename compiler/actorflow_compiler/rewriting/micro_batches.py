@@ -1,32 +1,41 @@
-"""A placed graph of a whole step goes in; the graph of a step cut into micro-batches over the time axis comes out.
+"""Cut the graph of a whole step into micro-batches over the time axis.
 
 Time is one more axis of the mesh: a value that is split on it comes in pieces, a partial sum on it
 adds up over the pieces.  ``actorflow.unpack`` takes piece i of a whole value, ``actorflow.pack``
 joins the pieces, ``actorflow.accumulate`` adds them, ``actorflow.last`` takes the last one.  The
 layouts come from the same signatures as those of devices, so means, sums and masked losses are exact.
 Batch norm alone works on each piece (``piecewise.py``).  What is made of the batch alone and is not
-split (counts of tokens, a permuted batch) is made once, before all pieces.  What no input goes into
-(random numbers, masks, fillings) takes the layout that its readers want.
+split (counts of tokens, a permuted batch) is made once, before all pieces.  Values that depend on no
+input (random numbers, masks, fillings) take the layout that their readers want.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.core.ops import Arg, Meta, Ref, substitute
+from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Sbp, Split, local_shape
 from actorflow_compiler.custom_ops.random import UNIFORM, in_pieces
-from actorflow_compiler.graph.graph import Graph, Input, Node, call_of, prune, verify
-from actorflow_compiler.hints.packing import IN_PIECES, MARKS, count_pieces, mark_of, renamed, without_marks
-from actorflow_compiler.rewriting.piecewise import OWN, PIECEWISE, S0, Layout, Own, split_of_batch
-from actorflow_compiler.signatures import OpCall, Signature, localised, signatures
-from actorflow_compiler.signatures.agree import refuse_unfit
+from actorflow_compiler.graph.graph import CALL_INPUTS, Graph, Input, InputKind, Node, call_of, prune, verify
+from actorflow_compiler.hints.packing import (
+    IN_PIECES,
+    MARKERS,
+    count_pieces,
+    marker_of,
+    with_other_reads,
+    without_markers,
+)
+from actorflow_compiler.rewriting.piecewise import PER_PIECE, PIECEWISE, S0, PerPiece, TimeLayout, split_of_batch
+from actorflow_compiler.signatures import OpCall, Signature, local_call, signatures
+from actorflow_compiler.signatures.local_mismatch import check_local_call
 from actorflow_compiler.substitutes.random_table import is_random
+
+STATELESS = frozenset({*CALL_INPUTS, InputKind.CONSTANT, InputKind.SCALAR})  # inputs that are no state
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class MicroBatchedStep:
     """A step in micro-batches."""
 
     graph: Graph
@@ -34,7 +43,9 @@ class Pieces:
     notes: tuple[str, ...]
 
 
-def cut_in_time(graph: Graph, micro_batches: int, asked: str = "micro_batches", later: bool = False) -> Pieces:
+def cut_in_time(
+    graph: Graph, micro_batches: int, asked: str = "micro_batches", later: bool = False
+) -> MicroBatchedStep:
     """Split the step into pieces: as many as ``micro_batches`` and the marks of the user say.
 
     With 1 only what ``flow.unpack`` names is in pieces, else the batch is, too.  ``asked`` says who asked for
@@ -44,25 +55,25 @@ def cut_in_time(graph: Graph, micro_batches: int, asked: str = "micro_batches", 
     """
     count, notes = count_pieces(graph, micro_batches, asked, later)
     if count == 1:
-        return Pieces(without_marks(graph), 1, notes)
-    walk = _Walk(graph, count, of_batch=micro_batches > 1)
+        return MicroBatchedStep(without_markers(graph), 1, notes)
+    walk = _MicroBatching(graph, count, of_batch=micro_batches > 1)
     result = verify(prune(walk.run()))
-    return Pieces(result, count, (*notes, *walk.notes))
+    return MicroBatchedStep(result, count, (*notes, *walk.notes))
 
 
-class _Walk:
+class _MicroBatching:
     def __init__(self, graph: Graph, count: int, of_batch: bool) -> None:
         self.graph, self.count = graph, count
         self.metas: dict[int, Meta] = {i.value: graph.metas[i.value] for i in graph.inputs}
         self.next = max(graph.metas, default=0) + 1
         self.nodes: list[Node] = []
         self.notes: list[str] = []
-        self.piece: dict[int, tuple[int, Layout]] = {}  # original value → (its number as a piece, layout over time)
+        self.piece: dict[int, tuple[int, TimeLayout]] = {}  # original value → (its number as a piece, layout over time)
         self.whole: dict[int, int] = {i.value: i.value for i in graph.inputs}  # original value → its number as a whole
         self.kind = {i.value: i.kind for i in graph.inputs}
         self.maker = {o: n for n in graph.nodes for o in n.outs if o >= 0}
-        self.stateless = {i.value for i in graph.inputs if i.kind in ("batch", "argument", "constant", "scalar")}
-        batch = {i.value for i in graph.inputs if i.kind == "batch"}
+        self.stateless = {i.value for i in graph.inputs if i.kind in STATELESS}
+        batch = {i.value for i in graph.inputs if i.kind == InputKind.BATCH}
         self.early = batch if of_batch else set()  # whole before any piece is, and in pieces where that is possible
         self.computed = set() if of_batch else batch  # whole, and so is what is made of them alone
         self.stays: set[int] = set()  # those that stay whole beside what is in pieces: a user wants that
@@ -71,7 +82,7 @@ class _Walk:
         self.narrowed: dict[tuple[int, int, Split], int] = {}  # (value, stage, layout) → its piece
         self.free: dict[int, Node] = {}  # original value → its maker, which no piece of the batch goes into
         self.ways: dict[tuple[int, Sbp], Signature | None] = {}  # (such a value, layout) → what makes it so
-        self.formed: dict[tuple[int, Layout], int] = {}  # (such a value, layout) → its number as a piece
+        self.formed: dict[tuple[int, TimeLayout], int] = {}  # (such a value, layout) → its number as a piece
         names = {i.value: i.name for i in graph.inputs}
         self.updated = {new: names[old].rpartition(".")[0] for old, new in graph.updates}  # new value → its module
         self.moving: set[str] = set()  # modules whose statistics move on with every piece
@@ -84,19 +95,19 @@ class _Walk:
 
     def run(self) -> Graph:
         for n in self.graph.nodes:
-            n = renamed(n, self.same)
+            n = with_other_reads(n, self.same)
             self.maker.update({o: n for o in n.outs if o >= 0})
             if not is_random(n) and all(v in self.stateless for v in n.reads()):
                 self.stateless.update(n.outs)
-            (self.mark if n.op in MARKS else self.node)(n)
+            (self.mark if n.op in MARKERS else self.node)(n)
         updates = [(old, self.update(self.same.get(new, new))) for old, new in self.graph.updates]
         results = [self.joined(self.same.get(r, r), None) for r in self.graph.results]
-        inputs = (*self.graph.inputs, Input(self.index, "piece", "piece"))
+        inputs = (*self.graph.inputs, Input(self.index, "piece", InputKind.PIECE))
         return Graph(inputs, tuple(self.nodes), self.metas, tuple(results), tuple(updates))
 
     def mark(self, n: Node) -> None:
         """Let a value be in pieces, or whole, from here on."""
-        mark, (out,) = mark_of(n), n.outs
+        mark, (out,) = marker_of(n), n.outs
         value = mark.value
         split = value in self.early or (value in self.piece and self.piece[value][1] == S0)
         once = value in self.whole and value not in self.piece and value not in self.early
@@ -120,17 +131,17 @@ class _Walk:
         """Whether a value is a statistic, or the new value of a buffer beside such (a counter of batches)."""
         if value not in self.piece:
             return False
-        return self.piece[value][1] is OWN or self.updated.get(value) in self.moving
+        return self.piece[value][1] is PER_PIECE or self.updated.get(value) in self.moving
 
     def node(self, n: Node) -> None:
-        if n.phase != "optimizer" and not is_random(n) and all(self._is_given(v) for v in n.reads()):
+        if n.phase != Phase.OPTIMIZER and not is_random(n) and all(self._is_given(v) for v in n.reads()):
             self.free.update({o: n for o in n.outs if o >= 0})  # its readers say how they want it
             return
         if any(v in self.stays for v in n.reads()):
             self.stays.update(o for o in n.outs if o >= 0)
             self.emit_whole(n)
             return
-        if n.phase == "optimizer" or (
+        if n.phase == Phase.OPTIMIZER or (
             any(v in self.computed for v in n.reads()) and not any(self._only_in_pieces(v) for v in n.reads())
         ):
             self.emit_whole(n)
@@ -142,7 +153,7 @@ class _Walk:
             )
             self.emit_piecewise(n, split)
             return
-        if n.phase == "backward" and all(x == P for x in layouts) and any(self._elsewhere(v, n) for v in n.reads()):
+        if n.phase == Phase.BACKWARD and all(x == P for x in layouts) and any(self._elsewhere(v, n) for v in n.reads()):
             self.emit_whole(n)  # gradients of a tied parameter travel once, added up, not with every piece
             return
         if not is_random(n) and (signature := self.choose(n, layouts)) is not None:
@@ -174,7 +185,7 @@ class _Walk:
         return reads <= self.stateless and any(v in self.early or v in self.piece for v in reads)
 
     def _is_given(self, value: int) -> bool:
-        return value in self.free or self.kind.get(value) in ("scalar", "constant")
+        return value in self.free or self.kind.get(value) in (InputKind.SCALAR, InputKind.CONSTANT)
 
     def forming(self, value: int, need: Sbp) -> Signature | None:
         """The signature that makes a free value in a layout; None where there is none."""
@@ -206,13 +217,13 @@ class _Walk:
         if note not in self.notes:
             self.notes.append(note)
 
-    def layout(self, value: int) -> Layout | None:
+    def layout(self, value: int) -> TimeLayout | None:
         """How a value is there over time; None: whole, and a batch that can be unpacked."""
         if value in self.piece:
             return self.piece[value][1]
         return None if value in self.early else B
 
-    def choose(self, n: Node, layouts: list[Layout | None]) -> Signature | None:
+    def choose(self, n: Node, layouts: list[TimeLayout | None]) -> Signature | None:
         """The signature that takes operands as they are (batches unpacked, broadcasts as a piece's part of a sum)."""
         call, operands = call_of(n, self.graph.metas)
         wanted = [s for s in layouts if isinstance(s, Split)]
@@ -247,11 +258,11 @@ class _Walk:
     def emit_pieces(self, n: Node, signature: Signature) -> None:
         self.piece.update(self._emit(n, signature))
 
-    def _emit(self, n: Node, signature: Signature) -> dict[int, tuple[int, Layout]]:
+    def _emit(self, n: Node, signature: Signature) -> dict[int, tuple[int, TimeLayout]]:
         """The node on a piece; its outputs as ``piece`` has them."""
         call, operands = call_of(n, self.graph.metas)
-        local = localised(call, signature, self.count, 0)
-        refuse_unfit(call, local, n.line or n.where)
+        local = local_call(call, signature, self.count, 0)
+        check_local_call(call, local, n.line or n.where)
         op, args, kwargs = local.op, local.args, local.kwargs
         values = [self.as_piece(v, need, n) for v, need in zip(operands, signature.ins, strict=True)]
         (layout, *_) = signature.outs
@@ -261,7 +272,7 @@ class _Walk:
             args = in_pieces(args, layout.dim, drawn.shape[layout.dim], Ref(len(values)))
             values.append(self.index)
         outs: list[int] = []
-        made: dict[int, tuple[int, Layout]] = {}
+        made: dict[int, tuple[int, TimeLayout]] = {}
         for o, meta, layout in zip(n.outs, local.outs, signature.outs, strict=True):
             if o < 0 or meta is None or layout is None:
                 outs.append(-1)
@@ -284,7 +295,7 @@ class _Walk:
                 outs.append(-1)
                 continue
             meta = self.graph.metas[o]
-            shape = meta.shape if isinstance(layout, Own) else local_shape(meta.shape, layout, self.count, 0)
+            shape = meta.shape if isinstance(layout, PerPiece) else local_shape(meta.shape, layout, self.count, 0)
             outs.append(self.new(Meta(shape, meta.dtype)))
             self.piece[o] = (outs[-1], layout)
         self.append(n, n.op, call.args, call.kwargs, values, outs, True)
@@ -317,13 +328,13 @@ class _Walk:
         final = tuple((k, substitute(v, at)) for k, v in kwargs)
         self.nodes.append(replace(n, op=op, args=substitute(args, at), kwargs=final, outs=tuple(outs), pieces=pieces))
 
-    def as_piece(self, value: int, need: Layout, n: Node) -> int:
+    def as_piece(self, value: int, need: TimeLayout, n: Node) -> int:
         """The number of a value as one piece's op reads it."""
         if value in self.free and value not in self.whole:
             return self.form(value, need, n)
         if value in self.piece:
             number, have = self.piece[value]
-            if isinstance(need, Own):
+            if isinstance(need, PerPiece):
                 return number
             if need == P and have == B:
                 return self.helper("actorflow.first", (Ref(number), Ref(self.index)), self.metas[number], n)
@@ -338,10 +349,10 @@ class _Walk:
             return self.helper("actorflow.first", (Ref(number), Ref(self.index)), meta, n)
         return number
 
-    def form(self, value: int, need: Layout, n: Node) -> int:
+    def form(self, value: int, need: TimeLayout, n: Node) -> int:
         """The number of a free value in a layout, made for a piece."""
         if (value, need) not in self.formed:
-            signature = None if need == P or isinstance(need, Own) else self.forming(value, need)
+            signature = None if need == P or isinstance(need, PerPiece) else self.forming(value, need)
             if signature is None:
                 whole = self.form(value, B, n)
                 if isinstance(need, Split):
@@ -430,7 +441,7 @@ class _Walk:
 
 def _made_of(call: OpCall, signature: Signature, parts: int, index: int) -> tuple[object, ...]:
     """What part ``index`` of an op is, but for its operands."""
-    local = localised(call, signature, parts, index)
+    local = local_call(call, signature, parts, index)
     return local.op, local.args, local.kwargs
 
 

@@ -1,4 +1,4 @@
-"""An op call goes in; calls of the same op on small tensors come out, with what of their sizes is one index."""
+"""Shrink an op call to calls of the same op on small tensors, and find which of their sizes are one index."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from actorflow_compiler.core.op_call import OpCall, Path, bind, put, rebind
+from actorflow_compiler.core.op_call import ArgumentPath, OpCall, bind, put, rebind
 from actorflow_compiler.core.ops import Arg, Meta, Symbol
 from actorflow_compiler.signatures.discovery.execute import draw, meta_of, on_meta, run
 from actorflow_compiler.signatures.discovery.rules import at
 
 T = TypeVar("T")
 Attempt = Callable[[Callable[[], T | None]], T | None]  # runs what may fail; None if it did
-Slot = tuple[str, Path]  # ("dim", (operand, dim)) | ("arg", path in the schema's arguments): where a size stands
-Sizes = Mapping[Slot, int]
+SizePosition = tuple[
+    str, ArgumentPath
+]  # ("dim", (operand, dim)) | ("arg", path in the schema's arguments): where a size stands
+Sizes = Mapping[SizePosition, int]
 
 UNEVEN = (5, 7, 11, 3, 13, 17, 19, 23, 29, 31, 37, 41)
 EVEN = (6, 12, 4, 8, 18, 10, 14, 16, 20, 22, 24, 26)
@@ -28,14 +30,14 @@ USABLE = {"float16": "float32", "bfloat16": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
-class Small:
+class SmallCall:
     """A call with small sizes."""
 
     call: OpCall
-    groups: tuple[frozenset[Slot], ...]  # sizes that only change together, group by group
+    groups: tuple[frozenset[SizePosition], ...]  # sizes that only change together, group by group
 
 
-def small_calls(call: OpCall, attempt: Attempt[OpCall], apart: bool = True) -> tuple[tuple[Small, ...], float]:
+def small_calls(call: OpCall, attempt: Attempt[OpCall], apart: bool = True) -> tuple[tuple[SmallCall, ...], float]:
     """Up to two small calls like ``call``, of uneven and of even sizes, and how exactly they compute.
 
     In float64 where the op can, so that nothing passes for rounding.  Sizes that are equal by chance
@@ -87,9 +89,9 @@ def resized(call: OpCall, sizes: Sizes) -> OpCall:
     return OpCall(call.op, args, kwargs, ins, call.outs)
 
 
-def slots(call: OpCall) -> dict[int, list[Slot]]:
+def slots(call: OpCall) -> dict[int, list[SizePosition]]:
     """Every size above 1, and where it stands: in dims of operands and in whole numbers equal to a dim."""
-    found: dict[int, list[Slot]] = {}
+    found: dict[int, list[SizePosition]] = {}
     for i, m in enumerate(call.ins):
         for d, n in enumerate(m.shape):
             if n > 1:
@@ -101,7 +103,7 @@ def slots(call: OpCall) -> dict[int, list[Slot]]:
     return found
 
 
-def _numbers(arg: Arg, path: Path) -> Iterator[tuple[Path, int]]:
+def _numbers(arg: Arg, path: ArgumentPath) -> Iterator[tuple[ArgumentPath, int]]:
     if isinstance(arg, tuple):
         for i, part in enumerate(arg):
             yield from _numbers(part, (*path, i))
@@ -113,7 +115,7 @@ class _Shrinking:
     def __init__(self, call: OpCall, attempt: Attempt[OpCall]) -> None:
         self.call, self.attempt = call, attempt
 
-    def run(self, apart: bool) -> tuple[Small, ...]:
+    def run(self, apart: bool) -> tuple[SmallCall, ...]:
         groups = list(slots(self.call).values())
         start = self.start(groups)
         if start is None:
@@ -126,7 +128,7 @@ class _Shrinking:
             return ()
         found = tuple(map(frozenset, groups))
         even = self.even(sizes, groups)
-        return (Small(uneven, found), *([Small(even, found)] if even else []))
+        return (SmallCall(uneven, found), *([SmallCall(even, found)] if even else []))
 
     def accepted(self, sizes: Sizes, execute: bool = True) -> OpCall | None:
         """The call with these sizes and the outputs that it then has; None where the op refuses it."""
@@ -191,15 +193,17 @@ class _Shrinking:
         found = self.accepted(sizes, execute)
         return found is not None and self.equal_as_before(found, sizes)
 
-    def start(self, groups: list[list[Slot]]) -> tuple[dict[Slot, int], list[list[Slot]]] | None:
+    def start(
+        self, groups: list[list[SizePosition]]
+    ) -> tuple[dict[SizePosition, int], list[list[SizePosition]]] | None:
         """Small sizes, equal where they were equal; the numbers among the arguments follow if the op lets them."""
         dims = [[s for s in g if s[0] == "dim"] for g in groups]
         for chosen in (groups, dims) if dims != groups else (groups,):
             sizes = {s: n for g, n in zip(chosen, UNEVEN, strict=False) for s in g}
             if len(chosen) <= len(UNEVEN) and self.starts(sizes):
                 return sizes, [g for g in chosen if g]
-        one_by_one: dict[Slot, int] = {}
-        kept: list[list[Slot]] = []
+        one_by_one: dict[SizePosition, int] = {}
+        kept: list[list[SizePosition]] = []
         taken: set[int] = set()
         for group, dim in zip(groups, dims, strict=True):
             part, n = self.shrunk(one_by_one, group, dim, taken)
@@ -211,7 +215,9 @@ class _Shrinking:
         as_it_is = {s: self.size(s) for g in groups for s in g}
         return (as_it_is, groups) if self.accepted(as_it_is) is not None else None
 
-    def shrunk(self, others: Sizes, group: list[Slot], dims: list[Slot], taken: set[int]) -> tuple[list[Slot], int]:
+    def shrunk(
+        self, others: Sizes, group: list[SizePosition], dims: list[SizePosition], taken: set[int]
+    ) -> tuple[list[SizePosition], int]:
         """Another size for one group, if the op takes one."""
         before = self.size(group[0])
         for n in (*UNEVEN[:7], *EVEN[:6]):
@@ -221,15 +227,17 @@ class _Shrinking:
                     return chosen, n
         return group, before
 
-    def size(self, slot: Slot) -> int:
+    def size(self, slot: SizePosition) -> int:
         kind, path = slot
         n: int = self.call.ins[path[0]].shape[path[1]] if kind == "dim" else at(bind(self.call), path)
         return n
 
-    def refine(self, sizes: Sizes, groups: Sequence[list[Slot]]) -> tuple[dict[Slot, int], list[list[Slot]]]:
+    def refine(
+        self, sizes: Sizes, groups: Sequence[list[SizePosition]]
+    ) -> tuple[dict[SizePosition, int], list[list[SizePosition]]]:
         """Sizes that are only equal by chance become different."""
         now = dict(sizes)
-        found: list[list[Slot]] = []
+        found: list[list[SizePosition]] = []
         for group in groups:
             rest = list(group)
             tried = 0
@@ -252,7 +260,7 @@ class _Shrinking:
             found.append(rest)
         return now, found
 
-    def even(self, sizes: Sizes, groups: Sequence[list[Slot]]) -> OpCall | None:
+    def even(self, sizes: Sizes, groups: Sequence[list[SizePosition]]) -> OpCall | None:
         """The call with sizes that divide evenly, as far as the op takes such."""
         wanted = {**sizes, **{s: n for g, n in zip(groups, EVEN, strict=False) for s in g}}
         found = self.accepted(wanted) if self.like(wanted) else None
@@ -273,7 +281,7 @@ def _order(a: int, b: int) -> int:
     return (a > b) - (a < b)
 
 
-def _subsets(group: list[Slot]) -> Iterator[list[Slot]]:
+def _subsets(group: list[SizePosition]) -> Iterator[list[SizePosition]]:
     """Those that are likely an index of their own first."""
     yield from ([s] for s in group)
     dims = sorted({path[1] for kind, path in group if kind == "dim"})
@@ -297,6 +305,6 @@ def _numel(meta: Meta) -> int:
     return count
 
 
-def paths(group: Iterable[Slot]) -> tuple[Path, ...]:
+def paths(group: Iterable[SizePosition]) -> tuple[ArgumentPath, ...]:
     """The arguments among the sizes of a group."""
     return tuple(sorted(path for kind, path in group if kind == "arg"))

@@ -1,4 +1,4 @@
-"""What users say of their ops goes in, checked; the terms for a call of such an op come out."""
+"""Signatures that users register for their own ops (``flow.register_signature``)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import torch
 
 from actorflow_compiler.core.errors import SignatureError
 from actorflow_compiler.core.op_call import OpCall
-from actorflow_compiler.signatures.notation import Term, parse
+from actorflow_compiler.core.torch_internals import OpOverload, OpOverloadPacket, schema_of
+from actorflow_compiler.signatures.notation import ArgumentKind, Term, parse
 from actorflow_compiler.signatures.table import has_line
 
 Line = str | Callable[[OpCall], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """What was said of one op."""
+class RegisteredSignatures:
+    """The terms that a user registered for one op."""
 
     op: str  # "mylib.scale.default"
     lines: tuple[Line, ...]
     verify: bool
     where: str  # "train.py:12"
-    verified: set[str] = field(default_factory=set, compare=False)  # structures of calls that were run
+    checked: set[str] = field(default_factory=set, compare=False)  # structures of calls that were verified
 
     def terms(self, call: OpCall) -> tuple[str, ...]:
         """The terms for one call; raises SignatureError for what is no term."""
@@ -36,7 +37,7 @@ class Registered:
         return tuple(text for text in found if text is not None)
 
 
-_registered: dict[str, Registered] = {}
+_registered: dict[str, RegisteredSignatures] = {}
 
 
 def register_signature(op: Any, *terms: Line, verify: bool = True) -> None:
@@ -67,29 +68,29 @@ def register_signature(op: Any, *terms: Line, verify: bool = True) -> None:
         raise SignatureError(
             f"{where}: a signature for {name} was found, of which actorflow knows all; expected: an op without one"
         )
-    if found._schema.is_mutable:
+    if schema_of(found).is_mutable:
         raise SignatureError(
-            f"{where}: {name} changes its arguments ({found._schema}); expected: an op that only returns new tensors"
+            f"{where}: {name} changes its arguments ({schema_of(found)}); expected: an op that only returns new tensors"
         )
     if not terms:
         raise SignatureError(f"{where}: no term was given for {name}; expected: at least one, such as '.,.->.'")
     for line in terms:
         if not callable(line):
             check(line, found, where)
-    _registered[name] = Registered(name, tuple(terms), verify, where)
+    _registered[name] = RegisteredSignatures(name, tuple(terms), verify, where)
 
 
-def registration(op: str) -> Registered | None:
-    """What was said of an op."""
+def find_registration(op: str) -> RegisteredSignatures | None:
+    """What a user registered for an op; None if nothing."""
     return _registered.get(op)
 
 
-def _find(op: Any) -> torch._ops.OpOverload:
+def _find(op: Any) -> OpOverload:
     """The op that a user names; raises SignatureError if there is none or more than one."""
     definition = getattr(op, "_opoverload", None)  # of a custom op
-    if isinstance(definition, torch._ops.OpOverload):
+    if isinstance(definition, OpOverload):
         return definition
-    if isinstance(op, torch._ops.OpOverload):
+    if isinstance(op, OpOverload):
         return op
     packet, kind = op, ""
     if isinstance(op, str):
@@ -99,7 +100,7 @@ def _find(op: Any) -> torch._ops.OpOverload:
             packet = getattr(getattr(torch.ops, namespace), name)
         except (AttributeError, RuntimeError):
             packet = None
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    if not isinstance(packet, OpOverloadPacket):
         raise SignatureError(
             f"found {op!r} where an op was expected: 'namespace::name', 'namespace::name.overload', an op of "
             f"torch.ops or a torch.library.custom_op; it has to be defined before its signature is given"
@@ -108,15 +109,15 @@ def _find(op: Any) -> torch._ops.OpOverload:
     kind = kind or ("default" if "default" in kinds else kinds[0] if len(kinds) == 1 else "")
     if kind not in kinds:
         raise SignatureError(f"{op} does not say which of its overloads is meant: {', '.join(kinds)}")
-    found: torch._ops.OpOverload = getattr(packet, kind)
+    found: OpOverload = getattr(packet, kind)
     return found
 
 
-def check(text: object, op: torch._ops.OpOverload, where: str) -> Term:
+def check(text: object, op: OpOverload, where: str) -> Term:
     """The term of an op; raises SignatureError if the text is none, or has other arguments than the schema."""
 
     def wrong(why: str) -> SignatureError:
-        return SignatureError(f"{where}: {text!r} is no signature of {op}: {why}\n  {op._schema}")
+        return SignatureError(f"{where}: {text!r} is no signature of {op}: {why}\n  {schema_of(op)}")
 
     if not isinstance(text, str):
         raise wrong(f"a {type(text).__name__} was found; expected: a text such as '.,.->.', or a function of the call")
@@ -124,14 +125,14 @@ def check(text: object, op: torch._ops.OpOverload, where: str) -> Term:
         term = parse(text)
     except ValueError as error:
         raise wrong(f"{error}; expected: an entry for each argument, '->', an entry for each output") from None
-    arguments, returns = op._schema.arguments, op._schema.returns
-    if len(term.slots) > len(arguments):
-        raise wrong(f"it has {len(term.slots)} arguments; the op has {len(arguments)}")
-    for slot, argument in zip(term.slots, arguments, strict=False):
+    arguments, returns = schema_of(op).arguments, schema_of(op).returns
+    if len(term.arguments) > len(arguments):
+        raise wrong(f"it has {len(term.arguments)} arguments; the op has {len(arguments)}")
+    for entry, argument in zip(term.arguments, arguments, strict=False):
         kind = str(argument.type)
-        if slot.kind == "tensor" and "Tensor" not in kind and any(o.dims for o in slot.operands):
+        if entry.kind == ArgumentKind.TENSOR and "Tensor" not in kind and any(o.dims for o in entry.operands):
             raise wrong(f"it has dims for {argument.name!r}, which is no tensor but {kind}; expected: '_'")
-        if slot.kind in ("dims", "shape", "sizes", "parts") and "Tensor" in kind:
+        if entry.kind not in (ArgumentKind.TENSOR, ArgumentKind.IGNORED) and "Tensor" in kind:
             raise wrong(f"it has '@', '#' or '^' for {argument.name!r}, which is a tensor; expected: its dims, or '_'")
     lists = any("List" in str(r.type) for r in returns)
     if len(term.outs) != len(returns) and not lists:

@@ -1,6 +1,6 @@
-"""An op instance and what a device is to run of it go in; what is wrong with the latter comes out, before it runs.
+"""Check the op that a device is to run: its operands and arguments have to fit each other as those of the whole op do.
 
-Many kernels of torch do not look at whether their operands, and the numbers that describe them, fit each other: they
+Many kernels of torch do not check whether their operands, and the numbers that describe them, fit each other: they
 read and write beside their operands where these do not.
 """
 
@@ -10,14 +10,14 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.op_call import OpCall, overload
 from actorflow_compiler.core.ops import Meta, show
 from actorflow_compiler.signatures.discovery.execute import Outs, meta_of, on_meta
-from actorflow_compiler.signatures.indexed import instance
+from actorflow_compiler.signatures.term_matching import index_call
 
-__all__ = ["disagreement", "refuse_unfit"]
+__all__ = ["find_mismatch", "check_local_call"]
 
 
-def refuse_unfit(whole: OpCall, local: OpCall, where: str) -> None:
+def check_local_call(whole: OpCall, local: OpCall, where: str) -> None:
     """Raise PlanError for a local op that ``disagreement`` finds wrong; ``where`` is the user's line."""
-    why = disagreement(whole, local)
+    why = find_mismatch(whole, local)
     if why is not None:
         raise PlanError(
             f"{where or 'in the step'}\n  {why}. What is said of how the op may be cut is wrong: correct its "
@@ -26,7 +26,7 @@ def refuse_unfit(whole: OpCall, local: OpCall, where: str) -> None:
         )
 
 
-def disagreement(whole: OpCall, local: OpCall) -> str | None:
+def find_mismatch(whole: OpCall, local: OpCall) -> str | None:
     """Why the operands, arguments and outputs of a local op do not fit each other as those of the whole do; or None.
 
     What is not known is taken to fit: ops of our own, parts without elements, ops that do not run without memory.
@@ -42,10 +42,10 @@ def disagreement(whole: OpCall, local: OpCall) -> str | None:
 
 def _of_indices(whole: OpCall, local: OpCall) -> str | None:
     """An index that has one size in the whole, wherever it occurs, and here more than one."""
-    before = instance(whole) if local.op == whole.op else None
+    before = index_call(whole) if local.op == whole.op else None
     if before is None:
         return None
-    here = instance(local)
+    here = index_call(local)
     if here is None:
         return "its sizes are none that its signature can have"
     uneven = sorted(here.uneven - before.uneven)

@@ -1,8 +1,8 @@
-"""A captured graph and a number of stages go in; the graph whose ops carry the placements of stages comes out.
+"""Cut a captured step into pipeline stages of about equal time, and place each stage on its devices.
 
 The units that are shared among the stages are the visits of the forward pass: stretches of the program between
 entering and leaving modules.  Edges between them go forward, so every cut between two visits makes a pipeline:
-encoders and decoders, skip connections and tied weights need nothing of their own, they only cost what crosses.
+encoders and decoders, skip connections and tied weights need no special case, they only cost the bytes that cross.
 What depends on no state (masks, positions) belongs to no unit; it is repeated where it is used.
 """
 
@@ -19,20 +19,20 @@ from itertools import accumulate, groupby, pairwise
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
-from actorflow_compiler.core.ops import FLOATS
+from actorflow_compiler.core.ops import FLOATS, Phase
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.views import VIEWS
+from actorflow_compiler.core.views import CHEAP_OPS
 from actorflow_compiler.graph.flops import flops_of
-from actorflow_compiler.graph.graph import Graph, Node, call_of
-from actorflow_compiler.hints.hints import Stages
-from actorflow_compiler.placing.partition import Unit, partition
+from actorflow_compiler.graph.graph import Graph, InputKind, Node, call_of
+from actorflow_compiler.hints.hints import StagesHint
+from actorflow_compiler.placing.partition import PartitionUnit, partition
 
 SLACK = 0.03  # of the seconds of the largest stage, which are estimates; given away where fewer bytes cross then
 V_SHAPED = frozenset({"zb-v"})  # schedules for which stages go there and back over the devices
 
 
 @dataclass(frozen=True, slots=True)
-class Automatic:
+class AutomaticStages:
     """A graph whose ops carry the placements of their stages."""
 
     graph: Graph
@@ -42,7 +42,7 @@ class Automatic:
 
 def cut_automatically(
     captured: Capture,
-    asked: Stages,
+    asked: StagesHint,
     everywhere: Placement,
     fixed: Mapping[str, Placement],
     *,
@@ -51,7 +51,7 @@ def cut_automatically(
     mesh: Sequence[int] = (),
     schedule: str = "auto",
     hardware: Hardware = CPU_CORE,
-) -> Automatic:
+) -> AutomaticStages:
     """Cut a step into stages of about equal time, and where few bytes cross.
 
     ``everywhere`` has all devices; how they are shared among the stages, each a ``mesh``, is in ``placements_of``.
@@ -72,7 +72,7 @@ def cut_automatically(
     units = _Units(captured, pieces, everywhere.size / min(len(placements), everywhere.size), hardware, elsewhere)
     notes: tuple[str, ...] = ()
     if not units.costs and fixed:  # an optimizer's step, say: its state says where
-        return Automatic(captured.graph)
+        return AutomaticStages(captured.graph)
     follows = units.placed_as(fixed)
     if any(p is not None for p in follows):
         first, where_to = _follow(units.costs, [p or placements[0] for p in follows], placements)
@@ -83,11 +83,11 @@ def cut_automatically(
     nodes = []
     for n, unit in zip(captured.graph.nodes, units.unit, strict=True):
         nodes.append(n if unit is None else replace(n, placement=where_to[bisect.bisect(first, unit) - 1]))
-    return Automatic(replace(captured.graph, nodes=tuple(nodes)), begins, notes)
+    return AutomaticStages(replace(captured.graph, nodes=tuple(nodes)), begins, notes)
 
 
 def placements_of(
-    asked: Stages, everywhere: Placement, schedule: str = "auto", mesh: Sequence[int] = ()
+    asked: StagesHint, everywhere: Placement, schedule: str = "auto", mesh: Sequence[int] = ()
 ) -> tuple[Placement, ...]:
     """The devices of each stage, which are a ``mesh`` if one is given.
 
@@ -120,8 +120,8 @@ def placements_of(
 
 
 def _cut(
-    units: Sequence[Unit],
-    asked: Stages,
+    units: Sequence[PartitionUnit],
+    asked: StagesHint,
     placements: Sequence[Placement],
     everywhere: Placement,
     pieces: int,
@@ -148,7 +148,7 @@ def _cut(
 
 
 def _follow(
-    units: Sequence[Unit], follows: Sequence[Placement], placements: Sequence[Placement]
+    units: Sequence[PartitionUnit], follows: Sequence[Placement], placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[Placement, ...]]:
     """Stages where parameters are already: one for each run of units, several where neighbouring stages share it."""
     first: list[int] = []
@@ -173,11 +173,11 @@ class _Units:
     ) -> None:
         self.captured, self.graph, self.elsewhere = captured, captured.graph, elsewhere
         self.pieces, self.devices, self.hardware = pieces, devices, hardware
-        self.names = {i.value: i.name for i in self.graph.inputs if i.kind == "variable"}
+        self.names = {i.value: i.name for i in self.graph.inputs if i.kind == InputKind.VARIABLE}
         self.held: set[int] = set(self.names)  # values that depend on state
         work = [self._work(n) for n in self.graph.nodes]
         nodes = list(zip(self.graph.nodes, work, strict=True))
-        self.visits = sorted({n.visit for n, w in nodes if n.phase == "forward" and w and n.op not in VIEWS})
+        self.visits = sorted({n.visit for n, w in nodes if n.phase == Phase.FORWARD and w and n.op not in CHEAP_OPS})
         self.unit = [self._unit_of(n, w) for n, w in nodes]  # of each node
         self.first: dict[str, int] = {}  # variable → the unit that uses it first
         self.costs = self._costs(work)
@@ -212,11 +212,11 @@ class _Units:
 
     def _unit_of(self, n: Node, work: float | None) -> int | None:
         """The unit that a node belongs to; None for free ones, and for those whose operands say it."""
-        if n.phase == "optimizer" or n.visit < 0 or work is None or not self.visits:
+        if n.phase == Phase.OPTIMIZER or n.visit < 0 or work is None or not self.visits:
             return None
         return max(0, bisect.bisect(self.visits, n.visit) - 1)
 
-    def _costs(self, work: Sequence[float | None]) -> tuple[Unit, ...]:
+    def _costs(self, work: Sequence[float | None]) -> tuple[PartitionUnit, ...]:
         count, metas = len(self.visits), self.graph.metas
         seconds, parameters, activations = [0.0] * count, [0.0] * count, [0.0] * count
         at: dict[int, int] = {}  # value → unit of its maker
@@ -227,16 +227,16 @@ class _Units:
         for n, own, took in zip(self.graph.nodes, self.unit, work, strict=True):
             reads = {base.get(v, v) for v in n.reads()} & self.held
             unit = own
-            if own is None and n.phase == "backward":  # gradients are added up where the earliest of them is
+            if own is None and n.phase == Phase.BACKWARD:  # gradients are added up where the earliest of them is
                 unit = min((at[v] for v in reads if v in at), default=None)
-            if unit is None or n.phase == "optimizer":
+            if unit is None or n.phase == Phase.OPTIMIZER:
                 continue
             for v in reads:
                 low, high = span.get(v, (unit, unit))
                 span[v] = min(low, unit), max(high, unit)
-            if n.phase == "backward":
+            if n.phase == Phase.BACKWARD:
                 kept.update(reads & forward)
-            if n.op in VIEWS and len(reads) == 1:
+            if n.op in CHEAP_OPS and len(reads) == 1:
                 (source,) = reads
                 if source in self.names or metas[source].nbytes <= metas[n.outs[0]].nbytes:
                     base[n.outs[0]] = source  # what crosses, or is kept, is that
@@ -244,16 +244,16 @@ class _Units:
             made = [o for o in n.outs if o >= 0]
             at.update(dict.fromkeys(made, unit))
             span.update(dict.fromkeys(made, (unit, unit)))
-            if n.phase == "forward":
+            if n.phase == Phase.FORWARD:
                 forward.update(made)
-            if n.op not in VIEWS:
+            if n.op not in CHEAP_OPS:
                 seconds[unit] += took or 0.0
         for v in kept:
             activations[at[v]] += metas[v].nbytes / self.pieces / self.devices
         self.first.update({self.names[v]: low for v, (low, _) in span.items() if v in self.names})
         self._add_state(seconds, parameters)
         crossing = self._crossing(span)
-        return tuple(map(Unit, seconds, parameters, activations, crossing))
+        return tuple(map(PartitionUnit, seconds, parameters, activations, crossing))
 
     def _crossing(self, span: Mapping[int, tuple[int, int]]) -> list[float]:
         """Bytes that cross the cut before each unit; a parameter of both sides goes there, its gradient comes back."""
