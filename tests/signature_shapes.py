@@ -13,7 +13,7 @@ from actorflow_compiler.signatures.notation import parse
 from actorflow_compiler.signatures.table import term_of
 from actorflow_compiler.signatures.term_matching import Group, IndexedTensor, index_call, ranked
 from signature_checks import Instance, real
-from signature_checks import index_call as run_whole
+from signature_checks import instance as run_whole
 
 
 def indices(case: Instance) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ from actorflow_compiler.core.errors import (
     ActorflowError,
     CaptureError,
 )
-from actorflow_compiler.core.expressions import NumberSource
+from actorflow_compiler.core.expressions import NumberSource, SourceKind
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.user_code import with_code
 from actorflow_compiler.hints.goal import Goal
@@ -176,7 +176,7 @@ class CapturedStep:
         )
 
     def _stand_in(self, path: str, value: int | float) -> Any:
-        return value if self.numbers is None else self.numbers.stand_in(NumberSource("argument", path), value)
+        return value if self.numbers is None else self.numbers.stand_in(NumberSource(SourceKind.ARGUMENT, path), value)
 
 
 def _so_far(run: SideEffectRecorder) -> tuple[list[dict[str, Any]], str]:
