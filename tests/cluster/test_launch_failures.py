@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from actorflow.rendezvous.settings import Settings
 from cluster.ranks import LIMIT, SOON, Ranks, free_port
 from cluster.runs import Run
@@ -109,7 +110,8 @@ def test_ctrl_c_ends_the_run_quietly(start: Start, tmp_path: Path) -> None:
 
 def test_different_arguments_on_two_nodes_are_shown_on_both(start: Start) -> None:
     node = ("--insecure", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    runs = [start("pass", *node, "--node-rank", str(n), "--", "--lr", f"0.{n}") for n in (0, 1)]
+    options = [("--node-rank", str(n), "--", "--lr", f"0.{n}") for n in (0, 1)]
+    runs = [start("pass", *node, *of, python=warm.python()) for of in options]
     assert [run.wait() for run in runs] == [1, 1]
     assert runs[0].ranks_left() == []  # of both: it is one script
     for run in runs:
@@ -120,7 +122,7 @@ def test_different_arguments_on_two_nodes_are_shown_on_both(start: Start) -> Non
 
 def test_a_missing_node_is_named_after_the_join_timeout(start: Start) -> None:
     node = ("--insecure", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    run = start("pass", *node, "--devices", "2", "--join-timeout", "3")
+    run = start("pass", *node, "--devices", "2", "--join-timeout", "3", python=warm.python())
     assert ends_within(run, LIMIT) == 1
     assert "ranks 2-3 (node 1) did not join within 3 s" in run.output
 
@@ -132,7 +134,7 @@ def test_a_wrong_token_is_told_on_the_node_that_has_it(start: Start, ranks: Rank
     )
     master.begin()
     node = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
-    run = start("pass", *node, env={"ACTORFLOW_TOKEN": "guess"})
+    run = start("pass", *node, env={"ACTORFLOW_TOKEN": "guess"}, python=warm.python())
     assert ends_within(run, LIMIT) == 1
     assert "turned rank 1 away: their tokens differ" in run.output
     assert master.failure is None

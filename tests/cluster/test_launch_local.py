@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import warm
 from cluster.ranks import SOON
 from cluster.runs import Run
 
@@ -57,7 +58,7 @@ def said(run: Run, folder: Path) -> list[Any]:
 def test_a_run_trains_the_same_over_unix_sockets_and_over_the_network(start: Start, tmp_path: Path) -> None:
     losses = []
     for option, planes in (("--local", ["shared"]), ("--no-local", ["gloo", "inline"])):
-        run = start(PIPELINE, "--devices", "2", option, "--", str(tmp_path), "6")
+        run = start(PIPELINE, "--devices", "2", option, "--", str(tmp_path), "6", python=warm.python())
         assert run.wait() == 0, run.output
         losses.append([line for line in run.output.splitlines() if line.startswith("losses")])
         near = [[1], [0]] if option == "--local" else [[], []]

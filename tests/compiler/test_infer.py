@@ -134,17 +134,17 @@ def test_a_fused_projection_is_split_head_by_head() -> None:
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_budget_alone_finds_a_plan_no_dearer_than_the_hand_made_one(stage: int) -> None:
-    by_hand = report_of(gpt(), Layout(2, prepare=lambda m: zero(m, stage)))
-    assert by_hand.held.peak < report_of(gpt(), Layout(2)).held.peak
+    by_hand = report_of(gpt(1), Layout(2, prepare=lambda m: zero(m, stage)))
+    assert by_hand.held.peak < report_of(gpt(1), Layout(2)).held.peak
     budget = 1.002 * by_hand.held.peak  # a hair more than the hand-made plan needs
-    found = report_of(gpt(), Layout(2, goal=goal_of(None, budget)))
+    found = report_of(gpt(1), Layout(2, goal=goal_of(None, budget)))
     assert found.held.peak <= budget
     assert found.seconds <= by_hand.seconds
 
 
 def test_a_budget_that_nothing_fits_is_refused_with_the_least_that_would_and_what_takes_it() -> None:
     with pytest.raises(LayoutError, match=r"budget of 10 KB .* needs .* of variables.* largest .*Use more devices"):
-        planned(gpt(), Layout(2, goal=goal_of(None, "10KB")))
+        planned(gpt(1), Layout(2, goal=goal_of(None, "10KB")))
 
 
 @pytest.mark.parametrize("mode", ["tensor", "auto"])
