@@ -205,7 +205,7 @@ def test_the_loss_is_the_first_number_that_the_master_holds_whole() -> None:
 
 
 def test_a_loop_with_a_bar_gives_the_items_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer.clusters, "place", lambda: Settings(rank=1, world=2))
+    monkeypatch.setattr(observer.clusters, "process_settings", lambda: Settings(rank=1, world=2))
     assert list(observer.progress(range(3))) == [0, 1, 2]
     assert observer._view is None
 

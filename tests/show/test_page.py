@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import warm
 from chromium import Opened, opened, path_of_chromium
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ SECTIONS = ["timeline", "memory", "logical", "actors", "communication", "notes"]
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     path_of_chromium()
     out = tmp_path_factory.mktemp("gpt") / "plan.html"
-    command = [sys.executable, "-m", "actorflow", "plan", "examples/gpt.py", "--devices", "4", "--out", str(out)]
+    command = [warm.python(), "-m", "actorflow", "plan", "examples/gpt.py", "--devices", "4", "--out", str(out)]
     done = subprocess.run(
         [*command, "--", "--pipeline", "2", "--data", "2"],
         cwd=ROOT, capture_output=True, text=True, timeout=180, check=False,

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import warm
 from actorflow.cli import main
 from actorflow.status import sockets
 from actorflow.status.graph import edges, verdict
@@ -179,7 +180,7 @@ def test_a_rank_that_could_not_answer_once_answers_the_next_time(
     run = about(0, world=1)
     announce_run(launcher, run)
     with monkeypatch.context() as first:
-        first.setattr(sockets, "own", early)
+        first.setattr(sockets, "own_status", early)
         answer_requests(launcher, 0, 1, lambda rank: b"")
         assert ask_ranks(launcher, run).silent[0].startswith("gave no answer (process")
     assert 0 in ask_ranks(launcher, run).standings
@@ -309,7 +310,7 @@ def test_a_pipeline_that_trains_is_never_said_to_wait_in_a_circle(start: Callabl
 def command(*arguments: str) -> str:
     """What the command prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "actorflow", *arguments],
+        [warm.python(), "-m", "actorflow", *arguments],
         capture_output=True,
         text=True,
         timeout=LIMIT,

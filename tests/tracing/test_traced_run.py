@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import warm
 from actorflow.cli import main
 from actorflow.tracing import folder
 from actorflow.tracing.folder import TraceData
@@ -50,7 +51,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     script, out = place / "train.py", place / "traced"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-m", "actorflow", "run", script, "--devices", "2", "--no-local", "--live", "--trace", out],
+        [warm.python(), "-m", "actorflow", "run", script, "--devices", "2", "--no-local", "--live", "--trace", out],
         capture_output=True,
         text=True,
         timeout=250,
