@@ -13,8 +13,7 @@ from actorflow_compiler.plan.plan import ActorKind, Plan
 from actorflow_scheduler import timeline as simulated
 from actorflow_scheduler.cost import Durations, variable_bytes
 from actorflow_scheduler.critical_path import critical_firings
-from actorflow_scheduler.firing_times import FiringTimes
-from actorflow_scheduler.forecast import ITERATIONS, steady_after
+from actorflow_scheduler.forecast import run_until_steady
 from actorflow_scheduler.rank_classes import fold
 from actorflow_scheduler.timeline import nanoseconds, stuck
 
@@ -74,12 +73,7 @@ def simulated_timeline(plan: Plan, times: Durations) -> TimelineView:
     if plan.world > ALL_RANKS:
         folded = fold(plan, times)
         plan, classes = folded.plan, folded.rank_classes
-    firings = FiringTimes(plan, times)
-    cycle = 0
-    while not cycle and firings.iterations < ITERATIONS:
-        if not firings.run():
-            raise stuck(whole, firings.iterations)
-        cycle = steady_after(firings)
+    firings, cycle = run_until_steady(plan, times, whole)
     if not firings.run():  # one more, so that the iteration that is shown first has a next one
         raise stuck(whole, firings.iterations)
     run = simulated.Timeline(plan, firings.iterations, firings.fired, firings.ends, firings.durations)

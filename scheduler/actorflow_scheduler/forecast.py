@@ -10,7 +10,7 @@ import numpy as np
 
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
-from actorflow_scheduler.cost import max_workspace_bytes, variable_bytes
+from actorflow_scheduler.cost import Durations, max_workspace_bytes, variable_bytes
 from actorflow_scheduler.critical_path import critical_path
 from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.notation import COMPUTING, Notation, frozen
@@ -69,12 +69,7 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
     times = nanoseconds(whole, hardware)
     folded = fold(plan, times)
     plan = folded.plan
-    firings = FiringTimes(plan, times)
-    cycle = 0
-    while not cycle and firings.iterations < ITERATIONS:
-        if not firings.run():
-            raise stuck(whole, firings.iterations)
-        cycle = steady_after(firings)
+    firings, cycle = run_until_steady(plan, times, whole)
     timeline = Timeline(plan, firings.iterations, firings.fired, firings.ends, firings.durations)
     over = cycle or max(1, firings.iterations // 2)  # iterations that the period is taken from
     ends = (0, *timeline.iteration_ends)
@@ -112,7 +107,21 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
     )
 
 
-def steady_after(firings: FiringTimes) -> int:
+def run_until_steady(plan: Plan, times: Durations, whole: Plan) -> tuple[FiringTimes, int]:
+    """Evaluate iterations of a (folded) plan until they repeat, at most ITERATIONS; also returns their cycle.
+
+    Raises DeadlockError, of the ``whole`` plan, if it gets stuck.
+    """
+    firings = FiringTimes(plan, times)
+    cycle = 0
+    while not cycle and firings.iterations < ITERATIONS:
+        if not firings.run():
+            raise stuck(whole, firings.iterations)
+        cycle = _cycle(firings)
+    return firings, cycle
+
+
+def _cycle(firings: FiringTimes) -> int:
     """The length in iterations of the cycle that the last iterations repeat, shifted in time; 0 if there is none."""
     return next((c for c in range(1, firings.iterations // 2 + 1) if _repeats(firings, c)), 0)
 

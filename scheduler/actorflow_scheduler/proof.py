@@ -14,7 +14,6 @@ from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Collective, Plan
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.cost import max_workspace_bytes
-from actorflow_scheduler.events import Fire, Instruction
 from actorflow_scheduler.simulated_cluster import SimulatedCluster
 from actorflow_scheduler.timeline import simulate
 
@@ -77,15 +76,7 @@ def _prove_live(plan: Plan) -> None:
     """Run the plan's machines; they deadlock if, say, the members of collectives have different orders."""
     cluster = SimulatedCluster(plan)
     before = cluster.tokens()
-    todo: list[Instruction] = []
-    for _ in range(ITERATIONS):
-        todo += cluster.issue()
-    while todo:
-        instruction = todo.pop()
-        if isinstance(instruction, Fire):
-            for fire in cluster.meet(instruction):
-                todo += cluster.finish(fire)
-    if not cluster.idle():
+    if not cluster.run(ITERATIONS):
         raise cluster.deadlock()
     after = cluster.tokens()
     for (rank, register), tokens in before.items():

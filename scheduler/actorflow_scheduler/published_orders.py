@@ -87,14 +87,14 @@ def interleaved(ranks: int, pieces: int, rounds: int) -> PublishedOrder:
     group = next((n for n in range(ranks, pieces) if not 0 < pieces % n < ranks), pieces)
     starts = range(0, pieces, group)
     turns = [(r, i) for s in starts for r in range(rounds) for i in range(s, min(s + group, pieces))]
-    guide = []
+    order = []
     for k in range(ranks):
         forward = [StageTask(r * ranks + k, F, i) for r, i in turns]
         backward = [StageTask((rounds - 1 - r) * ranks + k, B, i) for r, i in turns]
         ahead = min(2 * (ranks - k - 1) + (rounds - 1) * group, len(turns))
         pairs = zip(forward[ahead:], backward, strict=False)
-        guide.append((*forward[:ahead], *(t for pair in pairs for t in pair), *backward[len(turns) - ahead :]))
-    return tuple(guide)
+        order.append((*forward[:ahead], *(t for pair in pairs for t in pair), *backward[len(turns) - ahead :]))
+    return tuple(order)
 
 
 def zb_v(ranks: int, pieces: int) -> PublishedOrder:

@@ -85,6 +85,16 @@ class SimulatedCluster:
                 out += self._filler[instruction.register].handle(CreditReturned(instruction.register))
         return out
 
+    def run(self, iterations: int) -> bool:
+        """Start some iterations and run them as far as possible; whether all of them ended."""
+        todo = [i for _ in range(iterations) for i in self.issue()]
+        while todo:
+            instruction = todo.pop()
+            if isinstance(instruction, Fire):
+                for fire in self.meet(instruction):
+                    todo += self.finish(fire)
+        return self.idle()
+
     def idle(self) -> bool:
         """Whether every iteration that was started has ended on every rank."""
         return all(machine.idle() for machine in self.machines.values())

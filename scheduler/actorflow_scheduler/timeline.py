@@ -18,7 +18,6 @@ from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan, Register, Send
 from actorflow_scheduler.cost import Durations, latency, seconds
-from actorflow_scheduler.events import Fire
 from actorflow_scheduler.firing_times import FiringTimes, Nanoseconds
 from actorflow_scheduler.notation import COMPUTING, Notation
 from actorflow_scheduler.simulated_cluster import SimulatedCluster
@@ -168,10 +167,5 @@ def nanoseconds(plan: Plan, hardware: Hardware) -> Durations:
 def stuck(plan: Plan, iterations: int) -> DeadlockError:
     """The error for a plan that gets stuck: running its actor machines finds the actors that wait for each other."""
     cluster = SimulatedCluster(plan)
-    todo = [i for _ in range(iterations) for i in cluster.issue()]
-    while todo:
-        instruction = todo.pop()
-        if isinstance(instruction, Fire):
-            for fire in cluster.meet(instruction):
-                todo += cluster.finish(fire)
+    cluster.run(iterations)
     return cluster.deadlock()

@@ -278,28 +278,36 @@ def _move(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp
     crossing: dict[tuple[int, int], int] = {}  # (from, to) → elements
     for t, wanted in _wanted(shape, source, have, target, b, stay).items():
         row: list[list[BoxCopy]] = [[] for _ in have]
+        inside = region(shape, b, target, t)
         near = _nearest(source, a, where, target, t, stay)
         for term, piece in itertools.product(terms, wanted):
-            left = [piece]
-            for s in near:
-                if left and tuple(where[s][k] for k in summed) == term:
-                    left, taken = _take(left, have[s])
-                    for part in taken:
-                        row[s] += [BoxCopy(*pair) for pair in boxes(part, (have[s], region(shape, b, target, t)))]
-                        if source.ranks[s] != target.ranks[t]:
-                            crossing[(s, t)] = crossing.get((s, t), 0) + count(part)
-            assert not left, f"no device has {left}"
+            holders = (s for s in near if tuple(where[s][k] for k in summed) == term)
+            for s, part in _sources_of(piece, holders, have):
+                row[s] += [BoxCopy(*pair) for pair in boxes(part, (have[s], inside))]
+                if source.ranks[s] != target.ranks[t]:
+                    crossing[(s, t)] = crossing.get((s, t), 0) + count(part)
         rows[t] = tuple(map(tuple, row))
-    gathers = not summed and all(y == B or (same and x == y) for x, y in itertools.zip_longest(a, b))
     kind = HopKind.LOCAL
     groups: tuple[tuple[int, ...], ...] = ()
     if crossing and set(source.ranks) != set(target.ranks):
         kind = HopKind.SEND
     elif crossing:
+        gathers = all(y == B or (same and x == y) for x, y in itertools.zip_longest(a, b))
         kind = HopKind.REDUCE_SCATTER if summed else HopKind.ALL_GATHER if gathers else HopKind.ALL_TO_ALL
         pairs = [(where[s], where[source.index(target.ranks[t])]) for s, t in crossing]
         groups = _groups(source, {k for x, y in pairs for k in range(len(x)) if x[k] != y[k]})
     return Hop(kind, source, target, b, groups, tuple(rows), bool(summed), sum(crossing.values()))
+
+
+def _sources_of(piece: Region, holders: Iterable[int], have: Sequence[Region]) -> Iterator[tuple[int, Region]]:
+    """Cover a piece with what devices have, those asked first taking all that they can: (device, region)."""
+    left = [piece]
+    for s in holders:
+        if not left:
+            return
+        left, taken = _take(left, have[s])
+        yield from ((s, part) for part in taken)
+    assert not left, f"no device has {left}"
 
 
 def _wanted(

@@ -1,4 +1,4 @@
-"""The note of a plan about redundant computation: which ops are computed by several devices alike."""
+"""The note of a plan about redundant computation: which ops several devices compute in the same way."""
 
 from __future__ import annotations
 

@@ -40,15 +40,15 @@ MODES = {
 _ALSO: dict[object, str] = {None: EAGER, False: EAGER, True: "inductor", "default": "inductor"}
 
 
-def mode_name(said: object) -> str:
+def mode_name(given: object) -> str:
     """The name in MODES for what a user gave as ``compile=``.  Raises CallError for anything else.
 
     >>> mode_name(True), mode_name("reduce-overhead")
     ('inductor', 'reduce-overhead')
     """
-    if said is None or isinstance(said, bool) or said == "default":
-        return _ALSO[said]
-    if isinstance(said, str) and said in MODES:
-        return said
+    if given is None or isinstance(given, bool) or given == "default":
+        return _ALSO[given]
+    if isinstance(given, str) and given in MODES:
+        return given
     known = ", ".join(f'"{name}"' for name in MODES)
-    raise CallError(f"compile={said!r} was found; True, False or one of {known} was expected (as of torch.compile)")
+    raise CallError(f"compile={given!r} was found; True, False or one of {known} was expected (as of torch.compile)")

@@ -190,7 +190,7 @@ class _Text:
             yield from self.actor(actor)
 
     def actor(self, actor: Actor) -> Iterator[str]:
-        facts = [actor.kind, f"queue {actor.queue}", f"stage {actor.stage}", self.turns(actor)]
+        facts = [actor.kind, f"queue {actor.queue}", f"stage {actor.stage}", self.positions(actor)]
         if actor.body is not None:
             facts.append(_count(len(self.plan.bodies[actor.body].steps), "op"))
         if actor.flops:
@@ -213,7 +213,7 @@ class _Text:
             yield from _rows("comm", [f"{comm.label} {comm.id} {who}, {comm.plane}"], indent=4)
         yield from _rows("peers", [self.peers(actor)], indent=4)
 
-    def turns(self, actor: Actor) -> str:
+    def positions(self, actor: Actor) -> str:
         """How often the actor fires in an iteration, and its positions in the queue's order, from 0."""
         order: Order | None = self.orders.get((actor.rank, actor.queue))
         rate = _count(actor.rate, "firing")
