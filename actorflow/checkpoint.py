@@ -1,7 +1,7 @@
-"""Variables and optimizers of first-generation jobs go in, a file comes out; and the other way round.
+"""Save and load the variables and optimizers of first-generation jobs (``flow.checkpoint``).
 
-``flow.checkpoint.save`` and ``load`` are called on every rank.  The master writes and every rank reads: the folder is
-one that all nodes see.  The file is torch's own (``torch.save``, read with ``weights_only``).
+``flow.checkpoint.save`` and ``load`` are called on every rank.  The master writes the file and every rank reads it, so
+the folder must be one that all nodes see.  The file is torch's own (``torch.save``, read with ``weights_only``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a run is to have (devices on each node, a port) is said here, in the script, before the run begins.
+"""Say in the script what a run is to have (devices on each node, a port), before the run begins.
 
-The settings count where the script is started by hand: ``python script.py`` becomes the launcher of its
+The settings matter where the script is started by hand: ``python script.py`` becomes the launcher of its
 ranks when the run begins, at ``flow.env.init()`` or at the first call of a job, and the script runs again from
 its beginning as each of them.  Under ``actorflow run`` they fill in what the command line does not say; a
 contradiction is an error.

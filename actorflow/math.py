@@ -1,6 +1,6 @@
-"""``flow.math`` of OneFlow's first generation: tensors go in, and what torch's functions make of them comes out.
+"""``flow.math`` of OneFlow's first generation, on torch's functions.
 
-``name`` of the op, which all of them take, has no meaning.
+Every function takes the ``name`` of the op, which has no meaning here.
 """
 
 from __future__ import annotations

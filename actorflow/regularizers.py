@@ -1,4 +1,4 @@
-"""How much a variable's size is to cost goes in; what is added to its gradient comes out."""
+"""L1 and L2 regularizers of variables (``flow.regularizers``): terms that are added to gradients."""
 
 from __future__ import annotations
 

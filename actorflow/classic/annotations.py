@@ -1,4 +1,4 @@
-"""The annotations of a job function go in; what its arguments and results have to be, and making them so, come out."""
+"""Read the annotations of a job function; check and convert its arguments and results by them."""
 
 from __future__ import annotations
 

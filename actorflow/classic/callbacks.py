@@ -1,4 +1,4 @@
-"""Results of calls and callbacks go in, in any order; each callback is called once, on a thread of its own, in turn."""
+"""Call the callbacks of jobs' results (``tp.Callback``) on a thread of their own, once each and in order."""
 
 from __future__ import annotations
 

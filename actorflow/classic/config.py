@@ -1,4 +1,4 @@
-"""The settings of a job function go in, one call each; what a job reads of them comes out."""
+"""The settings of job functions: ``flow.function_config()``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device strings of the first generation (``"0:0-3"``: node 0, devices 0 to 3) go in; ranks come out."""
+"""Translate device strings of the first generation (``"0:0-3"``: node 0, devices 0 to 3) to ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a variable starts goes in, in OneFlow's words; what fills its tensor from a generator comes out."""
+"""Initializers of variables, by OneFlow's names; each fills a tensor from a generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's function and its settings go in; how a call of it is taken, rehearsed, run and answered comes out."""
+"""The body of a job function of the first generation: rehearse it, capture it, run it and convert its results."""
 
 from __future__ import annotations
 

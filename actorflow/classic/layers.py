@@ -1,7 +1,7 @@
-"""Layers of OneFlow's first generation: a tensor inside of a job function goes in, the layer's output comes out.
+"""Layers of OneFlow's first generation (``flow.layers``), to be called inside job functions.
 
 A layer makes its variables with ``get_variable``: ``{name}-weight``, ``{name}-bias`` and so on.  Layers of one name
-share variables, also those of different jobs; layers without a name are numbered in each job (``Dense``, ``Dense_1``).
+share variables, also across jobs; layers without a name are numbered in each job (``Dense``, ``Dense_1``).
 """
 
 from __future__ import annotations

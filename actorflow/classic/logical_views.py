@@ -1,7 +1,7 @@
-"""Nothing goes in; the two views that a job function may have of its devices come out, as values.
+"""The two views that a job function may have of its devices, consistent and mirrored.
 
-Consistent: one logical program, whose tensors lie over the devices.  Mirrored: the same program on every device, over
-a batch of its own, with equal parameters.
+Consistent: one logical program, whose tensors are distributed over the devices.  Mirrored: the same program on every
+device, each with a batch of its own and equal parameters.
 """
 
 from __future__ import annotations

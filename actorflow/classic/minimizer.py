@@ -1,4 +1,4 @@
-"""A loss inside of a job goes in; gradients, and a step of the optimizer that ``minimize`` made, come out."""
+"""The optimizer that ``minimize`` makes for a job, and its step: backward, regularize, clip, update."""
 
 from __future__ import annotations
 

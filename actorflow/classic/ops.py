@@ -1,6 +1,7 @@
-"""Tensors and arguments as OneFlow's first generation writes them go in; torch's results come out.
+"""Ops with the names and arguments of OneFlow's first generation, on torch's functions.
 
-A function whose name torch has too takes both spellings.  ``name`` of the op, which all of them take, has no meaning.
+A function that torch has too takes the arguments of both.  The ``name`` of the op, which all of them take, has no
+meaning here.
 """
 
 from __future__ import annotations

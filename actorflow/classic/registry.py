@@ -1,4 +1,4 @@
-"""Names, shapes and initialisers go in; variables, made once and shared by name between jobs, come out."""
+"""The registry of variables: made once, and shared by name between jobs."""
 
 from __future__ import annotations
 

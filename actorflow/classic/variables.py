@@ -1,4 +1,4 @@
-"""``get_variable`` calls of job functions go in; parameters, made once and shared by name between jobs, come out.
+"""``flow.get_variable``: make and find the variables of job functions.
 
 A job function is run once over tensors without memory before it is captured (``rehearsing``): that makes its
 variables and its optimizer.  Whenever it runs after that (``running``), ``get_variable`` returns what was made.

@@ -1,7 +1,7 @@
-"""A script builds modules inside ``deferred_init``; they take no memory, until each rank makes its parts of them.
+"""Build modules without memory (``deferred_init``), and let each rank make its own parts later.
 
-Every op that makes or changes such a tensor is recorded with the position of its random numbers in their
-generator's stream.  A part is made by running the ops again: on few elements at a time where they allow it.
+Every op that makes or changes such a tensor is recorded, with the position of its random numbers in their
+generator's stream.  A part is made by running the ops again, on a few elements at a time where the ops allow it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A dense view and a stretch of its elements go in; those elements alone, made without the others, come out.
+"""Make a chunk of a dense deferred tensor's elements without the other elements.
 
-It works for what is made of fills, random numbers, copies and ops that make each element of those at its
-place, exactly.
+This works for tensors that are made of fills, random numbers, copies, and ops that compute each element from the
+elements at the same position with the same result wherever the chunk begins.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The state of torch's CPU generator and a number of words go in; its state after so many words comes out.
+"""Advance the state of torch's CPU generator (MT19937) by any number of words, without drawing them.
 
-The generator is MT19937, a linear recurrence over GF(2), so that what comes after n words is a fixed sum of
-earlier ones: the coefficients of x^n modulo the recurrence's characteristic polynomial.  Bits of a Python
-integer are the coefficients of a polynomial here.
+The generator is a linear recurrence over GF(2), so the word after n others is a fixed sum of earlier ones:
+the coefficients of x^n modulo the recurrence's characteristic polynomial.  Here the bits of a Python
+integer are the coefficients of a polynomial.
 
 Matsumoto and Nishimura, "Mersenne Twister" (1998); Haramoto et al., "Efficient jump ahead for F2-linear random
 number generators" (2008).

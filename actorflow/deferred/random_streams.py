@@ -1,6 +1,7 @@
-"""The random ops of a script go in; where in its generator's stream each one draws, and the numbers there, come out.
+"""Positions in the random streams of generators: where each recorded op draws, and the numbers at that position.
 
-While nothing is drawn the script's generators hold tokens: states that stand for a position.
+While ops are only recorded nothing is drawn; the script's generators then hold tokens, which are states that stand for
+a position.
 """
 
 from __future__ import annotations

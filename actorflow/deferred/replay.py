@@ -1,7 +1,7 @@
-"""Views of memory that is not there yet go in; real tensors with their contents, whole or one rank's part, come out.
+"""Run recorded ops to make the contents of deferred tensors, whole or one rank's part.
 
-What is large is made a stretch at a time where its ops allow it, so that no more than the wanted part is
-ever in memory; else its ops run as they were recorded, and what they make dies with its last use.
+Large tensors are made a chunk at a time where their ops allow it, so that no more than the wanted part is ever in
+memory.  Otherwise the ops run as they were recorded, and intermediate results are freed after their last use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What was done to tensors without memory goes in; the ops that make one of them, and their digest, come out.
+"""The tape of recorded ops: which ops make the contents of a deferred tensor, and a digest of them.
 
-Memory is known by its buffer, a tensor by its view of a buffer; an op is kept only if it makes or
-changes a buffer.
+Memory is represented by a buffer, and a tensor by a view of a buffer.  An op is kept only if it makes or changes a
+buffer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ops of the script on tensors without memory come in and are recorded; more such tensors go out."""
+"""Tensors without memory, and the dispatch mode that records the ops on them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A learning-rate schedule goes in, a loss inside of a job function is minimised: optimizers of the first generation.
+"""Optimizers of the first generation (``flow.optimizer``), each with a learning-rate schedule.
 
-They make torch's optimizers, of whose hyperparameters only the learning rate changes, on the host, with each call.
+They make torch's optimizers.  Of the hyperparameters only the learning rate (and what depends on it) changes from call
+to call, on the host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradients go in, and are made smaller in place where they are too large."""
+"""Gradient clipping for ``flow.optimizer``."""
 
 from __future__ import annotations
 

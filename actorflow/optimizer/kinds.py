@@ -1,4 +1,4 @@
-"""A loss and what it depends on go in; torch's optimizer of it, and how its settings change, come out."""
+"""The optimizers of ``flow.optimizer``: what each has as a torch optimizer, and its settings in each call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The number of a train job's call goes in, counted from 0; the learning rate of that call comes out.
+"""Learning-rate schedules: the rate of a train job's call, by its number counted from 0.
 
-The formulas are OneFlow's.  While a warm-up lasts, the rate is its part of the base rate; what follows counts calls
-from the first one, not from the end of the warm-up.
+The formulas are OneFlow's.  While a warm-up lasts, the rate is a fraction of the base rate; the schedule after it
+counts calls from the first one, not from the end of the warm-up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a schedule begins: a base learning rate and a call's number go in, the rate of that call comes out."""
+"""Warm-ups of learning-rate schedules: the fraction of the base rate in the first calls."""
 
 from __future__ import annotations
 

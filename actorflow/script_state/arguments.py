@@ -1,4 +1,4 @@
-"""The arguments of one call go in; its tensors, named, and a key of all that decides which plan runs come out."""
+"""Take the arguments of a call apart: its tensors by name, its numbers, and the key that selects a plan."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The code of a function goes in; the globals and attributes that it reads, by name, come out.
+"""Read from a function's bytecode which globals and attributes it names.
 
-Attributes of the object that a method belongs to are told apart from those of anything else, and those of modules of
-Python, whose values are known, are not told at all: ``self.count`` and ``itertools.count`` are two things.
+Attributes of ``self`` are kept apart from those of other objects.  Attributes of modules, whose values are known, are
+listed with their module only, so that ``self.count`` and ``itertools.count`` are not mistaken for each other.
 """
 
 from __future__ import annotations

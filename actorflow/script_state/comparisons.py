@@ -1,6 +1,6 @@
-"""What a search looked at goes in; which dataclasses a step compares by fields that no guard looks at comes out.
+"""Watch the dataclasses that a step compares as a whole, by fields that no guard looks at.
 
-Dataclasses make their own ``==``, ``<`` and the like, which read all fields without that code names them.
+Dataclasses make their own ``==``, ``<`` and the like, which read all fields without naming them in the user's code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random generators of Python and NumPy go in; whether a step has drawn from them, or has seeded them, comes out."""
+"""Detect whether a step draws from random generators of Python or NumPy, or seeds them."""
 
 from __future__ import annotations
 

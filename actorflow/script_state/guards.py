@@ -1,4 +1,4 @@
-"""What a search looked at goes in; whether it is still what a plan was made with, and if not what changed, comes out.
+"""Guards: check before a call that the Python state which a plan was captured with is still the same.
 
 A plan holds for what its capture could read of Python: values by type and value, everything else by identity.
 """

@@ -1,4 +1,4 @@
-"""A key of a holder that a step writes goes in; what travels, and on every rank the key that it has there, come out."""
+"""Encode the keys of values that a step writes as JSON, so that every rank finds its own key for them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a script reads that gives something else each time (clocks, files, iterators) goes in; what refuses comes out.
+"""Refuse what gives another value each time (clocks, files, iterators, system randomness) while a step is captured.
 
-While a step is captured these stand where the others were: a plan would have what they gave once.  Other threads get
-what they ask for.
+A plan would keep the value that was read once.  Functions are replaced for the time of the capture; other threads, and
+code that is not the user's, still get what they ask for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A job's function goes in; the modules, optimizers and tensors it can reach come out, with all that holds them.
+"""Search for all state that a job's function can reach: modules, optimizers, tensors, and Python values.
 
 The search follows what the function closes over, the globals it names, its defaults, ``self``, and the
-functions and methods of the user's own code that it calls.  It is the same on every rank.
+functions and methods of the user's own code that it calls.  It finds the same on every rank.
 """
 
 from __future__ import annotations

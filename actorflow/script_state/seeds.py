@@ -1,4 +1,4 @@
-"""A seed goes in; for each call of a job, the number that its random ops start from comes out, equal on every rank."""
+"""The seeds of jobs' random ops: for each call the number that they start from, equal on every rank."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The members of a set go in; they come out in an order that is the same on every rank, as far as they differ.
+"""Order the members of a set in the same way on every rank, as far as they differ.
 
-What hashes by its address is in a set in an order of its own on each rank.  Members are told apart by what they are
-called, else by what they hold: the names that plans have given tensors, or the values of these.
+Objects that hash by their address have an order of their own on each rank.  Members are told apart by their names, else
+by what they hold: the names that plans have given tensors, or the values of these.
 """
 
 from __future__ import annotations

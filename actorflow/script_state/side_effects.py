@@ -1,7 +1,7 @@
-"""One run of a step, while it is captured, goes in; what it does to Python, and how each call does it, comes out.
+"""Record the side effects of a step on Python state while it is captured, and repeat them after each call.
 
-A tensor that took the place of one that the plan has as a variable is written into that variable by the step itself,
-without its graph: PyTorch's is gone, too, when the next call could go through it.
+Where a step replaces a tensor that the plan has as a variable, the captured step writes the new value into that
+variable, detached from its graph: PyTorch's graph is gone, too, before the next call could go through it.
 Everything else that a step leaves in attributes, globals, dictionaries and closures is put there after each call.
 """
 

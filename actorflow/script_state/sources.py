@@ -1,6 +1,7 @@
-"""A holder of values, as the search for a job's state found it, goes in; its values by key, and writing them, come out.
+"""Sources of Python state: the objects from which a step reads values, each with its values by key.
 
-What a step reads of Python, it reads from such holders: globals, closures, defaults, attributes, dictionaries, lists.
+A source is one holder of values: a dictionary of globals, a closure's cell, the defaults of a function, the attributes
+of an object, a dictionary, a list.  Guards read values from sources, and side effects are written to them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Functions that call ``float`` or ``int`` go in; while a step is captured, what they call leaves stand-ins open.
+"""Keep stand-ins for numbers symbolic where a step calls ``float`` or ``int`` on them while it is captured.
 
-``float(step) / float(warmup)`` is how schedules are written, and ``ptr = int(self.queue_ptr)`` how queues are; Python
-would have both give plain numbers.
+``float(step) / float(warmup)`` is how schedules are written, and ``ptr = int(self.queue_ptr)`` how queues are; Python's
+own functions would turn both into plain numbers.
 """
 
 from __future__ import annotations

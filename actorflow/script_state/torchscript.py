@@ -1,6 +1,7 @@
-"""Modules of torch.jit whose tensors plans own go in; they are saved and copied with the values of these.
+"""Let modules of torch.jit be saved, copied and called while plans own their tensors.
 
-torch reads the memory of their tensors by itself, and a stand-in has none.
+torch reads the memory of their tensors by itself, and a stand-in has none: values take the place of the stand-ins for
+that time.
 """
 
 from __future__ import annotations

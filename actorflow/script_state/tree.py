@@ -1,4 +1,4 @@
-"""What a step returns goes in; its tensors, and the rest as plain JSON from which every rank rebuilds it, come out."""
+"""Describe what a step returns as plain JSON and a list of tensors, from which every rank rebuilds it."""
 
 from __future__ import annotations
 

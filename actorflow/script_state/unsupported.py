@@ -1,4 +1,4 @@
-"""What the search has come to goes in; a refusal leaves where nobody can see what it does, or what is not for a job."""
+"""Refuse modules and optimizers that jobs do not support, where the search reaches them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A thing of the script's goes in; a dictionary of ours that lives as long as the thing does comes out.
+"""Keep a dictionary of ours beside an object of the script, for as long as the object lives.
 
-What is in it may refer to the thing: both go together, as the parts of any circle do.
+The dictionary may refer to the object: both are freed together, as a reference cycle.  Pickles of modules name the
+class ``_Beside`` of this module, so it stays here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A promise of a value goes in; a tensor that knows its shape now and waits for the value when it is used comes out."""
+"""Tensors for results that are not there yet: shape and dtype are known, and any use waits for the value."""
 
 from __future__ import annotations
 

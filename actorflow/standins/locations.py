@@ -1,4 +1,4 @@
-"""Something that holds a tensor goes in; a place comes out, in which another tensor can be put."""
+"""Locations that hold a tensor (an item, an attribute, a closure's cell), in which another one can be put."""
 
 from __future__ import annotations
 

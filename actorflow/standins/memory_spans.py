@@ -1,4 +1,4 @@
-"""A tensor of the script's goes in; where its elements lie comes out, and whether two have one in common."""
+"""Where the elements of a tensor lie in memory, and whether two tensors have some in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor that a plan owns goes in; a stand-in for the script, with a shape and no memory, comes out."""
+"""Stand-ins for tensors that plans own: the script holds them, and the values are read from the plan when needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls and the script's own ``p.grad`` go in; how gradients stand between calls comes out, and what reads them."""
+"""The gradients of parameters that plans own: which are kept between calls, and ``p.grad`` for the script."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What plans depend on of small variables' values, and what their calls make of them, goes in; the values come out.
-
-A variable whose value a step has asked for is followed on the host from call to call: no call is waited for.
-"""
+"""Follow on the host the values of small variables that plans depend on, so that no call is waited for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Stand-ins for what optimizers keep of parameters go in; what the script does to that between calls comes out.
+"""Stand-ins in the state of optimizers, and what the script does to that state between calls.
 
-An optimizer's state may be loaded, replaced and cleared, as a whole or for one parameter: the plans' variables take it
-over with the next call.
+The state may be loaded, replaced and cleared, as a whole or for one parameter; the plans' variables take the changes
+over before the next call.
 """
 
 from __future__ import annotations

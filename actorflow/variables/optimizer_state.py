@@ -1,4 +1,4 @@
-"""An optimizer and one of its parameter groups go in; the state that it would create for a parameter comes out."""
+"""Find the state that an optimizer would create for a parameter, by a step on a tiny copy of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Places that steps give other tensors go in; what they hold stays apart from what the script holds beside.
+"""Places to which steps assign other tensors, kept apart from what else the script holds.
 
 ``self.hidden = h.detach()`` gives the attribute another tensor and leaves the one that was there alone.  Plans write
 into one variable instead.  So a stand-in that the script has taken from such a place keeps its value from then on, and
-whatever tensor the script puts there is read, and nothing else is done to it.
+a tensor that the script puts there is only read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The variables that plans own: the script's tensors come in and become stand-ins; reads and writes of them are served.
+"""The table of variables that plans own on one rank: replace the script's tensors by stand-ins, read and write values.
 
-Every rank holds its parts in the worker.  The whole of a variable is put together from the parts of
-their owners when somebody asks for it.
+The worker holds this rank's parts of the variables.  The whole value of a variable is assembled from the parts of all
+ranks when somebody asks for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a plan was made with goes in; whether it is what a later search finds comes out, and nothing of it is held."""
+"""Remember by weak references what a plan was captured with, to recognise it when a later search finds it again."""
 
 from __future__ import annotations
 
