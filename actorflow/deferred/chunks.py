@@ -115,13 +115,13 @@ def _target(op: RecordedOp) -> BufferView:
 
 
 def _can_chunk(view: BufferView, before: float) -> bool:
-    looked: set[tuple[int, float]] = set()
+    visited: set[tuple[int, float]] = set()
     pending: list[tuple[BufferView, float]] = [(view, before)]
     while pending:
         view, before = pending.pop()
-        if (id(view.buffer), before) in looked:
+        if (id(view.buffer), before) in visited:
             continue
-        looked.add((id(view.buffer), before))
+        visited.add((id(view.buffer), before))
         for op in view.buffer.history(before):
             if not _fits(op, view.dtype):
                 return False

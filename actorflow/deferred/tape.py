@@ -143,7 +143,7 @@ class RecordedOp:
 def needed_ops(*targets: BufferView | RecordedOp) -> list[RecordedOp]:
     """The ops that make the contents of views, and of what ops (not among the result) work on, in order."""
     found: dict[int, RecordedOp] = {}
-    looked: set[tuple[int, float]] = set()  # ids of buffers, and up to which op their history is in
+    visited: set[tuple[int, float]] = set()  # ids of buffers, and up to which op their history is in
     pending: list[tuple[Buffer, float]] = []
 
     def want(op: RecordedOp) -> None:
@@ -156,9 +156,9 @@ def needed_ops(*targets: BufferView | RecordedOp) -> list[RecordedOp]:
             pending.append((target.buffer, math.inf))
     while pending:
         buffer, before = pending.pop()
-        if (id(buffer), before) in looked:
+        if (id(buffer), before) in visited:
             continue
-        looked.add((id(buffer), before))
+        visited.add((id(buffer), before))
         for op in buffer.history(before):
             if op.number not in found:
                 found[op.number] = op

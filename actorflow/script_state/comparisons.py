@@ -23,11 +23,11 @@ MADE = "<string>"  # the file of methods that dataclasses make
 class ComparisonWatch:
     """Notes what is compared while a step runs in ``watching``."""
 
-    def __init__(self, looked: Sequence[StateSource], read: Sequence[StateSource]) -> None:
+    def __init__(self, sources: Sequence[StateSource], read: Sequence[StateSource]) -> None:
         self._classes = dict.fromkeys(
-            one.holder for one in looked if isinstance(one, StoredClassSource) and dataclasses.is_dataclass(one.holder)
+            one.holder for one in sources if isinstance(one, StoredClassSource) and dataclasses.is_dataclass(one.holder)
         )
-        self._paths = {id(one.holder): one.path for one in looked}
+        self._paths = {id(one.holder): one.path for one in sources}
         self._read = {id(one.holder): one for one in read}
         self._compared: dict[int, Any] = {}
 

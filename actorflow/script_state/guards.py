@@ -48,7 +48,7 @@ class Guards:
 
     def __init__(self, found: SearchResult, stands_for: StandsFor) -> None:
         self.stands_for = stands_for
-        self._looked = found.read
+        self._sources = found.read_sources
         self._own: dict[tuple[int, type], set[Any]] = {}
         self._set: dict[tuple[int, type], set[Any]] = {}  # keys that code sets, to what was there before
         self._take()
@@ -57,24 +57,24 @@ class Guards:
         """Take things as they are now for what they have to be."""
         self._take()
 
-    def without(self, places: Iterable[tuple[StateSource, Any]]) -> None:
+    def exclude(self, places: Iterable[tuple[StateSource, Any]]) -> None:
         """Let alone what a plan changes itself, and says itself what it has to be: values of holders, by key."""
         for one, key in places:
             self._own.setdefault((id(one.holder), type(one)), set()).add(key)
         if self._own:
             self._take()
 
-    def stays(self, found: SearchResult, changed: Iterable[tuple[StateSource, Any]]) -> None:
+    def watch_stored(self, found: SearchResult, changed: Iterable[tuple[StateSource, Any]]) -> None:
         """Look also at what code only sets, and what is the same after a step as before it: a call leaves it alone.
 
         Of what is ``changed``, values of holders, by key, a call leaves what it has to be, whatever is there before.
         Only values of which there are few: of others a run of the step tells whether it has set them.
         """
         leaves = {(id(one.holder), key) for one, key in changed}
-        for one, key in found.only_set():
+        for one, key in found.stored_only():
             if isinstance(one.values()[key], INTERNED) and (id(one.holder), key) not in leaves:
                 self._set.setdefault((id(one.holder), type(one)), set()).add(key)
-                self._looked = self._looked if one in self._looked else (*self._looked, one)
+                self._sources = self._sources if one in self._sources else (*self._sources, one)
         if self._set:
             self._take()
 
@@ -89,16 +89,16 @@ class Guards:
     @property
     def read(self) -> list[tuple[StateSource, Mapping[Any, Any]]]:
         """The holders that code reads, with what they had."""
-        return [*zip(self._looked, self._before, strict=True)]
+        return [*zip(self._sources, self._before, strict=True)]
 
     def _take(self) -> None:
         """Take things as they are now."""
-        self._before = [self._read(one) for one in self._looked]
+        self._before = [self._read(one) for one in self._sources]
         fast: dict[Getter, list[Any]] = {}
         self._slow = []
         self._keyed: list[dict[str, Any]] = []
-        for one, old in zip(self._looked, self._before, strict=True):
-            gets = one.fast(old) if (id(one.holder), type(one)) not in self._own else None
+        for one, old in zip(self._sources, self._before, strict=True):
+            gets = one.fast_getters(old) if (id(one.holder), type(one)) not in self._own else None
             if gets is None:
                 self._slow += [(one, old)] if old or not isinstance(one, HooksSource) else []
             elif old or not isinstance(
@@ -110,11 +110,11 @@ class Guards:
                 for get in gets:
                     fast.setdefault(get, []).append(one.holder)
         sized = (AttributesSource, MappingSource, ItemsSource)
-        holders = [one.holder for one in self._looked if isinstance(one, sized)]
+        holders = [one.holder for one in self._sources if isinstance(one, sized)]
         self._empty = [holder for holder in holders if type(holder) in CONTAINERS and not holder]  # hooks, mostly
         self._sized = [holder for holder in holders if type(holder) not in CONTAINERS or holder]
         self._lengths = list(map(len, self._sized))
-        self._bare = [one.holder for one, old in zip(self._looked, self._before, strict=True) if _is_bare(one, old)]
+        self._bare = [one.holder for one, old in zip(self._sources, self._before, strict=True) if _is_bare(one, old)]
         self._keys = list(map(tuple, self._keyed))
         self._own_attributes = self._attributes()
         self._fast = [*fast.items()]
@@ -150,7 +150,7 @@ class Guards:
         """What changed first, for people; nothing where the plan holds."""
         if self._untouched():
             return ""
-        for one, old in zip(self._looked, self._before, strict=True):
+        for one, old in zip(self._sources, self._before, strict=True):
             found = self._difference(one, old)
             if found:
                 return found
@@ -163,7 +163,7 @@ class Guards:
             was, is_now = old.get(key, ABSENT), now.get(key, ABSENT)
             if (key in old) != (key in now) or not self._same(was, is_now):
                 there = summarize(was) if key in old else ABSENT
-                return f"{one.say(key)} changed from {there} to {summarize(is_now) if key in now else ABSENT}"
+                return f"{one.label(key)} changed from {there} to {summarize(is_now) if key in now else ABSENT}"
         if isinstance(one, MappingSource) and [*old] != [*now]:
             return f"the order of {one.path or 'keyword arguments'} changed"
         return ""

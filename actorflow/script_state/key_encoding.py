@@ -19,12 +19,12 @@ PLAIN = (str, int, float, bool, type(None))  # as JSON has them
 KEYWORDS = next(one for one in gc.get_referents(functools.cache(id)) if type(one) is object)  # between (args) and names
 
 
-def encode_key(key: Any, looked: Sequence[StateSource]) -> Any:
+def encode_key(key: Any, sources: Sequence[StateSource]) -> Any:
     """A key as JSON; raises LookupError for an object that other ranks could not find."""
     if type(key) in PLAIN:
         return key
     if type(key) is tuple:
-        return {"tuple": [encode_key(item, looked) for item in key]}
+        return {"tuple": [encode_key(item, sources) for item in key]}
     if isinstance(key, torch.dtype | torch.device):
         return {type(key).__name__: str(key).removeprefix("torch.")}
     if isinstance(key, enum.Enum):
@@ -33,19 +33,19 @@ def encode_key(key: Any, looked: Sequence[StateSource]) -> Any:
         return {"class": [key.__module__, key.__qualname__]}
     if key is KEYWORDS:
         return {"keywords": True}
-    for at, one in enumerate(looked):
+    for at, one in enumerate(sources):
         if isinstance(one, TypeSource | HooksSource) and one.holder is key:
             return {"holder": at}
     raise LookupError(f"no other rank could find {key!r}")
 
 
-def decode_key(key: Any, looked: Sequence[StateSource]) -> Any:
+def decode_key(key: Any, sources: Sequence[StateSource]) -> Any:
     """The key that was sent, among what this rank's search has looked at."""
     if not isinstance(key, dict):
         return key
     ((kind, content),) = key.items()
     if kind == "tuple":
-        return tuple([decode_key(item, looked) for item in content])
+        return tuple([decode_key(item, sources) for item in content])
     if kind == "dtype":
         return getattr(torch, content)
     if kind == "device":
@@ -53,7 +53,7 @@ def decode_key(key: Any, looked: Sequence[StateSource]) -> Any:
     if kind == "keywords":
         return KEYWORDS
     if kind == "holder":
-        return looked[content].holder
+        return sources[content].holder
     module, path, *member = content
     found: Any = sys.modules[module]
     for name in path.split("."):

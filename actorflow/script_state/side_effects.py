@@ -88,8 +88,9 @@ class SideEffect:
 
 
 def apply_side_effects(
-    changes: Iterable[SideEffect], looked: Sequence[StateSource], results: Sequence[Tensor], known: Known = tree.nothing
-) -> None:
+    changes: Iterable[SideEffect], sources: Sequence[StateSource], results: Sequence[Tensor],
+    known: Known = tree.nothing,
+) -> None:  # fmt: skip
     """Put what a call of a plan leaves where its step has put it; numbers are ``known`` as the call has begun.
 
     Nothing is waited for: a plan that needs it is yet to be made.  Raises CallError where this rank's script holds
@@ -98,9 +99,9 @@ def apply_side_effects(
     changes = tuple(changes)
     values = [None if c.value == DELETED else tree.rebuild(c.value, results, {}, known) for c in changes]
     for change, value in zip(changes, values, strict=True):
-        one, key = looked[change.at], decode_key(change.key, looked)
-        if one.say(key) != change.where:
-            raise CallError(f"the step leaves something in {change.where}, where this rank has {one.say(key)}")
+        one, key = sources[change.at], decode_key(change.key, sources)
+        if one.label(key) != change.where:
+            raise CallError(f"the step leaves something in {change.where}, where this rank has {one.label(key)}")
         if change.value == DELETED:
             one.drop(key)
             continue
@@ -110,9 +111,9 @@ def apply_side_effects(
         one.put(key, value)
 
 
-def is_applied(change: SideEffect, looked: Sequence[StateSource]) -> bool:
+def is_applied(change: SideEffect, sources: Sequence[StateSource]) -> bool:
     """Whether a place has the value of a change now."""
-    values, key = looked[change.at].values(), decode_key(change.key, looked)
+    values, key = sources[change.at].values(), decode_key(change.key, sources)
     return bool((_described(values[key], []) if key in values else DELETED) == change.value)
 
 
@@ -168,29 +169,29 @@ class SideEffectRecorder:
         self, name: str, found: SearchResult, before: Mapping[str, Collection[str]], numbers: NumberEnv | None = None,
         own: Sequence[NumberSource] = (),
     ) -> None:  # fmt: skip
-        self._name, self._found, self._looked, self._state = name, found, found.looked, found.state
+        self._name, self._found, self._sources, self._state = name, found, found.sources, found.state
         self._numbers, self._own = numbers, own
         self._counting: list[NumberSource] = []
-        self._read = {(id(one.holder), type(one)) for one in found.read}
+        self._read = {(id(one.holder), type(one)) for one in found.read_sources}
         self._codes, self._counts = found.codes, before
 
     def __enter__(self) -> SideEffectRecorder:
         self.rebound: list[Rebinding] = []
-        held = [one.holder for one in self._looked if isinstance(one, GeneratorSource)]
+        held = [one.holder for one in self._sources if isinstance(one, GeneratorSource)]
         self._generators = GeneratorWatch(one for one in held if not isinstance(one, torch.Generator))
-        self._values = [one.values() for one in self._looked]
+        self._values = [one.values() for one in self._sources]
         there = [(_current(place), h) for h in self._state.held.values() for place in h.places]
         self._held = {id(tensor): h for tensor, h in there}
         self._versions = {id(tensor): tensor._version for tensor, _ in there if isinstance(tensor, Tensor)}
         self._held.pop(id(None), None)
-        self._seeded = [(g, g.get_state()) for g in {id(g): g for g in map(_of_torch, self._looked) if g}.values()]
+        self._seeded = [(g, g.get_state()) for g in {id(g): g for g in map(_of_torch, self._sources) if g}.values()]
         for generator, _ in self._seeded:
             generator.manual_seed(UNSEEDED)
         self._instead = []
-        for one, values in zip(self._looked, self._values, strict=True):
+        for one, values in zip(self._sources, self._values, strict=True):
             for key, value in values.items():
                 as_it_is = isinstance(one, ArraySource | GeneratorSource | HooksSource | LibrarySource)
-                stand_in = None if as_it_is else refusing_stand_in(value, one.say(key))
+                stand_in = None if as_it_is else refusing_stand_in(value, one.label(key))
                 if isinstance(one, SchedulerSource) and type(value) is Counter:
                     stand_in = Milestones(value)
                 if stand_in is not None:
@@ -200,7 +201,7 @@ class SideEffectRecorder:
         self._now = [dict(values) for values in self._values]  # with the stand-ins
         for source in self._own:
             assert self._numbers is not None
-            one, key, values = self._looked[int(source.at)], place_key(source), self._now[int(source.at)]
+            one, key, values = self._sources[int(source.at)], place_key(source), self._now[int(source.at)]
             if key == source.key and source.index >= 0:
                 items = [*values[key]]
                 items[source.index] = self._numbers.stand_in(source, items[source.index])
@@ -212,7 +213,7 @@ class SideEffectRecorder:
         self._mark()
         self._during = contextlib.ExitStack()
         self._during.enter_context(refuse_nondeterminism())
-        self._compared = ComparisonWatch(self._looked, self._found.read)
+        self._compared = ComparisonWatch(self._sources, self._found.read_sources)
         self._during.enter_context(self._compared.watching())
         if self._numbers is not None:
             self._during.enter_context(symbolic_casts(self._found))
@@ -220,8 +221,8 @@ class SideEffectRecorder:
 
     def _mark(self) -> None:
         """Put copies where the step sets values without reading them, so that it is seen where it sets the same."""
-        numbers = {id(one): at for at, one in enumerate(self._looked)}
-        for one, key in self._found.only_set():
+        numbers = {id(one): at for at, one in enumerate(self._sources)}
+        for one, key in self._found.stored_only():
             values = self._now[numbers[id(one)]]
             if (kind := COPIES.get(type(values[key]))) is not None:
                 copy = kind(values[key])
@@ -239,17 +240,17 @@ class SideEffectRecorder:
         self._generators.put_back()
         for generator, state in self._seeded:
             generator.set_state(state)
-        for one, old in zip(self._looked, self._values, strict=True):
+        for one, old in zip(self._sources, self._values, strict=True):
             if not isinstance(one, ArraySource | GeneratorSource | HooksSource | LengthSource):
                 _restore(one, old)
 
     def so_far(self) -> tuple[list[SideEffect], str]:
         """What the run has changed up to now, and a place, for people, that calls cannot leave as it is now."""
         found, lost = [], ""
-        for at, (one, old) in enumerate(zip(self._looked, self._now, strict=True)):
+        for at, (one, old) in enumerate(zip(self._sources, self._now, strict=True)):
             if isinstance(one, ArraySource | GeneratorSource | HooksSource | LengthSource):
                 continue
-            now, kept = one.values(), one.read() if one.foreign else None
+            now, kept = one.values(), one.read() if one.of_library else None
             if isinstance(one, ItemsSource) and len(now) != len(old):
                 lost = lost or one.path
                 continue
@@ -261,9 +262,9 @@ class SideEffectRecorder:
                 tensors: list[Tensor] = []
                 shape = _described(now[key], tensors) if key in now else DELETED
                 if shape is None or tensors:
-                    lost = lost or one.say(key)
+                    lost = lost or one.label(key)
                 else:
-                    found.append(SideEffect(at, self._sent(one.say(key), key), one.say(key), shape, True))
+                    found.append(SideEffect(at, self._sent(one.label(key), key), one.label(key), shape, True))
         return found, lost
 
     def begun(self, changes: Iterable[SideEffect]) -> list[SideEffect]:
@@ -273,7 +274,7 @@ class SideEffectRecorder:
         """
         found = []
         for one in changes:
-            values, key = self._values[one.at], decode_key(one.key, self._looked)
+            values, key = self._values[one.at], decode_key(one.key, self._sources)
             if one.plain and not one.read and key in values and type(values[key]) not in COPIES:
                 found.append(replace(one, value=_described(values[key], [])))
         return found
@@ -286,8 +287,8 @@ class SideEffectRecorder:
         self._during.close()
         self._put_back()
         self._results: list[tuple[int, Tensor]] = []
-        pairs = [*zip(self._looked, self._now, strict=True)]
-        for one in self._looked:
+        pairs = [*zip(self._sources, self._now, strict=True)]
+        for one in self._sources:
             if (generator := _of_torch(one)) and generator.initial_seed() != UNSEEDED:
                 instead = f"{one.path}.manual_seed(...) before the call, or torch.manual_seed(...) in the step"
                 self._refuse(one.path, "is seeded in the step", instead, one.path)
@@ -306,7 +307,7 @@ class SideEffectRecorder:
         found = []
         writes: list[tuple[Tensor, Tensor]] = []
         for at, (one, old) in enumerate(pairs):
-            unread = one.foreign and (id(one.holder), type(one)) not in self._read
+            unread = one.of_library and (id(one.holder), type(one)) not in self._read
             alone = isinstance(one, GeneratorSource | LengthSource) or (
                 unread and isinstance(one, ItemsSource | MappingSource | ArraySource)
             )
@@ -334,7 +335,7 @@ class SideEffectRecorder:
         self, at: int, one: StateSource, key: Any, old: Mapping[Any, Any], now: Mapping[Any, Any],
         results: list[Tensor], writes: list[tuple[Tensor, Tensor]],
     ) -> SideEffect | None:  # fmt: skip
-        where = one.say(key)
+        where = one.label(key)
         read = (id(one.holder), type(one)) in self._read and (isinstance(one, SchedulerSource) or key in one.read())
         if isinstance(one, ArraySource | HooksSource):
             self._refuse(where, "is changed in the step")
@@ -366,7 +367,7 @@ class SideEffectRecorder:
                 "the tensor itself, without .item(), which each call carries on; or keep the number after the call",
             )  # fmt: skip
         shape = _described(value, tensors)
-        if one.foreign and not read and not tensors:
+        if one.of_library and not read and not tensors:
             return None
         if shape is None:
             if not read or one.whole:  # what it was before is there again
@@ -414,7 +415,7 @@ class SideEffectRecorder:
 
     def _sent(self, where: str, key: Any) -> Any:
         try:
-            return encode_key(key, self._looked)
+            return encode_key(key, self._sources)
         except LookupError:
             what = f"is set in the step, by a key that no other rank could find, a {type(key).__name__}"
             self._refuse(where, what, "a key that is a text or a number", where)
@@ -448,7 +449,7 @@ class SideEffectRecorder:
         """Whether nothing else that was found holds a container that is replaced, or one in it."""
         if not isinstance(value, list | dict | deque):
             return not isinstance(value, tuple) or all(map(self._alone, value))
-        pairs = zip(self._looked, self._values, strict=True)
+        pairs = zip(self._sources, self._values, strict=True)
         holders = {(id(one.holder), key) for one, values in pairs for key, v in values.items() if v is value}
         return len(holders) == 1 and all(map(self._alone, value.values() if isinstance(value, dict) else value))
 
@@ -490,14 +491,14 @@ def place_key(source: NumberSource) -> Any:
 
 def scheduler_counts(found: SearchResult) -> list[NumberSource]:
     """The numbers of schedulers that a step can read, as its own: it may count with them."""
-    read = {id(one.holder) for one in found.read if isinstance(one, SchedulerSource)}
+    read = {id(one.holder) for one in found.read_sources if isinstance(one, SchedulerSource)}
     places = []
-    for at, one in enumerate(found.looked):
+    for at, one in enumerate(found.sources):
         if isinstance(one, SchedulerSource) and id(one.holder) in read:
             for key, value in one.values().items():
                 several = range(len(value)) if isinstance(value, list | tuple) else (-1,)
                 if has_numbers(value):
-                    places += [NumberSource(SourceKind.PLACE, one.say(key), str(at), key, i) for i in several]
+                    places += [NumberSource(SourceKind.PLACE, one.label(key), str(at), key, i) for i in several]
     return places
 
 
@@ -574,7 +575,7 @@ def _restore(one: StateSource, old: Mapping[Any, Any]) -> None:
             one.holder.clear()
             (one.holder.update if isinstance(one.holder, set) else one.holder.extend)(old.values())
         return
-    kept = one.read() if one.foreign else now
+    kept = one.read() if one.of_library else now
     for key, value in now.items():
         tensors: list[Tensor] = []
         if key not in kept:  # its own affair, but for tensors of the capture

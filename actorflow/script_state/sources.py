@@ -59,7 +59,7 @@ class StateSource:
     names: tuple[str, ...] = ()  # those of its values that are looked at, where it has more
     reads: frozenset[str] | None = None  # attributes that code reads of it; None: any
     whole = False  # whether a library reads it, all of it
-    foreign = False  # whether it is an object of a library, whose own affairs are let alone
+    of_library = False  # whether it is an object of a library, whose own affairs are let alone
     counts = False  # whether its numbers go on from call to call, and a plan says itself what they have to be
     by_name = False  # whether plans read its numbers without Python
 
@@ -74,19 +74,19 @@ class StateSource:
         """What of it code can read."""
         return self.values()
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """What gets soon what was ``read``, from the holder; None where it has to be made anew."""
         return None
 
     def put(self, key: Any, value: Any) -> None:
         """Let it hold something else."""
-        raise TypeError(f"{self.say(key)} is not to be written")
+        raise TypeError(f"{self.label(key)} is not to be written")
 
     def drop(self, key: Any) -> None:
         """Let it hold nothing there."""
-        raise TypeError(f"{self.say(key)} is not to be written")
+        raise TypeError(f"{self.label(key)} is not to be written")
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """Where one of the values is, as people write it."""
         return f"{self.path}.{key}" if self.path else str(key)
 
@@ -118,7 +118,7 @@ class GlobalsSource(_DictSource):
         """See ``StateSource``."""
         return {name: self.holder[name] for name in self.names if name in self.holder}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``: also those that it does not have, as a global may come to hide what is built in."""
         missing = [name for name in self.names if name not in read]
         return (*_got(read), *([lambda holder: map(holder.get, missing, repeat(_MISSING))] if missing else []))
@@ -127,11 +127,11 @@ class GlobalsSource(_DictSource):
 class EnvironmentSource(GlobalsSource):
     """The environment of the process: of its variables those that code may name."""
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``: one that comes counts, too."""
         return None
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return f"{self.path}[{key!r}]"
 
@@ -139,7 +139,7 @@ class EnvironmentSource(GlobalsSource):
 class LibrarySource(StateSource):
     """A module of a library: of its attributes those that code names."""
 
-    foreign = True
+    of_library = True
 
     def __init__(self, path: str, holder: types.ModuleType, names: Iterable[str]) -> None:
         super().__init__(path, holder)
@@ -153,7 +153,7 @@ class LibrarySource(StateSource):
                 found[name] = getattr(self.holder, name)
         return found
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         get = attrgetter(*read)
         return (get,) if len(read) > 1 else (lambda holder: (get(holder),),)
@@ -182,7 +182,7 @@ class ClassSource(StateSource):
         """See ``StateSource``."""
         return {name: self.holder.__dict__[name] for name in self.names if name in self.holder.__dict__}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         names = self.names  # also those that it does not have: it may get them
         return (lambda owner: map(owner.__dict__.get, names, repeat(_MISSING)),)
@@ -203,7 +203,7 @@ class SubclassesSource(StateSource):
         """See ``StateSource``."""
         return {f"__subclasses__()[{at}]": made for at, made in enumerate(type.__subclasses__(self.holder))}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         return (type.__subclasses__,)
 
@@ -215,9 +215,9 @@ class StoredClassSource(ClassSource):
 class AttributesSource(_DictSource):
     """What an object or module has in its ``__dict__``; code reads what it names or, of a library's, ``whole``."""
 
-    def __init__(self, path: str, holder: dict[str, Any], whole: bool, foreign: bool = False) -> None:
+    def __init__(self, path: str, holder: dict[str, Any], whole: bool, of_library: bool = False) -> None:
         super().__init__(path, holder)
-        self.whole, self.foreign = whole, foreign
+        self.whole, self.of_library = whole, of_library
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -229,7 +229,7 @@ class AttributesSource(_DictSource):
         reads = None if self.whole else self.reads
         return found if reads is None else {name: value for name, value in found.items() if name in reads}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``: of what is not read, that it is there, as another may come for one that goes."""
         unread = [name for name in self.values() if name not in read]
         return (*_got(read), *([lambda holder: map(holder.__contains__, unread)] if unread else []))
@@ -283,7 +283,7 @@ class ParamGroupSource(CountersSource):
         else:
             self.holder[key] = value
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return f"{self.path}[{key!r}]"
 
@@ -295,7 +295,7 @@ class MappingSource(_DictSource):
         super().__init__(path, holder)
         self.dots = dots
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         return (iter, dict.values) if isinstance(self.holder, dict) else None
 
@@ -304,10 +304,10 @@ class MappingSource(_DictSource):
         """Whether its keys are texts of Python's, of which those that are equal are the same."""
         return isinstance(self.holder, dict) and all(type(key) is str for key in self.holder)
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         said = "a tensor" if isinstance(key, Tensor) else _ADDRESS.sub("", repr(key))  # the same on every rank
-        return super().say(key) if self.dots or not self.path else f"{self.path}[{said}]"
+        return super().label(key) if self.dots or not self.path else f"{self.path}[{said}]"
 
 
 class ItemsSource(StateSource):
@@ -317,7 +317,7 @@ class ItemsSource(StateSource):
         """See ``StateSource``."""
         return dict(enumerate(self.holder))
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         return (iter,)
 
@@ -325,7 +325,7 @@ class ItemsSource(StateSource):
         """See ``StateSource``."""
         self.holder[key] = value
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return f"{self.path}[{key}]"
 
@@ -340,7 +340,7 @@ class ClosureSource(StateSource):
         except ValueError:  # the enclosing function has not set it yet
             return {}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         return (_content,) if read else None
 
@@ -352,7 +352,7 @@ class ClosureSource(StateSource):
         """See ``StateSource``."""
         del self.holder.cell_contents
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return self.path
 
@@ -372,7 +372,7 @@ class SlotsSource(StateSource):
         """See ``StateSource``."""
         return {n: v for n, v in self.values().items() if self.reads is None or n in self.reads}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         wanted = [name for name in self.names if self.reads is None or name in self.reads]
         if len(read) != len(wanted):  # one that was not set may be
@@ -399,11 +399,11 @@ class DefaultsSource(StateSource):
         found = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
         return {"": code, "*": self.holder.__kwdefaults__, **found}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         return (_defaults,)
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         if key in ("", "*"):
             return f"the {'defaults of keywords' if key else 'code'} of {self.path}"
@@ -421,7 +421,7 @@ class ArraySource(StateSource):
         contents = tuple(array.ravel().tolist()) if array.dtype.hasobject else zlib.crc32(array.tobytes())
         return {"": (str(array.dtype), array.shape, contents)}
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return self.path
 
@@ -448,7 +448,7 @@ class ContextVarSource(StateSource):
         """See ``StateSource``."""
         self.holder.set(value)
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return self.path
 
@@ -478,7 +478,7 @@ class TypeSource(StateSource):
         """See ``StateSource``."""
         return {"": type(self.holder), "bases": type(self.holder).__mro__}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         return (_type,)
 
@@ -487,7 +487,7 @@ class TypeSource(StateSource):
         if not key:
             self.holder.__class__ = value
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return f"the {'bases of the ' * bool(key)}class of {self.path}"
 
@@ -503,7 +503,7 @@ class GeneratorSource(StateSource):
         """See ``StateSource``: a step may not draw, and what is drawn outside of it makes no difference."""
         return {}
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return self.path
 
@@ -525,7 +525,7 @@ class CacheSource(StateSource):
         """See ``StateSource``: what is in it is what its function gives."""
         return {}
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return f"the cache of {self.path}"
 
@@ -581,7 +581,7 @@ class HooksSource(StateSource):
         """See ``StateSource``."""
         return hooks_of(self.holder)
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return f"a hook of {self.path} ({key})"
 
@@ -589,7 +589,7 @@ class HooksSource(StateSource):
 class LengthSource(StateSource):
     """How many items an object of a library says to have."""
 
-    foreign = True
+    of_library = True
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``; nothing where it does not know."""
@@ -597,7 +597,7 @@ class LengthSource(StateSource):
             return {"": len(self.holder)}
         return {}
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return f"the length of {self.path}"
 
@@ -609,7 +609,7 @@ class StepHooksSource(HooksSource):
         """See ``StateSource``."""
         return users_step_hooks()
 
-    def say(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return self.path
 
@@ -621,7 +621,7 @@ class TensorAttributesSource(StateSource):
         """See ``StateSource``."""
         return attributes_given(self.holder)
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         return (_all_attributes,)
 

@@ -45,12 +45,12 @@ def _of_script(found: SearchResult, name: str) -> Iterable[dict[str, Any]]:
     """The globals of functions of the script that call it."""
     if not all(_only_calls(code, name) for code in found.codes):
         return []
-    return [one.holder for one in found.looked if type(one) is GlobalsSource and name in one.names]
+    return [one.holder for one in found.sources if type(one) is GlobalsSource and name in one.names]
 
 
 def _of_schedulers(found: SearchResult, name: str) -> Iterable[dict[str, Any]]:
     """The globals of functions that schedulers ask for factors."""
-    for one in found.looked:
+    for one in found.sources:
         for function in one.holder.get("lr_lambdas", ()) if isinstance(one, SchedulerSource) else ():
             while isinstance(function, functools.partial):
                 function = function.func

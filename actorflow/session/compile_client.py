@@ -160,7 +160,7 @@ class CompileClient:
     ) -> tuple[RebindingSite, ...]:
         """Take over the variables of a plan, and the places to which its step assigns other tensors."""
         state = found.state
-        places = [(found.looked[one.at], decode_key(one.key, found.looked)) for one in made.effects.rebound]
+        places = [(found.sources[one.at], decode_key(one.key, found.sources)) for one in made.effects.rebound]
         rebound = {id(leaf) for one, key in places for leaf in tensors_in(one.values().get(key))}
         apart = {id(held.tensor): held for held in state.held.values() if id(held.tensor) in rebound}
         names = {held.name for held in apart.values()}

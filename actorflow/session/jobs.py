@@ -101,22 +101,22 @@ class InstalledPlan:
     @property
     def places(self) -> list[tuple[StateSource, Any]]:
         """The places that its step gives other tensors."""
-        looked = self.bound.found.looked
-        return [(looked[one.at], decode_key(one.key, looked)) for one in self.effects.rebound]
+        sources = self.bound.found.sources
+        return [(sources[one.at], decode_key(one.key, sources)) for one in self.effects.rebound]
 
     def take_places(self, sites: tuple[RebindingSite, ...]) -> None:
         """Check these places by their sites from now on, not by guards."""
-        self.sites, self.holders = sites, frozenset(id(one.holder) for one in self.bound.found.looked)
-        self.bound.guards.without((site.looked, site.key) for site in sites)
+        self.sites, self.holders = sites, frozenset(id(one.holder) for one in self.bound.found.sources)
+        self.bound.guards.exclude((site.source, site.key) for site in sites)
         self.bound.guards.renew()
 
     def leave(self, results: Sequence[Tensor]) -> None:
         """A call was issued: what its step has changed before it put others there is the script's."""
-        looked = self.bound.found.looked
+        sources = self.bound.found.sources
         for one in self.effects.rebound if any(site.left for site in self.sites) else ():
-            key = decode_key(one.key, looked)
+            key = decode_key(one.key, sources)
             for site in self.sites:
-                if one.changed and site.looked.holder is looked[one.at].holder and site.key == key:
+                if one.changed and site.source.holder is sources[one.at].holder and site.key == key:
                     site.changed([results[number] for number in one.changed])
 
     @property
@@ -132,9 +132,9 @@ def bind_script(steps: bool, guards: Guards, found: SearchResult, effects: StepE
 
     Where it may stop, and cannot tell what it has changed there, its changes depend on what there is before, too.
     """
-    state, looked = found.state, found.looked
-    own = [(looked[int(source.at)], place_key(source)) for source in effects.reading.own]
-    guards.without((one, key) for one, key in own if not one.counts)
+    state, sources = found.state, found.sources
+    own = [(sources[int(source.at)], place_key(source)) for source in effects.reading.own]
+    guards.exclude((one, key) for one, key in own if not one.counts)
     left = [change for change in effects.changes if not effects.stops.depend_on(change)]
-    guards.stays(found, [*own, *((looked[change.at], decode_key(change.key, looked)) for change in left)])
+    guards.watch_stored(found, [*own, *((sources[change.at], decode_key(change.key, sources)) for change in left)])
     return ScriptBinding(tuple(state.optimizers.values()) if steps else (), PlanKeys(state), guards, found)

@@ -107,7 +107,7 @@ def reads_as_constants(
     arguments: CallArguments, state: ScriptState, train: bool, found: SearchResult | None
 ) -> NumberReads:
     """All numbers as constants, except learning rates that ops of the plan read by name and its code does not."""
-    read = {id(one.holder) for one in found.read if one.counts} if found is not None else set()
+    read = {id(one.holder) for one in found.read_sources if one.counts} if found is not None else set()
 
     def by_name(source: NumberSource) -> bool:
         optimizer = state.optimizers[source.name]
@@ -125,19 +125,19 @@ def every_number(
     for path, value in arguments.numbers.items():
         yield NumberSource(SourceKind.ARGUMENT, path), value
     if found is not None:
-        yield from ((source, _placed(source, found.looked)) for source in scheduler_counts(found))
+        yield from ((source, _placed(source, found.sources)) for source in scheduler_counts(found))
     for title, optimizer in state.optimizers.items() if train else ():
         yield from settings_of(title, optimizer)
         yield from counts_of(title, optimizer, {id(h.tensor): h.name for h in state.held.values()})
 
 
-def numbers_now(arguments: CallArguments, state: ScriptState, looked: Sequence[StateSource]) -> Known:
+def numbers_now(arguments: CallArguments, state: ScriptState, sources: Sequence[StateSource]) -> Known:
     """A function that gives the numbers as they were when the call began; CallError for what is no number now."""
     before: dict[NumberSource, Value] = {}  # the call itself may change them
 
     def now(source: NumberSource) -> Value:
         if source not in before:
-            before[source] = _now(source, arguments, state, looked)
+            before[source] = _now(source, arguments, state, sources)
         return before[source]
 
     return now
@@ -150,12 +150,12 @@ def write(reading: NumberReads, state: ScriptState, known: Known) -> None:
         state.optimizers[source.name].state[state.held[source.at].tensor][source.key] = value
 
 
-def _now(source: NumberSource, arguments: CallArguments, state: ScriptState, looked: Sequence[StateSource]) -> Value:
+def _now(source: NumberSource, arguments: CallArguments, state: ScriptState, sources: Sequence[StateSource]) -> Value:
     if source.kind == SourceKind.ARGUMENT:
         return arguments.numbers[source.name]
     value: Any
     if source.kind == SourceKind.PLACE:
-        value = _placed(source, looked)
+        value = _placed(source, sources)
     elif source.kind == SourceKind.STATE:
         value = state.optimizers[source.name].state[state.held[source.at].tensor].get(source.key)
     else:
@@ -170,10 +170,10 @@ def _now(source: NumberSource, arguments: CallArguments, state: ScriptState, loo
     return value
 
 
-def _placed(source: NumberSource, looked: Sequence[StateSource]) -> Any:
+def _placed(source: NumberSource, sources: Sequence[StateSource]) -> Any:
     """What is at a place."""
     key = place_key(source)
-    value = looked[int(source.at)].values().get(key)
+    value = sources[int(source.at)].values().get(key)
     return _item(value, source.index) if key == source.key else value
 
 

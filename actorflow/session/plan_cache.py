@@ -89,7 +89,7 @@ class PlanCache(Generic[P]):
             key = plan.bound.keys.key(arguments, fresh(plan.bound.keys))
             if key == plan.key:
                 bound = plan.bound
-                numbers = numbers_now(arguments, bound.found.state, bound.found.looked)
+                numbers = numbers_now(arguments, bound.found.state, bound.found.sources)
                 changed = plan.effects.reading.difference(numbers) or bound.guards.difference() or misfit(plan)
                 if not changed:
                     if at != len(alike) - 1:

@@ -112,8 +112,8 @@ class Session:
         compiled = self.plan_for(job, arguments)
         if self.runtime is not None:
             if compiled is None and job.plans.aside:
-                looked = self.context.look(job, prepared.held(), arguments)
-                if self._release.unpark(self.runtime, job, looked):
+                sources = self.context.look(job, prepared.held(), arguments)
+                if self._release.unpark(self.runtime, job, sources):
                     compiled = self._find(job, arguments)
             if compiled is not None:  # it may read parts of other ranks, which change once all have announced the call
                 self.runtime.rebound.make_way(compiled.sites, self.context.states)
@@ -177,7 +177,7 @@ class Session:
             if spec.name in compiled.inputs
         }
         found = compiled.bound.found
-        known = numbers_now(arguments, found.state, found.looked)
+        known = numbers_now(arguments, found.state, found.sources)
         scalars = effects.reading.values(known)
         scalars[SEED] = call_seeds.next(runtime.seed, self.context.rank if compiled.mirrored else 0)
         moved = (
@@ -185,7 +185,7 @@ class Session:
             *variables.gradients.moved_by(effects.gradients),
         )
         leaves = (*compiled.leaves, *moved)
-        undo = Undo.of(effects.changes, effects.stops, found.looked, known) if effects.changes else None
+        undo = Undo.of(effects.changes, effects.stops, found.sources, known) if effects.changes else None
         call = worker.issue(compiled.number, inputs, scalars, leaves, undo)
         if self.context.barrier.issue(number, call):
             worker.permit(call.number)
@@ -210,7 +210,7 @@ class Session:
             observer.issued(call, compiled.plan, rows[0] if rows else 0, job.type == JobType.TRAIN)
         returned = tree.rebuild(effects.shape, handles, getattr(job.function, "__globals__", {}), known)
         if lost is None:  # else what it would leave has been taken back
-            apply_side_effects(effects.changes, found.looked, handles, known)
+            apply_side_effects(effects.changes, found.sources, handles, known)
         if effects.seeding is not None:
             effects.seeding.carry_out()
         write(effects.reading, found.state, known)
@@ -225,7 +225,7 @@ class Session:
         self, runtime: PlanRuntime, job: JobLike, compiled: InstalledPlan, check: Check, known: Known
     ) -> NoReturn:
         """Raise the exception of a failed check, with the script's state as it was at that line of the step."""
-        apply_side_effects([SideEffect(**one) for one in check.left], compiled.bound.found.looked, (), known)
+        apply_side_effects([SideEffect(**one) for one in check.left], compiled.bound.found.sources, (), known)
         variables, optimizers = runtime.variables, compiled.bound.optimizers
         variables.gradients.called(check.gradients)
         for name in variables.values.moved_by(compiled.effects.decisions):

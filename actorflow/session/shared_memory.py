@@ -58,8 +58,8 @@ def refuse_shared(
 
     ``made_of`` has the parameters that ``nn.Parameter`` has made of other ones, by name.
     """
-    looked = found.looked
-    replaced = Counter(id(looked[one.at].values().get(decode_key(one.key, looked))) for one in made.effects.changes)
+    sources = found.sources
+    replaced = Counter(id(sources[one.at].values().get(decode_key(one.key, sources))) for one in made.effects.changes)
     plans = {v.name for v in made.plan.variables}
     tensors = {
         name: h.tensor
@@ -67,7 +67,7 @@ def refuse_shared(
         if name in plans  # else it shows what calls make of it, or nobody sees it once the call is done
         or not (isinstance(h.tensor, DetachedTensor) or replaced[id(h.tensor)] >= len(h.places))
     }
-    for script in (one for one in found.looked if isinstance(one, ScriptSource)):
+    for script in (one for one in found.sources if isinstance(one, ScriptSource)):
         tensors |= {f"constant {i} of {script.path}": constant for i, constant in enumerate(script.constants)}
     spans = {name: lies for name, tensor in tensors.items() if (lies := memory_span(tensor)) is not None}
     by_memory: dict[int, list[str]] = {}

@@ -55,19 +55,19 @@ class Undo:
 
     changes: Sequence[SideEffect]
     lines: Mapping[str, Sequence[SideEffect]]  # at which that can be done → what the step has changed there
-    _looked: Sequence[StateSource]
+    _sources: Sequence[StateSource]
     _before: Sequence[tuple[StateSource, Any, Any]]  # what holds it, its key there, and what it was
     _known: Known
 
     @staticmethod
-    def of(changes: Sequence[SideEffect], stops: StopPoints, looked: Sequence[StateSource], known: Known) -> Undo:
+    def of(changes: Sequence[SideEffect], stops: StopPoints, sources: Sequence[StateSource], known: Known) -> Undo:
         """The undo of a call that is about to be issued; ``known`` gives numbers as it begins."""
-        places = [(looked[change.at], decode_key(change.key, looked)) for change in changes]
+        places = [(sources[change.at], decode_key(change.key, sources)) for change in changes]
         before = [(one, key, one.values().get(key, _NOTHING)) for one, key in places]
-        others = {(one.at, one.where) for one in stops.begins if not is_applied(one, looked)}
+        others = {(one.at, one.where) for one in stops.begins if not is_applied(one, sources)}
         lines = {line: there for line, there in stops.lines.items() if others <= {(one.at, one.where) for one in there}}
         filled = any(isinstance(one, ParamGroupSource) and isinstance(old, Tensor) for one, _, old in before)
-        return Undo(changes, {} if filled else lines, looked, before, known)
+        return Undo(changes, {} if filled else lines, sources, before, known)
 
     @property
     def places(self) -> list[str]:
@@ -81,4 +81,4 @@ class Undo:
                 one.put(key, old)
             elif key in one.values():
                 one.drop(key)
-        apply_side_effects(self.lines[line], self._looked, (), self._known)
+        apply_side_effects(self.lines[line], self._sources, (), self._known)

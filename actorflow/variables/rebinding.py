@@ -48,8 +48,8 @@ class RebindingBackend(Protocol):
 class RebindingSite:
     """A place that steps give another tensor, or a list, a tuple or a dictionary of others."""
 
-    def __init__(self, looked: StateSource, key: Any, value: Any) -> None:
-        self.looked, self.key = looked, key
+    def __init__(self, source: StateSource, key: Any, value: Any) -> None:
+        self.source, self.key = source, key
         self.left: list[tuple[int, Tensor]] = []  # what this call leaves to the script: which of the tensors, and where
         self._holders: list[int] = []  # references to what we have put there and to its parts; none: not counted yet
         self._departed = False  # the script has put ours elsewhere: nobody has those that take their place
@@ -59,17 +59,17 @@ class RebindingSite:
     def _put(self, value: Any) -> None:
         self._value = value  # what we have put there
         self.leaves, self._form = _flatten(value)
-        self.looked.put(self.key, value)
+        self.source.put(self.key, value)
         self._departed, self._alone, self._holders = False, True, []
 
     def is_at(self, other: RebindingSite) -> bool:
         """Whether it is of the same place as another one, which plans for other variables may have made."""
-        return self.looked.holder is other.looked.holder and bool(self.key == other.key)
+        return self.source.holder is other.source.holder and bool(self.key == other.key)
 
     @property
     def found(self) -> list[Tensor]:
         """The tensors that are there now."""
-        return tensors_in(self.looked.values().get(self.key))
+        return tensors_in(self.source.values().get(self.key))
 
     @property
     def names(self) -> Iterator[str]:
@@ -78,16 +78,16 @@ class RebindingSite:
 
     def misfit(self) -> str:
         """What is there that the plan does not know, for people; nothing where all is ours."""
-        now = self.looked.values().get(self.key)
+        now = self.source.values().get(self.key)
         leaves, form = _flatten(now)
         if self._is_formed(form) and all(map(is_, leaves, self.leaves)):
             return ""
-        return f"{self.looked.say(self.key)} changed from {summarize(self._value)} to {summarize(now)}"
+        return f"{self.source.label(self.key)} changed from {summarize(self._value)} to {summarize(now)}"
 
     def refresh(self, holder: RebindingBackend, states: Callable[[], Iterable[ScriptState]]) -> None:
         """Before a call: take over what the script has put there, and part with what it holds of what was there."""
         self._alone = False
-        now = self.looked.values().get(self.key)
+        now = self.source.values().get(self.key)
         there = now is self._value
         tensors = self._tensors(now, holder)
         if tensors is None:
@@ -144,7 +144,7 @@ class RebindingSite:
         """After a call: nobody but us holds what we have put there since the last one."""
         self.left = []
         if not self.misfit():
-            now = self.looked.values().get(self.key)
+            now = self.source.values().get(self.key)
             self._alone = self._alone or now is not self._value  # a capture has put others there: a tuple is made anew
             self._value = now
             now = None
@@ -202,9 +202,9 @@ class RebindingSites:
         """
         found = []
         states = [*states]
-        for looked, key in places:
-            value = looked.values().get(key)
-            same = (one for one in self._sites if one.looked.holder is looked.holder and one.key == key)
+        for source, key in places:
+            value = source.values().get(key)
+            same = (one for one in self._sites if one.source.holder is source.holder and one.key == key)
             site = next((one for one in same if not one.misfit()), None)
             if site is not None:
                 site.leave_behind(self._holder, states)
@@ -215,8 +215,8 @@ class RebindingSites:
             if not owned or not all(isinstance(leaf, OwnedTensor) and self._holder.owns(leaf) for leaf in owned):
                 continue
             known = any(not any(held.tensor is leaf for held in new.values()) for leaf in owned)
-            before = _flatten(looked.values().get(key))[0]
-            site = RebindingSite(looked, key, value)
+            before = _flatten(source.values().get(key))[0]
+            site = RebindingSite(source, key, value)
             site.left = [(number, tensor) for number, tensor in enumerate(before) if id(tensor) in new]
             self._refs = [*(ref for ref in self._refs if ref() is not None), weakref.ref(site)]
             if known:
@@ -237,7 +237,7 @@ class RebindingSites:
         """The places of these holders, by id: what a job looks at, which is there on all ranks."""
         sites = self._sites
         of = holders() if sites else ()
-        return [site for site in sites if id(site.looked.holder) in of]
+        return [site for site in sites if id(site.source.holder) in of]
 
     def refresh(self, sites: Iterable[RebindingSite], states: Callable[[], Iterable[ScriptState]]) -> None:
         """Before a call."""

@@ -48,7 +48,7 @@ class WeakGuards:
         state = found.state
         self.names = names_in(state)
         self._names = names
-        self._looked = _paths(found.looked)
+        self._sources = _paths(found.sources)
         self._read = [(type(one), one.path, [(_known(k), self._said(v)) for k, v in had.items()]) for one, had in read]
         tensors = [held.tensor for held in state.held.values() if isinstance(held.tensor, OwnedTensor)]
         things = [*state.modules.values(), *state.optimizers.values(), *state.scalers.values(), *tensors]
@@ -61,9 +61,9 @@ class WeakGuards:
 
     def is_there(self, found: SearchResult) -> bool:
         """Whether a search has found what the plan was made with, as it was."""
-        if names_in(found.state) != self.names or _paths(found.looked) != self._looked:
+        if names_in(found.state) != self.names or _paths(found.sources) != self._sources:
             return False
-        now = found.read
+        now = found.read_sources
         if [(kind, path) for kind, path, _ in self._read] != _paths(now):
             return False
         return all(
@@ -104,8 +104,8 @@ class _WeakIdentity:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _paths(looked: Sequence[StateSource]) -> list[tuple[type, str]]:
-    return [(type(one), one.path) for one in looked]
+def _paths(sources: Sequence[StateSource]) -> list[tuple[type, str]]:
+    return [(type(one), one.path) for one in sources]
 
 
 def _known(key: Any) -> Any:

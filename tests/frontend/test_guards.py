@@ -19,7 +19,7 @@ class Computed(StateSource):
     def values(self) -> dict[Any, Any]:
         return dict(enumerate(self._made()))
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         return (lambda holder: self._made(),)
 
     def _made(self) -> Iterable[Any]:
