@@ -15,28 +15,28 @@ __all__ = ["NameRegistry"]
 
 
 class NameRegistry:
-    """Names given in this process: a thing keeps its name, and no two things share one."""
+    """The names given in this process: an object keeps its name, and no two objects share one."""
 
     def __init__(self) -> None:
-        self._given: dict[int, tuple[Callable[[], Any], str]] = {}  # id → what gives the thing while it is there
-        self._counts: dict[str, int] = {}  # name → the last number that made another one of it
-        self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → a thing and what took its place
+        self._given: dict[int, tuple[Callable[[], Any], str]] = {}  # id → (a reference, name)
+        self._counts: dict[str, int] = {}  # name → the last suffix that was appended to it
+        self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → an object and what took its place
         self.made_of: dict[
             str, weakref.ref[OwnedTensor]
-        ] = {}  # a parameter → the one of which ``nn.Parameter`` has made it
+        ] = {}  # parameter → the one that ``nn.Parameter`` made it of
 
     def current(self, thing: Any) -> Any:
-        """The thing, or what took its place."""
+        """The object, or what took its place."""
         old = self._instead.get(id(thing))
         return old[1] if old is not None and old[0]() is thing else thing
 
     def known(self, thing: Any) -> str | None:
-        """The name of a thing that has one."""
+        """The name of an object; None if it has none."""
         found = self._given.get(id(thing))
         return found[1] if found is not None and found[0]() is thing else None
 
     def give(self, thing: Any, wanted: str) -> str:
-        """The thing's name; ``wanted``, or ``wanted_2`` and so on where another thing has it, if it had none."""
+        """The object's name; if it has none, it gets ``wanted``, or ``wanted_2`` and so on where that is taken."""
         name = self.known(thing)
         if name is None:
             name, count = wanted, self._counts.get(wanted, 1)
@@ -55,20 +55,20 @@ class NameRegistry:
         self._instead[id(old)] = (weakref.ref(old), new)
 
     def hand_over(self, old: Any, new: Any) -> None:
-        """``new`` takes the name of ``old``, which stays where it is without one."""
+        """``new`` takes the name of ``old``, which stays in its places but is nameless."""
         self._given[id(new)] = (_StrongRef(new), self._given.pop(id(old))[1])
 
     def loosen(self, tensor: Tensor) -> None:
-        """Let a tensor go with its last holder.
+        """Stop keeping a tensor alive.
 
-        From now on there is a weak reference to it, so that torch cannot exchange it for another one.
+        From now on there is a weak reference to it, so that ``torch.utils.swap_tensors`` refuses it.
         """
         name = self.known(tensor)
         if name is not None:
             self._given[id(tensor)] = (_weak(tensor), name)
 
     def sweep(self) -> None:
-        """Let go of what is gone, and of tensors that nobody else holds; their names stay taken."""
+        """Forget dead objects and tensors that nobody else holds; their names stay taken."""
         for key, (old, _) in list(self._instead.items()):
             if old() is None:
                 del self._instead[key]
@@ -78,7 +78,7 @@ class NameRegistry:
 
 
 class _StrongRef:
-    """Holds a tensor: a weak reference would keep torch from exchanging it for a stand-in."""
+    """Holds a tensor: a weak reference would keep ``torch.utils.swap_tensors`` from swapping it for a stand-in."""
 
     __slots__ = ("_thing",)
 
@@ -90,7 +90,7 @@ class _StrongRef:
 
     def alone(self) -> bool:
         """Whether nobody else holds it."""
-        return sys.getrefcount(self._thing) <= 2  # this one, and that of the call
+        return sys.getrefcount(self._thing) <= 2  # the one here, and the argument of the call
 
 
 def _weak(thing: Any) -> Callable[[], Any]:

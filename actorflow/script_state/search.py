@@ -108,30 +108,28 @@ METHODS = (
     types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools.partialmethod,
     functools.singledispatchmethod,
 )  # fmt: skip
-OPTIMIZER_ATTRIBUTES = ("param_groups", "state", "defaults")  # attributes that are followed otherwise
+OPTIMIZER_ATTRIBUTES = ("param_groups", "state", "defaults")  # attributes that are followed in another way
 SCHEDULER_METHODS = ("step", "get_lr", "_get_closed_form_lr")  # methods of schedulers
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-CONTAINERS = (  # of libraries: all that they have is looked at
+CONTAINERS = (  # classes of libraries whose attributes are all followed
     collections.UserList, collections.UserString, queue.Queue, threading.Event, Distribution, Dataset,
 )  # fmt: skip
 NUMBER_OF_C: Any = ctypes.c_int.__base__
-NATIVE: dict[Any, Callable[[str, Any], StateSource]] = {  # what has more than Python's attributes
+NATIVE: dict[Any, Callable[[str, Any], StateSource]] = {  # objects with state outside of Python attributes
     **dict.fromkeys((random.Random, np.random.Generator, np.random.RandomState, torch.Generator), GeneratorSource),
     **dict.fromkeys((np.ndarray, np.void, bytearray, array.array, memoryview), ArraySource),
     **dict.fromkeys((ctypes.Array, ctypes.Structure, ctypes.Union, NUMBER_OF_C), ArraySource),
     **dict.fromkeys((io.StringIO, io.BytesIO), MemoryFileSource),
 }
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of what is written in C: ``table.get``
-LOGGING_LIBRARIES = frozenset(
-    ("logging", "mlflow", "rich", "tensorboardX", "tqdm", "unittest", "wandb")
-)  # what happens, only
-MANY = 1000  # items of a list of a library, of which more are let alone
+BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)  # of C types: ``table.get``
+LOGGING_LIBRARIES = frozenset(("logging", "mlflow", "rich", "tensorboardX", "tqdm", "unittest", "wandb"))
+MANY = 1000  # longer lists of libraries are not followed
 CACHE = type(functools.cache(id))
-CONSTRUCTORS = ("__init__", "__new__")  # of objects that are there they are not called
-ALWAYS_CALLED = ("forward", "__call__", *CONSTRUCTORS)  # and methods by which Python's operators work
-NEVER_CALLED = (  # of those: by which it prints, copies and ends things
+CONSTRUCTORS = ("__init__", "__new__")  # not called on objects that exist already
+ALWAYS_CALLED = ("forward", "__call__", *CONSTRUCTORS)  # besides the methods behind Python's operators
+NEVER_CALLED = (  # special methods for printing, copying and the like
     "__repr__", "__str__", "__format__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
     "__copy__", "__deepcopy__", "__init_subclass__", "__subclasshook__", "__class_getitem__", "__getnewargs__",
 )  # fmt: skip
@@ -149,7 +147,7 @@ def find_state(
     ``model`` and ``optimizer`` (one, a list or a dictionary of them) are taken as well and named
     ``model``, ``model.0`` and so on.  Parameters and buffers are named by their root module's variable
     and their qualified name, other tensors by their variable.  ``names`` carries the names that
-    earlier searches gave, and ``more`` what the job holds besides, by the names that are wanted for it.
+    earlier searches gave; ``more`` is what the job itself holds, by preferred name.
     """
     return search_script(function, model, optimizer, names, more).state
 
@@ -159,13 +157,13 @@ class SearchResult:
     """What a search found."""
 
     state: ScriptState
-    sources: tuple[StateSource, ...]  # what holds the values that the function can reach, in the order of the search
-    read_sources: tuple[StateSource, ...]  # those of them that it can read
-    codes: tuple[types.CodeType, ...]  # the user's own that it can run, in the order of the search
+    sources: tuple[StateSource, ...]  # of all values that the function can reach, in the order of the search
+    read_sources: tuple[StateSource, ...]  # those that its code can read
+    codes: tuple[types.CodeType, ...]  # user code that it can run, in the order of the search
     stores: frozenset[str] = frozenset()  # globals and attributes that it sets or deletes, by name
 
     def stored_only(self) -> Iterator[tuple[StateSource, str]]:
-        """What code sets and does not read: what holds it, by key."""
+        """The values that code sets but does not read: their source and key."""
         read = {(id(one.holder), key) for one in self.read_sources for key in one.read()}
         for one in self.sources:
             if isinstance(one, AttributesSource | SlotsSource | StoredGlobalsSource | StoredClassSource) and not (
@@ -191,7 +189,7 @@ def search_script(
             search.value(name, given, ItemLocation({name: given}, name))
     for name, argument in passed.items():
         search.value(name, argument, ItemLocation(passed, name))
-    with search.within(UNREAD):  # it may grow as other jobs need more of it
+    with search.within(UNREAD):  # it may grow while other jobs add to it
         for name, held in more.items():
             search.value(name, held, ItemLocation({}, ""))
     search.global_hooks()
@@ -209,31 +207,31 @@ class _Search:
         self.schedulers: list[tuple[str, LRScheduler]] = []
         self.scalers: list[tuple[str, torch.amp.GradScaler]] = []
         self.tensors: list[tuple[str, Tensor, TensorLocation]] = []
-        self.attributes: dict[str, None] = {}  # names that code reads from objects, in order
-        self.classes: list[type] = [Tensor]  # which may have methods of the user's
+        self.attributes: dict[str, None] = {}  # names of attributes that code reads, in order
+        self.classes: list[type] = [Tensor]  # which may have methods in user code
         self.globals: set[str] = set()  # names of globals, and of enclosing functions' variables, that code reads
         self.namespaces: list[tuple[str, types.ModuleType]] = []
         self.pending: deque[Callable[[], None]] = deque()
-        self.holder_id = ROOT  # the holder that is looked into
-        self.sources: list[tuple[int, StateSource]] = []  # the id of a thing, and it as a holder
+        self.holder_id = ROOT  # the id of the object that is searched
+        self.sources: list[tuple[int, StateSource]] = []  # the id of an object, and its source
         self.references = ReferenceGraph()
         self.codes: list[types.CodeType] = []
         self.in_library = (
-            False  # whether what is looked into is a module of a library, all of whose attributes are read
+            False  # whether a library's module is searched, all of whose attributes are read
         )
-        self.instantiated: dict[type, None] = {}  # classes that code names, and may make objects of
+        self.instantiated: dict[type, None] = {}  # classes that code names and may instantiate
         self.attribute_reads = AttributeReads()
-        self.types: dict[int, type] = {}  # of objects that hold something
+        self.types: dict[int, type] = {}  # id of an object with attributes → its class
         self.owners: dict[types.FunctionType, type] = {}  # of methods
-        self.stores: dict[str, None] = {}  # globals and attributes that code sets
+        self.stores: dict[str, None] = {}  # names of globals and attributes that code sets
         self.written_globals: dict[int, dict[str, Any]] = {}  # globals of functions, by their id
         self.constructors: dict[
             type, bool
-        ] = {}  # classes of objects that are there → whether their making was followed
+        ] = {}  # classes of objects → whether ``__init__`` was followed
 
     @contextlib.contextmanager
     def within(self, holder: int) -> Iterator[None]:
-        """In which what is found is what ``holder`` holds."""
+        """In this context, what is found is held by the object with the id ``holder``."""
         before, self.holder_id = self.holder_id, holder
         try:
             yield
@@ -241,7 +239,7 @@ class _Search:
             self.holder_id = before
 
     def add_reference(self, thing: Any, attribute: str | None) -> None:
-        """Note that what is looked into holds the thing, where code reads it by this attribute; None: in any case."""
+        """Note that the object being searched holds the thing, read by this attribute; None: read in any case."""
         self.references.add(self.holder_id, thing, attribute)
 
     def first_visit(self, thing: Any) -> bool:
@@ -253,7 +251,10 @@ class _Search:
     # -- functions ---------------------------------------------------------------------------------
 
     def function(self, function: Any, self_name: str = "self", owner: type | None = None, root: int = ROOT) -> None:
-        """Follow one callable; ``owner`` is the class whose method it is, ``root`` what it is read by."""
+        """Follow a callable.
+
+        ``owner`` is the class whose method it is; ``root`` is ``UNREAD`` where its reads do not count.
+        """
         if isinstance(function, types.MethodType):
             self.value(self_name, function.__self__, ItemLocation({}, ""))
             made = function.__self__ if isinstance(function.__self__, type) else type(function.__self__)
@@ -295,7 +296,7 @@ class _Search:
             self.value(self_name, function, ItemLocation({}, ""))
 
     def function_attributes(self, path: str, function: types.FunctionType) -> None:
-        """Look at the attributes that somebody has given a function."""
+        """Search the attributes that a function was given."""
         given = vars(function)
         self.add_reference(given, None)
         with self.within(id(given)):
@@ -364,7 +365,7 @@ class _Search:
             self.mapping("", function.__kwdefaults__)
 
     def imported(self, name: str, package: str | None) -> None:
-        """Look at a module that a function imports, and at those that it is in."""
+        """Search a module that a function imports, and its parent packages."""
         parts = name.split(".")
         for count in range(1, len(parts) + 1):
             inner = ".".join(parts[:count])
@@ -373,16 +374,16 @@ class _Search:
                     self.value(inner, module, ItemLocation({}, ""))
 
     def add_source(self, source: StateSource) -> None:
-        """Note a holder that what is looked into has, in any case."""
+        """Add a source that belongs to the object that is searched, whatever attributes code reads."""
         self.add_reference(source, None)
         self.sources.append((id(source), source))
 
     # -- values ------------------------------------------------------------------------------------
 
     def value(self, path: str, value: Any, place: TensorLocation, attribute: str | None = None) -> None:
-        """Look at one value that was reached by ``path`` and is held at ``place``, by ``attribute`` if it is one."""
+        """Search a value that was reached by ``path`` and is held at ``place``, as an ``attribute`` if it is one."""
         if type(value) in weakref.ProxyTypes:
-            value = value.__init__.__self__  # what it stands for
+            value = value.__init__.__self__  # the referent
         if isinstance(value, LazyTensor) and value.kept:
             value = wait_for_values(value).clone()
             place(value)
@@ -416,7 +417,7 @@ class _Search:
                 self.holder(path, value, place)
 
     def value_attributes(self, path: str, value: Any, attribute: str | None) -> None:
-        """Look at the attributes that a value of a class of the user's has besides: a number, a text, a tuple."""
+        """Search the attributes of a number, string or tuple whose class is the user's."""
         if getattr(value, "__dict__", None) is not None:
             self.add_reference(value, attribute)
             if self.first_visit(value):
@@ -424,7 +425,7 @@ class _Search:
                     self.object(path, value)
 
     def holder(self, path: str, value: Any, place: TensorLocation) -> None:
-        """Look into what is reached for the first time."""
+        """Search an object that is reached for the first time."""
         if isinstance(value, nn.Module):
             self.module(path, value)
         elif isinstance(value, torch.optim.Optimizer):
@@ -435,12 +436,12 @@ class _Search:
                 return
             self.optimizers.append((path, value))
             self.hooks(value)
-            if is_user_class(type(value)):  # type: ignore[arg-type]  # it may hold others, as SAM does
+            if is_user_class(type(value)):  # type: ignore[arg-type]  # it may wrap other optimizers, as SAM does
                 self.object(path, value, OPTIMIZER_ATTRIBUTES)
             else:
                 self.sources.append((id(value), AttributesSource(path, vars(value), False, of_library=True)))
                 self.value(f"{path}.defaults", value.defaults, ItemLocation(vars(value), "defaults"), "defaults")
-                for name in ("step", "zero_grad"):  # of its own, in the place of those of its class
+                for name in ("step", "zero_grad"):  # set on the instance, in place of the methods of its class
                     if name in vars(value):
                         self.value(f"{path}.{name}", vars(value)[name], ItemLocation(vars(value), name), name)
         elif isinstance(value, LRScheduler):
@@ -513,9 +514,10 @@ class _Search:
             self.library_object(path, value)
 
     def library_object(self, path: str, value: Any) -> None:
-        """Look at an object of a library: objects that it holds are not followed, but for those of a configuration.
+        """Search an object of a library: of what it holds, only native objects, lists and dictionaries are followed.
 
-        Code names what it reads of an object, unless that makes attributes or items of what it holds.
+        Code names the attributes that it reads, except where the class computes attributes or items from what it holds
+        (a configuration): then its objects of the same library are followed too.
         """
         makes = hasattr(type(value), "__getattr__") or isinstance(value, Sequence)
         makes = makes and _package(value) not in LOGGING_LIBRARIES
@@ -531,7 +533,7 @@ class _Search:
             one.of_library = True
 
     def tensor_extras(self, path: str, tensor: Tensor) -> None:
-        """Follow a tensor's hooks, and look at the attributes that somebody has given it."""
+        """Follow a tensor's hooks, and the attributes that the script has given it."""
         self.hooks(tensor)
         given = attributes_given(tensor)
         if given and self.first_visit(tensor):
@@ -540,7 +542,7 @@ class _Search:
                     self.value(f"{path}.{name}", item, AttributeLocation(tensor, name))
 
     def global_hooks(self) -> None:
-        """Look at the hooks of all modules and optimizers."""
+        """Follow the global hooks of all modules and of all optimizers."""
         for path, kept in module_hooks().items():
             self.add_source(MappingSource(path, kept))
         self.add_source(StepHooksSource("the hooks of all optimizers", None))
@@ -549,7 +551,7 @@ class _Search:
                 self.function(hook)
 
     def hooks(self, thing: Any) -> None:
-        """Follow what runs with a tensor's gradient or an optimizer's step."""
+        """Follow the hooks of a tensor or an optimizer."""
         for kind in hooks_of(thing).values():
             for hook in kind:
                 self.function(hook)
@@ -567,7 +569,7 @@ class _Search:
         if isinstance(value, collections.defaultdict):
             self.sources.append((id(value), SlotsSource(path, value, ["default_factory"])))
             self.function(value.default_factory)
-        handles = path.rpartition(".")[2] in HOOKS  # which ranks count by themselves
+        handles = path.rpartition(".")[2] in HOOKS  # handles, which every rank numbers for itself
         for index, (key, item) in enumerate(value.items()):
             name = key if isinstance(key, str | int) and not handles else index
             self.value(f"{path}.{name}" if path else str(name), item, ItemLocation(value, key))
@@ -579,7 +581,7 @@ class _Search:
                 self.value(path, key, ItemLocation({}, ""))
 
     def object(self, path: str, value: Any, but: Container[str] = ()) -> None:
-        """Look into an object, but for some attributes."""
+        """Search an object's attributes, except those in ``but``."""
         self.classes.append(type(value))
         self.types[id(value)] = type(value)
         if is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
@@ -601,7 +603,7 @@ class _Search:
             self.function(value.__wrapped__, path)
 
     def scheduler(self, path: str, value: LRScheduler) -> None:
-        """Look into a scheduler of learning rates, but for what it counts itself."""
+        """Search a learning-rate scheduler, except for the numbers that it counts itself."""
         self.schedulers.append((path, value))
         self.classes.append(type(value))
         self.types[id(value)] = type(value)
@@ -612,7 +614,7 @@ class _Search:
                 self.value(f"{path}.{name}", item, ItemLocation(vars(value), name), None)
 
     def container_attributes(self, path: str, value: Any) -> None:
-        """Look into a container of a class of the user's, which may have attributes."""
+        """Search the attributes of a container whose class is the user's."""
         if is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
             self.object(path, value)
 
@@ -682,7 +684,7 @@ class _Search:
                 left = [owner for owner, done in self.constructors.items() if not done]
                 if not left:
                     break
-                for owner in left:  # what made them is looked through for state, and is not read any more
+                for owner in left:  # searched for state; its reads are over
                     self.constructors[owner] = True
                     for name in CONSTRUCTORS:
                         self.method(owner, name, UNREAD)
@@ -691,23 +693,23 @@ class _Search:
                 self.optimizers.append((f"{path}.optimizer", scheduler.optimizer))
 
     def method(self, owner: type, name: str, root: int = ROOT) -> None:
-        """Follow what a class has by this name, and what its bases have, which ``super()`` may call."""
+        """Follow what a class and its bases (which ``super()`` may call) have by this name."""
         users = [base for base in owner.__mro__ if is_user_class(base)]
         if not any(name in base.__dict__ for base in owner.__mro__):
             return
-        for base in owner.__mro__[:-1] if name not in CONSTRUCTORS else ():  # but for ``object``
+        for base in owner.__mro__[:-1] if name not in CONSTRUCTORS else ():  # except ``object``
             if base not in users and isinstance(found := base.__dict__.get(name), (*PLAIN, types.FunctionType)):
                 with self.within(root):
                     self.add_source(ClassSource(base.__name__, base, [name]))
                 if _is_users_function(found):
                     self.function(found, owner=base, root=root)
-        for base in users:  # also those that do not have it: they may get it
+        for base in users:  # also those without the name: they may get it later
             with self.within(root):
                 self.add_source(ClassSource(base.__name__, base, [name]))
             if name in base.__dict__:
                 found = base.__dict__[name]
-                described = isinstance(found, METHODS) or hasattr(type(found), "__get__")  # a slot, say
-                own = is_user_class(type(found))  # type: ignore[arg-type]  # a descriptor of the user's, whose methods give what is read
+                described = isinstance(found, METHODS) or hasattr(type(found), "__get__")  # such as a slot
+                own = is_user_class(type(found))  # type: ignore[arg-type]  # a user's descriptor: its methods compute what is read
                 if (own or not described) and not name.startswith("__"):
                     with self.within(root):
                         self.value(f"{base.__name__}.{name}", found, ClassAttributeLocation(base, name))
@@ -715,7 +717,7 @@ class _Search:
                     self.function(found, owner=base, root=root)
 
     def subclasses(self, owner: type) -> None:
-        """Follow the classes that have been made of one, and of its bases."""
+        """Follow the subclasses of a class and of its bases."""
         for base in filter(is_user_class, owner.__mro__):
             made: list[type] = type.__subclasses__(base)  # which a metaclass does not have as a method
             with self.within(ROOT):
@@ -724,7 +726,7 @@ class _Search:
                     self.value(one.__name__, one, ItemLocation({}, ""))
 
     def result(self) -> SearchResult:
-        """What was found, and what holds it."""
+        """What was found, and its sources."""
         state = self.state()
         reached = self.references.reached(lambda holder: self.attribute_reads.of_class(self.types.get(holder)))
         for name, optimizer in state.optimizers.items():
@@ -733,7 +735,7 @@ class _Search:
                 self.sources.append((ROOT, ItemsSource(f"{name}.param_groups[{g}]['params']", group["params"])))
                 by_code = (
                     ROOT if "param_groups" in self.attribute_reads else UNREAD
-                )  # else its values come with each call
+                )  # otherwise its values are inputs of each call
                 self.sources.append(
                     (by_code, ParamGroupSource(f"{name}.param_groups[{g}]", group, is_fused(optimizer)))
                 )
@@ -771,7 +773,7 @@ class _Search:
 
 
 def _merge_named(sources: Sequence[StateSource]) -> Iterator[StateSource]:
-    """The holders, those of which names are looked at once each."""
+    """The sources, with those of the same holder that differ only in names merged into one."""
     names: dict[tuple[str, int], dict[str, None]] = {}
     for one in sources:
         if isinstance(one, GlobalsSource | ClassSource | LibrarySource):
@@ -792,42 +794,42 @@ def _is_list_of_plain(value: Any) -> bool:
 
 
 def _wraps(value: Any) -> bool:
-    """Whether a function is wrapped; some objects make whatever attribute they are asked for."""
+    """Whether a function is wrapped; asked statically, as some objects make any attribute that they are asked for."""
     return inspect.getattr_static(value, "__wrapped__", None) is not None
 
 
 def _operator_methods(owner: type) -> Iterator[str]:
-    """The methods of users' by which operators and statements of Python work on objects of a class."""
+    """The user-defined special methods that Python's operators and statements call on objects of a class."""
     for base in owner.__mro__:
         if is_user_class(base):
             for name, method in base.__dict__.items():
                 special = name.startswith("__") and name.endswith("__") and name not in (*CONSTRUCTORS, *NEVER_CALLED)
                 if not special or not isinstance(method, types.FunctionType):
                     continue
-                if method.__code__.co_filename != "<string>":  # which dataclasses make
+                if method.__code__.co_filename != "<string>":  # generated by dataclasses
                     yield name
 
 
 def _slot_names(owner: type) -> Iterator[str]:
-    """The names of attributes that a class says to have outside of a ``__dict__``."""
+    """The names in a class's ``__slots__``, mangled as Python mangles private names."""
     slots = owner.__dict__.get("__slots__", ())
     for name in (slots,) if isinstance(slots, str) else slots:
         if name.startswith("__") and not name.endswith("__"):
-            yield f"_{owner.__name__.lstrip('_')}{name}"  # as Python calls what is private
+            yield f"_{owner.__name__.lstrip('_')}{name}"  # private: Python mangles it
         elif name not in ("__dict__", "__weakref__"):
             yield name
 
 
 def _is_readable(owner: Any) -> bool:
-    """Whether the search sees all that a class of an object reads of it."""
+    """Whether the search sees everything that the methods of a class read of its objects."""
     return is_user_class(owner) or owner.__module__ in ("builtins", "abc", "typing", "collections.abc", "enum")
 
 
 def _is_library_module(owner: Any) -> bool:
-    """Whether a module's class is made by a library: it reads attributes that the user's code need not name."""
+    """Whether a module's class is a library's, whose methods read attributes that the user's code need not name."""
     return issubclass(owner, nn.Module) and owner is not nn.Module and not is_user_class(owner)
 
 
 def _is_users_function(value: Any) -> bool:
-    """Whether what a library has is a function of the user's, who has put it there."""
+    """Whether something that a library holds is a function of the user's, put there by the script."""
     return isinstance(value, types.FunctionType) and is_user_file(value.__code__.co_filename)

@@ -66,7 +66,8 @@ def user_line() -> str:
 def line_of(thread: int) -> str:
     """``file:line`` of the innermost line of the user's own code that a thread is at; empty where there is none.
 
-    The stack is written out in one call, in which no thread goes on: frames of a thread that runs must not be held.
+    ``thread`` is its identifier (``threading.get_ident``).  The stack is dumped in one call, during which no thread
+    runs: frames of a running thread must not be held.
     """
     with tempfile.TemporaryFile() as dump:
         faulthandler.dump_traceback(dump, all_threads=True)
