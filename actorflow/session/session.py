@@ -112,8 +112,8 @@ class Session:
         compiled = self.plan_for(job, arguments)
         if self.runtime is not None:
             if compiled is None and job.plans.aside:
-                sources = self.context.look(job, prepared.held(), arguments)
-                if self._release.unpark(self.runtime, job, sources):
+                searched = self.context.look(job, prepared.held(), arguments)
+                if self._release.unpark(self.runtime, job, searched):
                     compiled = self._find(job, arguments)
             if compiled is not None:  # it may read parts of other ranks, which change once all have announced the call
                 self.runtime.rebound.make_way(compiled.sites, self.context.states)
