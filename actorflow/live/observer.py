@@ -51,7 +51,7 @@ def progress(steps: Iterable[T], total: int | None = None) -> Iterator[T]:
     """
     settings = clusters.process_settings()
     count = total if total is not None else len(steps) if isinstance(steps, Sized) else None
-    if settings.rank == 0 and not settings.pretend and settings.live is not LiveMode.NONE:
+    if settings.rank == 0 and not settings.pretend and settings.live != LiveMode.NONE:
         _meter.total = None if count is None else _meter.issued + count
         _show(settings)
     yield from steps
@@ -67,7 +67,7 @@ class LiveObserver(Observer):
 
     def recorder(self) -> Recorder | None:
         """A recorder of how long queues work, where that is shown; it keeps no firings."""
-        return Recorder(0) if self._run.settings.live is LiveMode.RANKS else None
+        return Recorder(0) if self._run.settings.live == LiveMode.RANKS else None
 
     def started(self, worker: Worker) -> None:
         """Take the worker's samples from now on."""
@@ -112,7 +112,7 @@ def _show(settings: Settings) -> None:
 
     run = clusters.joined()
     pull: Callable[[int], bytes] | None = None
-    if settings.live is LiveMode.RANKS and run is not None:
+    if settings.live == LiveMode.RANKS and run is not None:
         pull = lambda rank: run.pull(rank, PulseRequest())  # noqa: E731
     _view = LiveView(_meter, settings.world, pull)
     _view.start()
@@ -123,7 +123,7 @@ def _wanted(settings: Settings) -> bool:
     """Whether there is to be a bar that the script has not asked for."""
     if settings.live in (LiveMode.RANKS, LiveMode.BAR):
         return True
-    mine = settings.live is LiveMode.AUTO and bool(settings.launcher)
+    mine = settings.live == LiveMode.AUTO and bool(settings.launcher)
     return mine and sys.stderr.isatty() and not any(name in sys.modules for name in _OWN_BARS)
 
 

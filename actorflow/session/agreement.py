@@ -25,7 +25,7 @@ __all__ = ["StateReport", "check_agreement", "differing_variables", "unused_on_a
 
 @dataclass(frozen=True, slots=True)
 class StateReport:
-    """One rank's state as it tells it: a line for each thing, in the order of the search."""
+    """One rank's report of its state: a line for each thing, in the order of the search."""
 
     lines: tuple[str, ...]
     checksums: dict[str, int]  # of the variables that no plan owns yet
@@ -34,13 +34,13 @@ class StateReport:
     variables: frozenset[str] = frozenset()
 
     def to_bytes(self) -> bytes:
-        """As it travels."""
+        """The report as it is sent."""
         gone = sorted(self.plans), sorted(self.variables)
         return json.dumps([self.lines, self.checksums, asdict(self.devices), gone]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StateReport:
-        """As another rank sent it."""
+        """The report that another rank sent."""
         lines, checksums, devices, (plans, variables) = json.loads(data)
         devices = RankDevices(**devices | {"gpus": tuple(devices["gpus"])})
         return cls(tuple(lines), checksums, devices, frozenset(plans), frozenset(variables))
@@ -58,7 +58,20 @@ def report_state(
     for held in state.held.values():
         gradient = ", requires grad" if held.tensor.requires_grad else ""
         lines.append(f"{held.kind} {held.name}: {_text(held.tensor)}{gradient}")
-    lines += [f"hint {n}: {show_wish(h.wish)}" for n, h in hints.layouts.items()]
+    lines += _hint_lines(state, hints)
+    created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, OwnedTensor)}
+    lines += [f"state {name}: {_text(value)}" for name, value in created.items()]
+    lines += [f"gradient {name}: {_text(grad)}" for name, grad in gradients.items()]
+    if not contents:
+        return StateReport(tuple(lines), {}, devices)
+    tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, OwnedTensor)} | created
+    tensors |= gradients
+    return StateReport(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()}, devices)
+
+
+def _hint_lines(state: ScriptState, hints: ResolvedHints) -> list[str]:
+    """A line for each hint."""
+    lines = [f"hint {n}: {show_wish(h.wish)}" for n, h in hints.layouts.items()]
     lines += [f"home of {n}: {home}" for n, home in hints.homes.items()]
     lines += [f"hint for the optimizer's state of {n}: {show_wish(h.wish)}" for n, h in hints.optimizer.items()]
     lines += [f"ZeRO for {n}: stage {z.stage}, mesh axis {z.axis}" for n, z in hints.zero.items()]
@@ -69,14 +82,7 @@ def report_state(
         at = ", ".join(map(str, hints.stages.placements)) or "found automatically"
         lines.append(f"{hints.stages.count} stages: {at}")
     lines += [f"hint for the output of {names.get(m, '?')}: {show_wish(h.wish)}" for m, h in hints.outputs.items()]
-    created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, OwnedTensor)}
-    lines += [f"state {name}: {_text(value)}" for name, value in created.items()]
-    lines += [f"gradient {name}: {_text(grad)}" for name, grad in gradients.items()]
-    if not contents:
-        return StateReport(tuple(lines), {}, devices)
-    tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, OwnedTensor)} | created
-    tensors |= gradients
-    return StateReport(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()}, devices)
+    return lines
 
 
 def check_agreement(job: str, reports: Sequence[StateReport]) -> None:
@@ -104,13 +110,13 @@ def differing_variables(reports: Sequence[StateReport]) -> dict[str, list[int]]:
 
 
 def unused_on_all_ranks(reports: Sequence[StateReport]) -> tuple[list[int], list[str]]:
-    """The plans and the variables that no rank's script can come to any more."""
+    """The plans and the variables that no rank's script can reach any more."""
     plans = frozenset.intersection(*(one.plans for one in reports))
     return sorted(plans), sorted(frozenset.intersection(*(one.variables for one in reports)))
 
 
 def _contents(tensor: Tensor) -> int:
-    """Equal for tensors of equal contents; of a deferred one, for what will be; of one without memory, none."""
+    """A checksum of a tensor's contents; for a deferred tensor, of its future contents; 0 for one without memory."""
     if tensor.is_meta and not isinstance(tensor, DeferredTensor):
         return 0
     return deferred.digest(tensor) if isinstance(tensor, DeferredTensor) else checksum([tensor])

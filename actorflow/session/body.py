@@ -33,26 +33,26 @@ class JobArguments:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A call of a job, as far as it is the same for all plans."""
+    """A call of a job before a plan is chosen for it."""
 
     arguments: CallArguments
     function: Callable[..., Any]
     own: tuple[bool, ...] | None  # in the mirrored view, which arguments every device has for itself
 
     def captured(self) -> Callable[..., Any]:
-        """The function as it is captured, or run eagerly."""
+        """The function to capture, or to run eagerly."""
         return self.function
 
     def held(self) -> dict[str, Any]:
-        """What the job holds besides what a search for state finds, by names for it."""
+        """Objects of the job that a search for state does not find by itself, by name."""
         return {}
 
     def around(self) -> AbstractContextManager[None]:
-        """Around the call on this rank."""
+        """A context for the call on this rank."""
         return nullcontext()
 
     def placements(self) -> frozenset[Placement]:
-        """Those that the function names."""
+        """The placements that the function names."""
         return frozenset()
 
     def kinds(self) -> frozenset[str]:
@@ -61,17 +61,17 @@ class PreparedCall:
 
 
 class JobBody:
-    """A plain function."""
+    """The body of a job of a plain function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     def copied(self) -> Self:
-        """Another one for the same function, which knows what this one knows; neither hears of the other."""
+        """An independent copy, with what this one has learned so far."""
         return copy(self)
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
-        """The arguments as the function wants them; raises CallError for those that do not fit."""
+        """Convert the arguments to those of the function; raises CallError for those that do not fit."""
         return JobArguments(args, dict(kwargs))
 
     def prepare(
@@ -81,7 +81,7 @@ class JobBody:
         search: Search,
         aside: Callable[[], AbstractContextManager[None]],
     ) -> PreparedCall:
-        """Get a call ready.
+        """Prepare a call.
 
         ``search`` finds what the function works on.  Within ``aside`` the function may be run, and jobs that it calls
         are plain functions.
@@ -93,9 +93,9 @@ class JobBody:
         return False
 
     def eagerly(self, call: PreparedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> Any:
-        """What a call gives without a plan."""
+        """Run a call without a plan."""
         return call.captured()(*wait_for_values(args), **wait_for_values(kwargs))
 
     def give(self, value: Any) -> Any:
-        """What a call returns; ``value`` has handles on logical results."""
+        """Convert a call's result, which has handles on logical tensors, to what the caller gets."""
         return value

@@ -53,7 +53,7 @@ class CompileClient:
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
 
     def compile(self, job: JobLike, prepared: PreparedCall, number: int) -> InstalledPlan:
-        """The plan for call ``number``, on all ranks together.
+        """Compile and install the plan for call ``number``, together with all ranks.
 
         Raises CaptureError, LayoutError, StateError and the like for a step that has no plan.
         """
@@ -100,7 +100,7 @@ class CompileClient:
         return compiled
 
     def pretend(self, job: JobLike, prepared: PreparedCall) -> Plan:
-        """The plan of a call for ranks that do not exist; what it decides holds for the plans after it."""
+        """The plan of a call in a pretended cluster; later plans keep the layouts that it decides."""
         found = self._context.look(job, prepared.held(), prepared.arguments)
         request = self._request(job, prepared, found, self._pretended)
         with self._context.aside():
@@ -202,7 +202,7 @@ class CompileClient:
 
 
 def _reading(found: NumberReads, actors: Iterable[Any]) -> NumberReads:
-    """What this rank's actors read of numbers."""
+    """The part of the number reads that this rank's actors need."""
     names = {o.name for a in actors for o in a.operands if isinstance(o, OfScalar)} - {SEED}
     made = {name: expression for name, expression in found.scalars.items() if name in names}
     return replace(found, scalars=made | fused(sorted(names - made.keys())))

@@ -103,7 +103,7 @@ class CapturedStep:
         self._stops = StopPoints()
 
     def request(self, devices: TargetDevices, doing: Progress) -> StepRequest:
-        """What the compiler is asked for."""
+        """The request to the compiler."""
         r = self._request
         line = line_of(r.function)
         return StepRequest(
@@ -180,13 +180,13 @@ class CapturedStep:
 
 
 def _so_far(run: SideEffectRecorder) -> tuple[list[dict[str, Any]], str]:
-    """What a run of a step has changed in Python so far, as it travels; see ``BranchExplorer``."""
+    """What a run of the step has changed in Python so far, as JSON; see ``BranchExplorer``."""
     changes, lost = run.so_far()
     return [change.to_json() for change in changes], lost
 
 
 def located(error: E, function: Callable[..., object]) -> E:
-    """An error that names a line as it is, any other behind the line that a job's function begins in."""
+    """The error with the first line of the job's function in front, unless it names a line itself."""
     line = line_of(function)
     if not line or re.search(r":\d+\b", str(error)):
         return error

@@ -75,20 +75,20 @@ PARTS = (  # of compiling, in order, and what they are to people
 
 
 class GatherScatter(Protocol):
-    """What of a cluster is used here."""
+    """The collectives of a cluster that compiling uses."""
 
     rank: int
     world: int
 
     @property
     def machines(self) -> Sequence[str]:
-        """For each rank what those have in common that can share memory; empty where it cannot."""
+        """For each rank, an id that is equal for ranks that can share memory; empty where a rank cannot."""
 
     def gather(self, tag: str, payload: bytes) -> list[bytes] | None:
         """Every rank's payload, on the master."""
 
     def scatter(self, tag: str, payloads: Sequence[bytes] | None) -> bytes:
-        """Each rank its payload."""
+        """Give each rank its payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class CompileResult:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """A plan on one rank and what goes with it."""
+    """A plan as one rank gets it, with what the master decided beside it."""
 
     plan: Plan  # whole on the master, else this rank's part
     effects: StepEffects
@@ -113,7 +113,7 @@ class RankPlan:
     gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
 
     def to_bytes(self, rank: int) -> bytes:
-        """As it travels to another rank, with that rank's part of the plan."""
+        """What is sent to another rank, with that rank's part of the plan."""
         head = {
             "effects": self.effects.to_json(),
             "lent": sorted(self.lent),
@@ -262,7 +262,7 @@ def _located_errors(request: CompileRequest) -> Iterator[None]:
 
 
 def compile_pretended(request: CompileRequest, world: int) -> Plan:
-    """The plan for ranks that do not exist: those of a node, as the hardware says, are taken to share memory."""
+    """The plan for a pretended cluster; ranks of one node, as the hardware says, are assumed to share memory."""
     plan = make_plan(request, world, told=False).plan
     on = kinds(request, world)
     hardware = replace(request.target, measure=False).hardware(_main(on))
@@ -273,7 +273,7 @@ def compile_pretended(request: CompileRequest, world: int) -> Plan:
 
 
 def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | None:
-    """Rank → what its variables leave of a memory budget; None without one.
+    """Rank → the bytes of the memory budget that its variables leave for registers; None without a budget.
 
     None, too, for one piece: the layout was chosen within the budget, and no order would take less.
     """
@@ -295,7 +295,7 @@ def kinds(request: CompileRequest, world: int) -> tuple[str, ...]:
 
 
 def own_devices(request: CompileRequest, settings: Settings) -> RankDevices:
-    """What this rank has to compute on, as it tells the master; it keeps the GPU that an earlier job gave it."""
+    """This rank's devices, as it reports them to the master; it keeps the GPU that an earlier job gave it."""
     try:
         on = kinds(request, settings.world)
         return look_at_devices(on[settings.rank], settings, request.defaults.settled or on)
@@ -315,7 +315,7 @@ def _check_scopes(plan: Plan, kinds: Sequence[str]) -> None:
 
 
 def _main(kinds: Sequence[str]) -> str:
-    """The kind that the plan is reckoned with, and that what nobody places is said to lie on."""
+    """The kind of device for which costs are estimated, and on which tensors without a placement lie."""
     return "cuda" if "cuda" in kinds else "cpu"
 
 
@@ -326,7 +326,7 @@ def _only_used(plan: Plan) -> Plan:
 
 
 def _only_predicts(plan: Plan, function: Callable[..., Any]) -> None:
-    """Raise StateError if a plan that predicts would change state."""
+    """Raise StateError if the plan of a predict job changes state."""
     for name in sorted(written_by(plan)):
         error = StateError(
             f'job {plan.name!r} is of type "predict" and changes {name}; expected: it changes nothing. Call '

@@ -56,7 +56,7 @@ class JobLike(Protocol):
 
 @dataclass(slots=True)
 class ScriptBinding:
-    """What of the script a plan was made with: this holds all that the plan works on."""
+    """The objects of the script that a plan was made with; this keeps them alive."""
 
     optimizers: tuple[torch.optim.Optimizer, ...]
     keys: PlanKeys
@@ -100,7 +100,7 @@ class InstalledPlan:
 
     @property
     def places(self) -> list[tuple[StateSource, Any]]:
-        """The places that its step gives other tensors."""
+        """The places to which its step assigns other tensors."""
         sources = self.bound.found.sources
         return [(sources[one.at], decode_key(one.key, sources)) for one in self.effects.rebound]
 
@@ -111,7 +111,7 @@ class InstalledPlan:
         self.bound.guards.renew()
 
     def leave(self, results: Sequence[Tensor]) -> None:
-        """A call was issued: what its step has changed before it put others there is the script's."""
+        """A call was issued: give the script the tensors that the step changed before it replaced them."""
         sources = self.bound.found.sources
         for one in self.effects.rebound if any(site.left for site in self.sites) else ():
             key = decode_key(one.key, sources)
@@ -121,16 +121,17 @@ class InstalledPlan:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """What a call changes in the script at once beside ``changes``, whatever becomes of it, for people."""
+        """For people, what a call changes in the script at once, besides ``effects.changes``, and cannot take back."""
         first = ("which step of the optimizer comes next",) if self.key[-1] else ()
         counts = ("what an optimizer counts",) if self.effects.reading.written else ()
         return (*first, *counts)
 
 
 def bind_script(steps: bool, guards: Guards, found: SearchResult, effects: StepEffects) -> ScriptBinding:
-    """What a plan with these effects, of a job that ``steps`` an optimizer or not, was made with.
+    """Bind a plan with these effects to the script; ``steps``: its job steps optimizers.
 
-    Where it may stop, and cannot tell what it has changed there, its changes depend on what there is before, too.
+    Where the step may stop at a line and cannot tell what it has changed before it, its changes depend on the earlier
+    values, too, which guards then compare.
     """
     state, sources = found.state, found.sources
     own = [(sources[int(source.at)], place_key(source)) for source in effects.reading.own]

@@ -26,7 +26,7 @@ __all__ = ["Lifecycle"]
 
 
 class Lifecycle:
-    """How a session begins, hears of the run, and ends."""
+    """Starts a session's worker, passes it what happens in the run, and ends it."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -34,7 +34,7 @@ class Lifecycle:
         context.cluster.on_failure(self._failed)
 
     def start(self, kinds: tuple[str, ...], seed: int) -> PlanRuntime:
-        """Make the worker, and what lives with it; ``kinds`` are those of all ranks' devices."""
+        """Make the worker and the rest of the runtime; ``kinds`` are those of all ranks' devices."""
         context, cluster = self._context, self._context.cluster
         device = make_device(device_of(kinds[context.rank], context.settings, kinds))
         if context.rank == 0 and (note := idle_oversubscribe(context.settings, kinds)):
@@ -69,7 +69,7 @@ class Lifecycle:
         return runtime
 
     def finish(self) -> None:
-        """Wait for every call that was issued, and for those who look on; raises what failed."""
+        """Wait for every call that was issued, and for the observers; raises what failed."""
         runtime = self._context.runtime
         if runtime is not None:
             runtime.worker.wait_all()
@@ -83,7 +83,7 @@ class Lifecycle:
     # -- other threads -----------------------------------------------------------------------------
 
     def _go(self, number: int, dropped: DropSet) -> None:
-        """Every rank has made this call, and had let go of this before."""
+        """Every rank has made this call, and had released these plans and variables before."""
         mine = self._context.barrier.agreed(number, dropped)
         if mine is not None and self._context.runtime is not None:
             self._context.runtime.worker.permit(mine)

@@ -41,7 +41,7 @@ __all__ = ["NumberReads", "every_number", "numbers_now", "reads_of_capture", "re
 
 @dataclass(frozen=True, slots=True)
 class NumberReads:
-    """What a plan reads of the numbers of a script, and what they have to be for it."""
+    """The numbers of the script that a plan reads at each call, and the conditions on numbers under which it holds."""
 
     scalars: Mapping[str, Operand]  # of the plan, by name
     conditions: tuple[Condition, ...]
@@ -50,7 +50,7 @@ class NumberReads:
     own: tuple[NumberSource, ...] = ()  # places of the script that a call changes
 
     def difference(self, known: Known) -> str:
-        """What is no longer as it has to be, for people; nothing where the plan holds."""
+        """For people, the first condition that does not hold; empty where the plan holds."""
         for source, kind in self.kinds.items():
             try:
                 now = known(source)
@@ -72,7 +72,7 @@ class NumberReads:
         return {name: of_python(evaluate(expression, known)) for name, expression in self.scalars.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """As it travels."""
+        """The reads as JSON data."""
         return {
             "scalars": {name: to_json(expression) for name, expression in self.scalars.items()},
             "conditions": [[to_json(c.expression), c.value] for c in self.conditions],
@@ -98,7 +98,7 @@ def _source(data: Any) -> NumberSource:
 
 
 def reads_of_capture(numbers: NumberEnv, own: Sequence[NumberSource]) -> NumberReads:
-    """What a capture has left open, and what not; ``own`` are places that the step changes."""
+    """The numbers that a capture has left open, and its conditions; ``own`` are places that the step changes."""
     kinds = {source: kind for source, kind in numbers.kinds.items() if source.kind in ("state", "place")}
     return NumberReads(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
 
@@ -144,7 +144,7 @@ def numbers_now(arguments: CallArguments, state: ScriptState, sources: Sequence[
 
 
 def write(reading: NumberReads, state: ScriptState, known: Known) -> None:
-    """Put what a call leaves with optimizers."""
+    """Write the numbers that a call leaves in optimizers' state."""
     values = [(source, evaluate(expression, known)) for source, expression in reading.written.items()]
     for source, value in values:
         state.optimizers[source.name].state[state.held[source.at].tensor][source.key] = value
@@ -190,7 +190,7 @@ def fused(names: Iterable[str]) -> dict[str, Operand]:
 
 
 def _said(condition: Condition, known: Known) -> str:
-    """A condition that does not hold any more, for people."""
+    """A condition that no longer holds, for people."""
     was, expression = condition.value, condition.expression
     try:
         now: Any = evaluate(expression, known)

@@ -23,7 +23,7 @@ _HOOKS = "its hooks"  # while what is left of a step has nothing to do
 
 
 def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
-    """From now on, optimizers that step outside of jobs do it in one, which ``make`` makes of a function."""
+    """Run steps of optimizers outside of jobs as calls of a job, which ``make`` makes of a function."""
 
     def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not _is_ours(optimizer, args, kwargs):
@@ -51,7 +51,7 @@ def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
 
 
 def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a step is outside of jobs, and of what plans own.  Raises StateError where no job could do it."""
+    """Whether a step is outside of jobs and over parameters of plans; StateError where no job could make it."""
     session = started()
     if session is None or session.context.capturing:
         return False
@@ -73,7 +73,7 @@ def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _with_nothing_to_do(optimizer: Optimizer) -> Optimizer:
-    """The optimizer without parameters."""
+    """A copy of the optimizer without parameters."""
     twin: Optimizer = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)
     twin.state = defaultdict(dict)

@@ -41,7 +41,7 @@ class CachedPlan(Protocol):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What its arguments, modes and settings have to be."""
+        """The key of the calls that it fits."""
 
     @property
     def effects(self) -> StepEffects:
@@ -49,11 +49,11 @@ class CachedPlan(Protocol):
 
     @property
     def calls(self) -> int:
-        """How many there were."""
+        """How many calls there were."""
 
     @property
     def parked(self) -> WeakGuards | None:
-        """Whether it is put aside."""
+        """The guards of a plan that is put aside; None for others."""
 
 
 P = TypeVar("P", bound=CachedPlan)
@@ -102,7 +102,7 @@ class PlanCache(Generic[P]):
         return None
 
     def add(self, arguments: CallArguments, plan: P) -> None:
-        """A plan was made for the last call that ``find`` was asked for."""
+        """Add the plan that was made for the last call that ``find`` had no plan for."""
         self._of.setdefault(arguments.key, []).append(plan)
         self._all.append(plan)
         self._told.append(self.why or "the first call")
@@ -156,7 +156,7 @@ class PlanCache(Generic[P]):
         return values
 
     def note(self) -> str:
-        """What to say where one value makes plan after plan; nothing where it is not worth a word."""
+        """A note for people where one changing value has caused several plans; empty otherwise."""
         where, changed, _ = self.why.partition(" changed from ")
         if not changed:
             return ""

@@ -94,7 +94,7 @@ def first_step_differs(state: ScriptState) -> bool:
 
 
 def refuse_mixed(state: ScriptState, used: Collection[str]) -> None:
-    """Raise StateError where a plan of these variables takes some parameters' first step with others' later ones."""
+    """Raise StateError where a plan would make the first step of some parameters and a later step of others."""
     names = {id(h.tensor): h.name for h in state.held.values()}
     first: dict[bool, str] = {}
     for title, optimizer in state.optimizers.items():

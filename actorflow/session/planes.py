@@ -59,7 +59,7 @@ def unshare(plan: Plan, rank: int, near: Collection[int]) -> Plan:
 def rank_locations(
     machines: Sequence[str], kinds: Sequence[str], gpus: Sequence[str], nccl: Sequence[str]
 ) -> list[RankLocation]:
-    """The spots of all ranks, of what each has: its machine, kind of device, GPU and version of NCCL."""
+    """The locations of all ranks, from each one's machine, kind of device, GPU and version of NCCL."""
     return [
         RankLocation(machine, gpu if kind == "cuda" else "", kind == "cuda" and bool(version))
         for machine, kind, gpu, version in zip(machines, kinds, gpus, nccl, strict=True)

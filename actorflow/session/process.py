@@ -25,7 +25,7 @@ _makers: list[Observers] = []
 
 
 def observed_by(observers: Observers) -> None:
-    """Have these look on at the session, after those that were named before."""
+    """Add observers of the session, behind those that were added before."""
     _makers.append(observers)
 
 

@@ -12,7 +12,7 @@ __all__ = ["PullServer"]
 
 
 class PullServer:
-    """Answers requests, each on a thread of its own, which waits as long as it has to."""
+    """Answers requests, each on a thread of its own, which waits until this rank has come far enough."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context, self._barrier = context, context.barrier
@@ -26,7 +26,7 @@ class PullServer:
         """This rank's part of a variable, as the calls and writes that the asking rank has seen leave it."""
 
         def there() -> bool:
-            """Whether this rank has taken in, and written, what the one that reads has before its next call."""
+            """Whether this rank knows the variable, and has made the writes that the asking rank has made."""
             runtime = self._context.runtime
             if runtime is None:
                 return False

@@ -44,7 +44,7 @@ CHECK_CONTENTS = 100  # calls of one plan between two looks at all contents of t
 
 
 class PlanReady(BaseException):
-    """Ends a script whose plan was all that was wanted."""
+    """Raised to end a script of which only the plan was wanted."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(f"the plan of job {plan.name!r} is ready")
@@ -70,7 +70,7 @@ class Session:
 
     @property
     def runtime(self) -> PlanRuntime | None:
-        """What the first plan has brought; None before it."""
+        """What was made with the first plan; None before it."""
         return self.context.runtime
 
     @property
@@ -126,7 +126,7 @@ class Session:
         return job.body.give(self._issue(job, compiled, arguments, number))
 
     def plan_for(self, job: JobLike, arguments: CallArguments) -> InstalledPlan | None:
-        """Take over what the script has changed, and look up the plan that holds for a call; all that guards cost."""
+        """Take over what the script has changed, and look up the plan for a call: all the work of guards."""
         if self.runtime is not None:
             rebound = self.runtime.rebound
             rebound.refresh(rebound.among(partial(_holders, job)), self.context.states)
@@ -245,31 +245,34 @@ class Session:
         raise failure_of(check, job.name)
 
     def _announce(self, job: JobLike, arguments: CallArguments, compiled: InstalledPlan | None) -> int:
-        """Tell the other ranks of the call, and what must be equal on all of them; returns its number."""
+        """Announce the call to the other ranks, with a digest of what must be equal on all; returns its number."""
         number = self.calls
         self.calls += 1
-        text = ""
-        if self.context.world > 1:
-            known = "" if compiled is None else f"{compiled.call_text}, plan {compiled.number}"
-            text = known or f"{arguments.spoken} [a new plan"
-            if call_seeds.seed is not None:
-                text += f", seed {call_seeds.seed}"
-            if arguments.numbers:
-                text += f", {arguments.spoken_numbers}"
-            if job.keys is not None and job.keys.state.optimizers:
-                text += f", {job.keys.rates()}"
-            if self.worker is not None and (lost := self.worker.known_lost):
-                text += f", {lost} failed calls"
-            if seen := sampled_checksums(arguments):
-                text += f", contents of {seen}"
-            if compiled is None or compiled.calls % CHECK_CONTENTS == 0:
-                text += f", all contents {checksum(arguments.tensors):08x}"
-            text += "]"
+        text = self._call_text(job, arguments, compiled) if self.context.world > 1 else ""
         digest = hashlib.sha256(f"{job.type} {text}".encode()).hexdigest()[:16]
         if text and compiled is None and job.plans.why:
             text += f" ({job.plans.why})"
         self.context.cluster.announce_call(number, digest, text, self._release.to_tell(self.runtime))
         return number
+
+    def _call_text(self, job: JobLike, arguments: CallArguments, compiled: InstalledPlan | None) -> str:
+        """The call for people, with all that must be equal on all ranks."""
+        parts = [f"{arguments.spoken} [a new plan"]
+        if compiled is not None:
+            parts = [f"{compiled.call_text}, plan {compiled.number}"]
+        if call_seeds.seed is not None:
+            parts.append(f"seed {call_seeds.seed}")
+        if arguments.numbers:
+            parts.append(arguments.spoken_numbers)
+        if job.keys is not None and job.keys.state.optimizers:
+            parts.append(job.keys.rates())
+        if self.worker is not None and (lost := self.worker.known_lost):
+            parts.append(f"{lost} failed calls")
+        if seen := sampled_checksums(arguments):
+            parts.append(f"contents of {seen}")
+        if compiled is None or compiled.calls % CHECK_CONTENTS == 0:
+            parts.append(f"all contents {checksum(arguments.tensors):08x}")
+        return f"{', '.join(parts)}]"
 
     # -- actorflow plan ----------------------------------------------------------------------------
 
@@ -285,7 +288,7 @@ class Session:
     # -- the end -----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait for every call that was issued, and for those who look on; raises what failed."""
+        """Wait for every call that was issued, and for the observers; raises what failed."""
         self._lifecycle.finish()
 
     def explain(self) -> str:

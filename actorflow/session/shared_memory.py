@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from actorflow.script_state.key_encoding import decode_key
 from actorflow.script_state.search import SearchResult
@@ -26,7 +27,7 @@ __all__ = ["refuse_shared", "refuse_sparse"]
 
 
 class MemoryOwners(Protocol):
-    """Who knows what plans have taken."""
+    """The owner of the memory that plans have taken from the script."""
 
     def taken_from(self, span: MemorySpan) -> str:
         """The name of a variable whose tensor lay there, and of which the script has a view; empty if there is none."""
@@ -58,6 +59,13 @@ def refuse_shared(
 
     ``made_of`` has the parameters that ``nn.Parameter`` has made of other ones, by name.
     """
+    tensors = _reachable(made, found)
+    _refuse_overlap(job, made, tensors, owns)
+    _refuse_made_of(job, made, tensors, made_of)
+
+
+def _reachable(made: RankPlan, found: SearchResult) -> dict[str, Tensor]:
+    """The tensors that a step can read or change, by name, with the constants of scripted code."""
     sources = found.sources
     replaced = Counter(id(sources[one.at].values().get(decode_key(one.key, sources))) for one in made.effects.changes)
     plans = {v.name for v in made.plan.variables}
@@ -69,11 +77,16 @@ def refuse_shared(
     }
     for script in (one for one in found.sources if isinstance(one, ScriptSource)):
         tensors |= {f"constant {i} of {script.path}": constant for i, constant in enumerate(script.constants)}
+    return tensors
+
+
+def _refuse_overlap(job: Any, made: RankPlan, tensors: Mapping[str, Tensor], owns: MemoryOwners | None) -> None:
+    """Raise CaptureError where one tensor is a view of another that the step changes."""
     spans = {name: lies for name, tensor in tensors.items() if (lies := memory_span(tensor)) is not None}
     by_memory: dict[int, list[str]] = {}
     for name, (memory, _, _) in spans.items():
         by_memory.setdefault(memory, []).append(name)
-    changed, written = plans - made.lent, written_by(made.plan)
+    changed, written = {v.name for v in made.plan.variables} - made.lent, written_by(made.plan)
     for name, where in spans.items():
         other = "" if owns is None else owns.taken_from(where)
         if isinstance(tensors[name], DetachedTensor) and job.type != JobType.TRAIN and other not in written:
@@ -89,7 +102,13 @@ def refuse_shared(
                 ),
                 job.function,
             )
-    names = {id(tensor): name for name, tensor in tensors.items()}
+
+
+def _refuse_made_of(
+    job: Any, made: RankPlan, tensors: Mapping[str, Tensor], made_of: Mapping[str, weakref.ref[OwnedTensor]]
+) -> None:
+    """Raise CaptureError where a parameter was made of another one, and the step changes one of them."""
+    names, written = {id(tensor): name for name, tensor in tensors.items()}, written_by(made.plan)
     for name in tensors.keys() & made_of.keys():
         other = names.get(id(made_of[name]()), "")
         if other and not written.isdisjoint((name, other)):

@@ -24,7 +24,7 @@ _NOTHING = object()
 
 @dataclass(frozen=True, slots=True)
 class StopPoints:
-    """Where a step may stop."""
+    """The lines at which a step may fail, and what it has changed before each."""
 
     lines: Mapping[str, Sequence[SideEffect]] = field(default_factory=dict)  # where ops may fail → what it has changed
     begins: Sequence[
@@ -38,7 +38,7 @@ class StopPoints:
         return unseen and any(place not in {(one.at, one.where) for one in there} for there in self.lines.values())
 
     def to_json(self) -> dict[str, Any]:
-        """As it travels."""
+        """As JSON data."""
         lines = {line: [asdict(change) for change in changes] for line, changes in self.lines.items()}
         return {"lines": lines, "begins": [asdict(change) for change in self.begins]}
 

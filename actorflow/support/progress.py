@@ -38,29 +38,29 @@ class Progress:
         self.shown = threading.Event()
 
     def __call__(self, part: str) -> None:
-        """A part of the work begins."""
+        """Begin a part of the work."""
         self._part = self._known.get(part, part)
         if self.shown.is_set():
             self._say()
 
     def sum_up(self, lines: Callable[[], Sequence[str]]) -> None:
-        """What is to be said when all is done, if it took long enough to be spoken of."""
+        """Set the lines that are printed at the end, if the work took long enough to be shown."""
         self._lines = lines
 
     def show(self) -> None:
-        """It takes long: say so from now on."""
+        """Show from now on what is done: the work takes long."""
         self.shown.set()
         if self._console.is_terminal and _listener is None:
             self._status.start()
         self._say()
 
     def end(self, done: str) -> None:
-        """All is done."""
+        """Print that the work is done, with its summary."""
         lines = [f"actorflow: {done}", *(f"  {line}" for line in self._lines())]
         self._console.print("\n".join(lines))
 
     def stop(self) -> None:
-        """Give the terminal back."""
+        """Stop showing."""
         self._status.stop()
         if _listener is not None:
             _listener("")

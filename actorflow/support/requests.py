@@ -17,7 +17,7 @@ class Request:
     """What one rank asks of another; a kind of request is a subclass, whose fields are numbers and texts."""
 
     def text(self) -> str:
-        """As it travels."""
+        """The request as it is sent."""
         return f"{type(self).__name__} {json.dumps(astuple(self))}"
 
 

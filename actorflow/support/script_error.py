@@ -66,7 +66,7 @@ def one_line(error: BaseException, script: str) -> str:
 
 
 def mute_repeated_tracebacks() -> None:
-    """Have torch not log the traceback of an op that refuses its shapes: the exception is on its way, and says it."""
+    """Keep torch from logging the traceback of an op that refuses its shapes, as the exception says the same."""
     if os.environ.get(FULL, "0") in ("", "0"):
         logging.getLogger(_ECHO).addFilter(_not_an_echo)
 
@@ -76,13 +76,13 @@ def _not_an_echo(record: logging.LogRecord) -> bool:
 
 
 def _folders(packages: Iterable[str]) -> list[str]:
-    """Where packages lie, with what an exception went through: those that nobody has imported raised none."""
+    """The folders of those of the packages that are imported."""
     files = [getattr(sys.modules.get(name), "__file__", None) for name in packages]
     return [str(Path(file).parent) + os.sep for file in files if file]
 
 
 def _begin_in(script: str, found: TracebackException, error: BaseException) -> None:
-    """Leave out what ran the script; all, where Python could not even read it."""
+    """Drop the frames that ran the script; all of them for a syntax error in it."""
     starts = [i for i, frame in enumerate(found.stack) if frame.filename == script]
     if starts:
         del found.stack[: starts[0]]
@@ -91,13 +91,13 @@ def _begin_in(script: str, found: TracebackException, error: BaseException) -> N
 
 
 def _is_bug(error: BaseException, found: TracebackException, own: list[str]) -> bool:
-    """Whether our own code raised what it never should: then its frames are what matters."""
+    """Whether the error is a bug of ours, so that our own frames matter."""
     inner = found.stack[-1].filename if found.stack else ""
     return not isinstance(error, ActorflowError) and inner.startswith(tuple(own))
 
 
 def _fold(found: TracebackException, error: BaseException, outer: list[str]) -> None:
-    """Hide frames, also those of what is behind the exception; of our own errors that is one and the same story."""
+    """Hide frames, also those of the exception's causes; errors of ours include the cause."""
     frames = list(found.stack)
     cause, context = error.__cause__, error.__context__
     if isinstance(error, ActorflowError) and found.__cause__ is not None:  # it says itself what was raised
@@ -118,7 +118,7 @@ def _fold(found: TracebackException, error: BaseException, outer: list[str]) -> 
 
 
 def _hidden(frames: Iterable[FrameSummary], outer: list[str]) -> Iterable[int]:
-    """The positions of frames of these folders, and of what Python and generated code do for them."""
+    """The positions of frames in these folders, and of frames of Python's library and generated code below them."""
     inside = False
     for i, frame in enumerate(frames):
         plain = frame.filename.startswith((_LIBRARY + os.sep, "<")) and "-packages" not in frame.filename

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from actorflow.show.styles import short
 from actorflow.tracing.chrome import ARRIVAL, CALL, CREDIT
@@ -34,6 +34,8 @@ class IdleReason(enum.StrEnum):
     CREDIT = "credit"
     HOST = "host"
 
+
+T = TypeVar("T")
 
 WARM_UP = 2  # iterations that are left out where there are more: memory is allocated, threads wake
 
@@ -232,13 +234,18 @@ def measure(traced: TraceData, ran: TracedPlan) -> Measurement:
             raise TraceError(f"the trace lacks firings of actor {a.name} of rank {a.rank}; run the script again")
     return Measurement(
         plan,
-        {a: [firings[n][0] for n in sorted(firings)] for a, firings in slices.items()},
-        {a: [firings[n][1] for n in sorted(firings)] for a, firings in slices.items()},
-        {r: [tokens[n] for n in sorted(tokens)] for r, tokens in arrivals.items()},
+        {a: [start for start, _ in _in_order(firings)] for a, firings in slices.items()},
+        {a: [end for _, end in _in_order(firings)] for a, firings in slices.items()},
+        {r: _in_order(tokens) for r, tokens in arrivals.items()},
         {r: sorted(times) for r, times in credits.items()},
-        {rank: [calls[i] for i in sorted(calls)] for rank, calls in issued.items()},
-        {rank: [calls[i] for i in sorted(calls)] for rank, calls in begun.items()},
+        {rank: _in_order(calls) for rank, calls in issued.items()},
+        {rank: _in_order(calls) for rank, calls in begun.items()},
     )
+
+
+def _in_order(by_number: Mapping[int, T]) -> list[T]:
+    """The values, in the order of their numbers."""
+    return [by_number[n] for n in sorted(by_number)]
 
 
 def _group(actor: Actor) -> tuple[object, ...]:

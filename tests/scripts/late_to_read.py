@@ -20,7 +20,7 @@ LIMIT = 60  # seconds that only a hang reaches
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 asked = threading.Event()
-serve, adopt = PullServer.variable_part, compile_client.adopt
+serve, adopt = PullServer.variable_part, compile_client.adopt_variables
 
 
 def serve_and_tell(self: PullServer, wanted: VariablePart) -> Iterable[bytes]:
@@ -37,7 +37,7 @@ def adopt_late(context: SessionContext, *args: Any) -> None:
 
 
 PullServer.variable_part = serve_and_tell  # type: ignore[method-assign]
-compile_client.adopt = adopt_late
+compile_client.adopt_variables = adopt_late
 net, centers = nn.Linear(4, 3), torch.zeros(3, 3)
 
 
