@@ -1,4 +1,4 @@
-"""What this process is in its run: its rank, its host's number, how many there are."""
+"""``flow.env``: this process's rank, its host's number, and how many there are in its run."""
 
 from __future__ import annotations
 

@@ -86,17 +86,17 @@ __all__ = [
 Axis = int | Sequence[int] | None
 
 
-class _Unary(Protocol):
+class _UnaryFunction(Protocol):
     def __call__(self, x: Tensor, name: str | None = None) -> Tensor:
         """One result for each element."""
 
 
-class _Binary(Protocol):
+class _BinaryFunction(Protocol):
     def __call__(self, x: Any, y: Any, name: str | None = None) -> Tensor:
         """One result for each pair of elements, broadcast; one of both may be a number."""
 
 
-def _unary(run: Any) -> _Unary:
+def _wrap_unary(run: Any) -> _UnaryFunction:
     def function(x: Tensor, name: str | None = None) -> Tensor:
         found: Tensor = run(x)
         return found
@@ -105,7 +105,7 @@ def _unary(run: Any) -> _Unary:
     return function
 
 
-def _binary(run: Any) -> _Binary:
+def _wrap_binary(run: Any) -> _BinaryFunction:
     def function(x: Any, y: Any, name: str | None = None) -> Tensor:
         device = next((t.device for t in (x, y) if isinstance(t, Tensor)), None)
         found: Tensor = run(*(t if isinstance(t, Tensor) else torch.full((), t, device=device) for t in (x, y)))
@@ -115,54 +115,54 @@ def _binary(run: Any) -> _Binary:
     return function
 
 
-abs = _unary(torch.abs)
-acos = _unary(torch.acos)
-acosh = _unary(torch.acosh)
-asin = _unary(torch.asin)
-asinh = _unary(torch.asinh)
-atan = _unary(torch.atan)
-atanh = _unary(torch.atanh)
-ceil = _unary(torch.ceil)
-cos = _unary(torch.cos)
-cosh = _unary(torch.cosh)
-erf = _unary(torch.erf)
-erfc = _unary(torch.erfc)
-exp = _unary(torch.exp)
-expm1 = _unary(torch.expm1)
-floor = _unary(torch.floor)
-lgamma = _unary(torch.lgamma)
-log = _unary(torch.log)
-log1p = _unary(torch.log1p)
-logical_not = _unary(torch.logical_not)
-negative = _unary(torch.neg)
-reciprocal = _unary(torch.reciprocal)
-round = _unary(torch.round)
-rsqrt = _unary(torch.rsqrt)
-sign = _unary(torch.sign)
-sin = _unary(torch.sin)
-sinh = _unary(torch.sinh)
-softplus = _unary(torch.nn.functional.softplus)
-sqrt = _unary(torch.sqrt)
-square = _unary(torch.square)
-tan = _unary(torch.tan)
+abs = _wrap_unary(torch.abs)
+acos = _wrap_unary(torch.acos)
+acosh = _wrap_unary(torch.acosh)
+asin = _wrap_unary(torch.asin)
+asinh = _wrap_unary(torch.asinh)
+atan = _wrap_unary(torch.atan)
+atanh = _wrap_unary(torch.atanh)
+ceil = _wrap_unary(torch.ceil)
+cos = _wrap_unary(torch.cos)
+cosh = _wrap_unary(torch.cosh)
+erf = _wrap_unary(torch.erf)
+erfc = _wrap_unary(torch.erfc)
+exp = _wrap_unary(torch.exp)
+expm1 = _wrap_unary(torch.expm1)
+floor = _wrap_unary(torch.floor)
+lgamma = _wrap_unary(torch.lgamma)
+log = _wrap_unary(torch.log)
+log1p = _wrap_unary(torch.log1p)
+logical_not = _wrap_unary(torch.logical_not)
+negative = _wrap_unary(torch.neg)
+reciprocal = _wrap_unary(torch.reciprocal)
+round = _wrap_unary(torch.round)
+rsqrt = _wrap_unary(torch.rsqrt)
+sign = _wrap_unary(torch.sign)
+sin = _wrap_unary(torch.sin)
+sinh = _wrap_unary(torch.sinh)
+softplus = _wrap_unary(torch.nn.functional.softplus)
+sqrt = _wrap_unary(torch.sqrt)
+square = _wrap_unary(torch.square)
+tan = _wrap_unary(torch.tan)
 
-add = _binary(torch.add)
-atan2 = _binary(torch.atan2)
-divide = _binary(torch.true_divide)
-equal = _binary(torch.eq)
-floordiv = _binary(torch.floor_divide)
-greater = _binary(torch.gt)
-greater_equal = _binary(torch.ge)
-less = _binary(torch.lt)
-less_equal = _binary(torch.le)
-logical_and = _binary(torch.logical_and)
-maximum = _binary(torch.maximum)
-minimum = _binary(torch.minimum)
-mod = _binary(torch.fmod)
-multiply = _binary(torch.mul)
-not_equal = _binary(torch.ne)
-pow = _binary(torch.pow)
-subtract = _binary(torch.sub)
+add = _wrap_binary(torch.add)
+atan2 = _wrap_binary(torch.atan2)
+divide = _wrap_binary(torch.true_divide)
+equal = _wrap_binary(torch.eq)
+floordiv = _wrap_binary(torch.floor_divide)
+greater = _wrap_binary(torch.gt)
+greater_equal = _wrap_binary(torch.ge)
+less = _wrap_binary(torch.lt)
+less_equal = _wrap_binary(torch.le)
+logical_and = _wrap_binary(torch.logical_and)
+maximum = _wrap_binary(torch.maximum)
+minimum = _wrap_binary(torch.minimum)
+mod = _wrap_binary(torch.fmod)
+multiply = _wrap_binary(torch.mul)
+not_equal = _wrap_binary(torch.ne)
+pow = _wrap_binary(torch.pow)
+subtract = _wrap_binary(torch.sub)
 
 
 def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:

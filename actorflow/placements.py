@@ -1,4 +1,4 @@
-"""A type of device and ranks go in, as users write them; a placement comes out."""
+"""``flow.placement``: make a placement from a type of device and ranks, as users write them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The names of this package that are torch's own: stated here, and looked up in torch when they are first used.
+"""The names of this package that are torch's own: listed here, and looked up in torch when they are first used.
 
-What creates tensors with a placement has its home in ``actorflow.eager.constructors``.
+Functions that create tensors with a placement are in ``actorflow.eager.constructors``.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from actorflow.classic.initializers import (
 )
 from actorflow.classic.variables import current_run, get_variable
 from actorflow.nn import functions as nn
-from actorflow.nn.windowed import Window
-from actorflow.nn.windows import Padding, channels_last, many, same_format
+from actorflow.nn.conv_pool import Window
+from actorflow.nn.padding import Padding, channels_last, per_dim, same_format
 from actorflow.regularizers import Regularizer
 from actorflow.script_state.user_code import user_line
 from actorflow_compiler.core.errors import StateError
@@ -126,7 +126,7 @@ class ConvolutionLayer:
         prefix = _name(self.__name__, name or default, default)
         data_format = same_format(data_format, self.spatial)
         last = channels_last(what, data_format, inputs, self.spatial)
-        kernel = many(what, "kernel_size", kernel_size, self.spatial)
+        kernel = per_dim(what, "kernel_size", kernel_size, self.spatial)
         channels = int(inputs.shape[-1 if last else 1])
         if groups < 1 or filters % groups or channels % groups:
             raise StateError(

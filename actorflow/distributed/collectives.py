@@ -1,4 +1,4 @@
-"""Tensors of this rank go in; torch.distributed's collectives over all ranks, with its signatures, come out.
+"""torch.distributed's collectives, with its signatures, over all ranks of the run.
 
 The ranks find each other at the first call: no ``init_process_group`` is needed.
 """
@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from torch import distributed as dist
 
-from actorflow.distributed.exchange import exchange
+from actorflow.distributed.all_to_all import all_to_all_lists
 from actorflow.distributed.group import default_group
 
 __all__ = [
@@ -25,47 +25,47 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _meeting(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function, which makes the default group first where there is none."""
+def _with_default_group(function: Callable[P, T]) -> Callable[P, T]:
+    """The same function; it makes the default group first where there is none."""
 
     @functools.wraps(function)
-    def meet(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         default_group()
         return function(*args, **kwargs)
 
-    return meet
+    return call
 
 
 def _renamed(name: str, before: Callable[P, T]) -> Callable[P, T]:
-    """A function that newer versions of torch call otherwise, and warn of under its old name, under the old one."""
+    """A function under its old name, for which newer versions of torch warn: they call it ``name``."""
     function: Callable[P, T] = getattr(dist, name, before)
-    meet = _meeting(function)
-    meet.__name__ = meet.__qualname__ = before.__name__
-    return meet
+    made = _with_default_group(function)
+    made.__name__ = made.__qualname__ = before.__name__
+    return made
 
 
-all_gather = _meeting(dist.all_gather)
+all_gather = _with_default_group(dist.all_gather)
 all_gather_into_tensor = _renamed("all_gather_single", dist.all_gather_into_tensor)
-all_gather_object = _meeting(dist.all_gather_object)
-all_reduce = _meeting(dist.all_reduce)
-all_to_all = _meeting(exchange)
-all_to_all_single = _meeting(dist.all_to_all_single)
-barrier = _meeting(dist.barrier)
-batch_isend_irecv = _meeting(dist.batch_isend_irecv)
-broadcast = _meeting(dist.broadcast)
-broadcast_object_list = _meeting(dist.broadcast_object_list)
-gather = _meeting(dist.gather)
-gather_object = _meeting(dist.gather_object)
-get_backend = _meeting(dist.get_backend)
-get_rank = _meeting(dist.get_rank)
-get_world_size = _meeting(dist.get_world_size)
-irecv = _meeting(dist.irecv)
-isend = _meeting(dist.isend)
-new_group = _meeting(dist.new_group)
-recv = _meeting(dist.recv)
-reduce = _meeting(dist.reduce)
-reduce_scatter = _meeting(dist.reduce_scatter)
+all_gather_object = _with_default_group(dist.all_gather_object)
+all_reduce = _with_default_group(dist.all_reduce)
+all_to_all = _with_default_group(all_to_all_lists)
+all_to_all_single = _with_default_group(dist.all_to_all_single)
+barrier = _with_default_group(dist.barrier)
+batch_isend_irecv = _with_default_group(dist.batch_isend_irecv)
+broadcast = _with_default_group(dist.broadcast)
+broadcast_object_list = _with_default_group(dist.broadcast_object_list)
+gather = _with_default_group(dist.gather)
+gather_object = _with_default_group(dist.gather_object)
+get_backend = _with_default_group(dist.get_backend)
+get_rank = _with_default_group(dist.get_rank)
+get_world_size = _with_default_group(dist.get_world_size)
+irecv = _with_default_group(dist.irecv)
+isend = _with_default_group(dist.isend)
+new_group = _with_default_group(dist.new_group)
+recv = _with_default_group(dist.recv)
+reduce = _with_default_group(dist.reduce)
+reduce_scatter = _with_default_group(dist.reduce_scatter)
 reduce_scatter_tensor = _renamed("reduce_scatter_single", dist.reduce_scatter_tensor)
-scatter = _meeting(dist.scatter)
-scatter_object_list = _meeting(dist.scatter_object_list)
-send = _meeting(dist.send)
+scatter = _with_default_group(dist.scatter)
+scatter_object_list = _with_default_group(dist.scatter_object_list)
+send = _with_default_group(dist.send)

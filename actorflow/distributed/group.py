@@ -1,4 +1,4 @@
-"""This process's place in its run goes in; torch.distributed's default group over all ranks, made once, comes out."""
+"""Make torch.distributed's default group over all ranks of the run, once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["default_group", "rank", "use_own_device", "world"]
 
-PATIENCE = 0.1  # seconds for threads of the group to free what they hold
+PATIENCE = 0.1  # seconds for threads of the group to free their tensors
 
 
 def default_group() -> ProcessGroup:
@@ -93,7 +93,7 @@ def _make(place: Settings) -> None:
 
 
 def _meet(place: Settings, backend: str) -> None:
-    """Meet where torch's variables say.  Gloo and NCCL keep torch's own timeouts: no control plane watches."""
+    """Meet at ``MASTER_ADDR:MASTER_PORT``.  Gloo and NCCL keep torch's own timeouts, since no control plane watches."""
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         distributed.init_process_group(backend, rank=place.rank, world_size=place.world)
@@ -107,9 +107,9 @@ def _meet(place: Settings, backend: str) -> None:
 
 def _close() -> None:
     """Close what `default_group` made; a script may have closed it already."""
-    # PyTorch's DistributedDataParallel never lets go of its group, so that nothing joins Gloo's threads or says what
-    # they are at: one that frees what its last collective held needs the interpreter's lock, and, where it asks for it
-    # when Python is ending already, aborts the process.  It gets the lock here.
+    # PyTorch's DistributedDataParallel never releases its group, so nothing joins Gloo's threads.  A thread that frees
+    # the tensors of its last collective needs the interpreter's lock, and aborts the process if it asks for the lock
+    # while Python is ending.  So it gets the lock here.
     time.sleep(PATIENCE)
     if distributed.is_initialized():
         distributed.destroy_process_group()

@@ -1,7 +1,7 @@
-"""The command line of the second generation's launcher goes in; a script's processes run, and a status comes out.
+"""The second generation's launcher: start a script's processes on this node and return their exit status.
 
-``python -m actorflow.distributed.launch --nproc_per_node 2 script.py`` starts the script's processes
-with torch's elastic launcher and the variables that it sets (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …).
+``python -m actorflow.distributed.launch --nproc_per_node 2 script.py`` starts them with torch's elastic launcher and
+the variables that it sets (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actorflow.distributed.redirected import STDERR, STDOUT, Redirected, place_of
+from actorflow.distributed.rank_logs import STDERR, STDOUT, RankLogs, log_folder
 from actorflow_compiler.core.errors import ClusterError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-__all__ = ["Launching", "launch", "main", "parse"]
+__all__ = ["LaunchOptions", "launch", "main", "parse"]
 
 SHUTDOWN = 5  # seconds between asking processes to end and killing them
 MEETING = 300  # seconds for the nodes to meet
 
 
 @dataclass(frozen=True, slots=True)
-class Launching:
-    """What to run, and where; checked."""
+class LaunchOptions:
+    """The checked options of a launch: what to run, and where."""
 
     script: str  # path, module or program
     arguments: tuple[str, ...] = ()
@@ -49,13 +49,13 @@ class Launching:
 
     @property
     def command(self) -> list[str]:
-        """What each process runs."""
+        """The command of each process."""
         python = [] if self.no_python else [sys.executable, "-u", *(["-m"] if self.module else [])]
         return [*python, self.script, *self.arguments]
 
     @property
     def folder(self) -> str:
-        """Where redirected output goes; empty where none is redirected."""
+        """The folder of redirected output; empty where none is redirected."""
         return str(Path(self.logdir).resolve()) if self.redirect else ""
 
 
@@ -68,9 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def parse(arguments: Sequence[str]) -> Launching:
-    """Read a command line; one that makes no sense is printed with what is wrong, and the process exits with 2."""
-    parser = _parser()
+def parse(arguments: Sequence[str]) -> LaunchOptions:
+    """Read and check a command line; for a wrong one, print what is wrong and exit with 2."""
+    parser = _make_parser()
     found = parser.parse_args(arguments)
     if found.nnodes < 1 or found.nproc_per_node < 1:
         parser.error(f"--nnodes {found.nnodes} --nproc_per_node {found.nproc_per_node}: both must be at least 1")
@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str]) -> Launching:
         parser.error("--redirect_stdout_and_stderr needs --logdir, the folder of the files; it was not given")
     if found.logdir and Path(found.logdir).exists() and not Path(found.logdir).is_dir():
         parser.error(f"--logdir {found.logdir} is a file; it must be a folder, or not there yet")
-    return Launching(
+    return LaunchOptions(
         found.training_script,
         tuple(found.training_script_args),
         found.nnodes,
@@ -101,7 +101,7 @@ def parse(arguments: Sequence[str]) -> Launching:
     )
 
 
-def launch(run: Launching) -> int:
+def launch(run: LaunchOptions) -> int:
     """Run this node's processes until all have ended; returns 0, or the status of the process that failed first.
 
     When one fails the others are ended; 128 + the signal after a signal.  Raises ClusterError where the
@@ -114,9 +114,9 @@ def launch(run: Launching) -> int:
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
     if run.redirect:
-        _say_where(run)
+        _print_log_folders(run)
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # what they say is said below, shorter
+        if name.startswith("torch.distributed.elastic"):  # its messages are printed below, shorter
             logging.getLogger(name).setLevel(logging.CRITICAL)
     # the agent fills in templates such as ${local_rank} in arguments; "$$" is a plain "$"
     command = [argument.replace("$", "$$") for argument in run.command]
@@ -126,7 +126,7 @@ def launch(run: Launching) -> int:
             min_nodes=run.nnodes,
             max_nodes=run.nnodes,
             nproc_per_node=run.nproc_per_node,
-            logs_specs=Redirected(errors, run.folder),
+            logs_specs=RankLogs(errors, run.folder),
             run_id="actorflow",  # equal on all nodes, which meet under it
             role="actorflow",
             rdzv_endpoint=f"{_bracketed(run.master_addr)}:{run.master_port}",
@@ -154,18 +154,18 @@ def launch(run: Launching) -> int:
     return 0
 
 
-def _report(run: Launching, failures: Mapping[int, ProcessFailure]) -> int:
+def _report(run: LaunchOptions, failures: Mapping[int, ProcessFailure]) -> int:
     """Print which process failed, and how; returns the exit status."""
     local, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     rank = run.node_rank * run.nproc_per_node + local
     code = failure.exitcode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-    where = f"; its output is in {place_of(run.folder, local)}" if run.folder else ""
+    where = f"; its output is in {log_folder(run.folder, local)}" if run.folder else ""
     print(f"actorflow: rank {rank} (pid {failure.pid}) {how}{where}", file=sys.stderr)
     return int(code) if code > 0 else 128 - int(code)
 
 
-def _check_port(run: Launching) -> None:
+def _check_port(run: LaunchOptions) -> None:
     """Raise ClusterError where node 0's port cannot be listened on here."""
     family = socket.AF_INET6 if ":" in run.master_addr else socket.AF_INET
     with socket.socket(family) as probe:
@@ -184,8 +184,8 @@ def _check_port(run: Launching) -> None:
 
 
 @contextmanager
-def _environment(run: Launching) -> Iterator[None]:
-    """What the processes find in their environment, on top of what the agent sets."""
+def _environment(run: LaunchOptions) -> Iterator[None]:
+    """Set the environment variables of the processes, on top of those that the agent sets."""
     before = dict(os.environ)
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN)
     share = max(1, len(os.sched_getaffinity(0)) // run.nproc_per_node)
@@ -197,10 +197,10 @@ def _environment(run: Launching) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _say_where(run: Launching) -> None:
+def _print_log_folders(run: LaunchOptions) -> None:
     for local in range(run.nproc_per_node):
         rank = run.node_rank * run.nproc_per_node + local
-        out = place_of(run.folder, local)
+        out = log_folder(run.folder, local)
         print(f"actorflow: rank {rank} writes to {out / STDOUT} and {out / STDERR}", file=sys.stderr)
 
 
@@ -208,7 +208,7 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m actorflow.distributed.launch",
         description="actorflow distributed training launch helper utility that will spawn up multiple distributed "

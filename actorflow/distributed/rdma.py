@@ -1,4 +1,4 @@
-"""What this machine says of its InfiniBand devices goes in; whether NCCL can use them, or why not, comes out."""
+"""Whether NCCL can use this machine's InfiniBand devices, or why not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import distributed
 
 from actorflow.distributed.group import default_group
 
-__all__ = ["RdmaWarning", "devices", "hindrance", "init", "initialized"]
+__all__ = ["RdmaWarning", "devices", "obstacle", "init", "initialized"]
 
 DEVICES = Path("/sys/class/infiniband")  # where Linux shows devices of InfiniBand and of RoCE
 
@@ -27,7 +27,7 @@ def init() -> None:
     """See ``flow.env.init_rdma``."""
     global _initialized
     default_group()
-    reason = hindrance(os.environ, DEVICES)
+    reason = obstacle(os.environ, DEVICES)
     _initialized = not reason
     if reason:
         warnings.warn(
@@ -42,7 +42,7 @@ def initialized() -> bool:
     return _initialized
 
 
-def hindrance(environ: Mapping[str, str], folder: Path) -> str:
+def obstacle(environ: Mapping[str, str], folder: Path) -> str:
     """Why NCCL cannot use RDMA in this process; empty where nothing is in the way."""
     if not torch.cuda.is_available():
         return "this process has no CUDA device, and NCCL, which is what uses RDMA, moves only what is on GPUs"

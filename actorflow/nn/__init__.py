@@ -1,4 +1,4 @@
-"""PyTorch's modules by a stated list; ``nn.parallel``, ``nn.functional``; the job functions' generation's functions."""
+"""PyTorch's modules, ``nn.parallel``, ``nn.functional``, and the functions of OneFlow's first generation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``flow.nn`` in the spelling of OneFlow's first generation: tensors go in, and what torch's functions make of them.
+"""``flow.nn`` as OneFlow's first generation spells it, over torch's functions.
 
-``name`` of the op, which all of them take, has no meaning.
+All of them take the ``name`` of an op, which has no meaning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actorflow.nn.windowed import (
+from actorflow.nn.conv_pool import (
     avg_pool1d,
     avg_pool2d,
     avg_pool3d,

@@ -1,4 +1,4 @@
-"""A module goes in; the same module whose gradients are averaged over all ranks comes out."""
+"""``DistributedDataParallel``: a module whose gradients are averaged over all ranks of the run."""
 
 from __future__ import annotations
 

@@ -130,19 +130,19 @@ def port(folder: Path, state: str) -> None:
 def test_an_active_port_is_what_rdma_needs(tmp_path: Path) -> None:
     port(tmp_path, "4: ACTIVE")
     assert rdma.devices(tmp_path) == {"mlx5_0": ("ACTIVE",)}
-    assert rdma.hindrance({}, tmp_path) == ""
-    assert "NCCL_IB_DISABLE=1 forbids it" in rdma.hindrance({"NCCL_IB_DISABLE": "1"}, tmp_path)
+    assert rdma.obstacle({}, tmp_path) == ""
+    assert "NCCL_IB_DISABLE=1 forbids it" in rdma.obstacle({"NCCL_IB_DISABLE": "1"}, tmp_path)
 
 
 @pytest.mark.usefixtures("with_cuda")
 def test_a_port_that_is_down_is_named(tmp_path: Path) -> None:
     port(tmp_path, "1: DOWN")
-    assert rdma.hindrance({}, tmp_path) == "no port of the InfiniBand devices is active: mlx5_0 DOWN"
+    assert rdma.obstacle({}, tmp_path) == "no port of the InfiniBand devices is active: mlx5_0 DOWN"
 
 
 @pytest.mark.usefixtures("with_cuda")
 def test_a_machine_without_devices_says_so(tmp_path: Path) -> None:
-    assert "no InfiniBand or RoCE device" in rdma.hindrance({}, tmp_path / "none")
+    assert "no InfiniBand or RoCE device" in rdma.obstacle({}, tmp_path / "none")
 
 
 @pytest.mark.usefixtures("no_group_left")

@@ -1,4 +1,4 @@
-"""Local ranks go in; where each one's output goes comes out: the terminal, or two files in a folder of its own."""
+"""Where the output of each local rank goes: the terminal, or two files in a folder of its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-__all__ = ["STDERR", "STDOUT", "Redirected", "place_of"]
+__all__ = ["STDERR", "STDOUT", "RankLogs", "log_folder"]
 
 STDOUT, STDERR = "stdout", "stderr"  # files of a process in its folder
 
 
-class Redirected(LogsSpecs):
-    """Files for tracebacks in ``errors``; with ``folder`` also ``FOLDER/local_rank_K/stdout`` and ``stderr``."""
+class RankLogs(LogsSpecs):
+    """Files for tracebacks in ``errors``, and with ``folder`` ``FOLDER/local_rank_K/stdout`` and ``stderr``."""
 
     def __init__(self, errors: str, folder: str) -> None:
         super().__init__(errors)
@@ -35,10 +35,10 @@ class Redirected(LogsSpecs):
         if not self._folder:
             return dict.fromkeys(ranks, "")
         for local in ranks:
-            place_of(self._folder, local).mkdir(parents=True, exist_ok=True)
-        return {local: str(place_of(self._folder, local) / name) for local in ranks}
+            log_folder(self._folder, local).mkdir(parents=True, exist_ok=True)
+        return {local: str(log_folder(self._folder, local) / name) for local in ranks}
 
 
-def place_of(folder: str, local: int) -> Path:
-    """Where the output of a local rank goes."""
+def log_folder(folder: str, local: int) -> Path:
+    """The folder of a local rank's output."""
     return Path(folder, f"local_rank_{local}")

@@ -1,4 +1,4 @@
-"""Convolutions and pools of OneFlow's first generation: tensors go in, and what a window that moves over them makes.
+"""Convolutions and pools of OneFlow's first generation.
 
 Each is one callable for one, two or three spatial dims.  ``data_format`` says where the channels are: "NCHW" (the
 default) or "NHWC" for two dims, "NCW" or "NWC" for one, "NCDHW" or "NDHWC" for three.
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actorflow.nn.windows import (
+from actorflow.nn.padding import (
     Padding,
     channels_first,
     channels_last,
     even_padding,
-    many,
     pad,
-    padded,
+    padding_amounts,
+    per_dim,
     same_format,
 )
 from actorflow_compiler.core.errors import StateError
@@ -50,7 +51,7 @@ class Convolution:
 
     @property
     def __name__(self) -> str:
-        """As it is called."""
+        """The name of the function."""
         return f"conv{self.spatial}d"
 
     def __call__(
@@ -73,8 +74,8 @@ class Convolution:
         what, spatial = self.__name__, self.spatial
         last = channels_last(what, same_format(data_format, spatial), input, spatial)
         x, filters = channels_first(input, last), channels_first(filters, last)
-        step, spread = many(what, "strides", strides, spatial), many(what, "dilations", dilations, spatial)
-        pairs = padded(what, padding, x.shape[2:], filters.shape[2:], step, spread, last)
+        step, spread = per_dim(what, "strides", strides, spatial), per_dim(what, "dilations", dilations, spatial)
+        pairs = padding_amounts(what, padding, x.shape[2:], filters.shape[2:], step, spread, last)
         even = even_padding(pairs)
         run: Any = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
         x, around = (pad(x, pairs), 0) if even is None else (x, even)
@@ -82,16 +83,23 @@ class Convolution:
         return found.movedim(1, -1) if last else found
 
 
+class PoolKind(StrEnum):
+    """What a pool makes of each window."""
+
+    MAX = "max"
+    AVERAGE = "avg"
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """``max_pool2d``, ``avg_pool2d`` and their like: the largest, or the average, of each window."""
 
-    kind: str  # "max", "avg"
+    kind: PoolKind
     spatial: int
 
     @property
     def __name__(self) -> str:
-        """As it is called."""
+        """The name of the function."""
         return f"{self.kind}_pool{self.spatial}d"
 
     def __call__(
@@ -104,7 +112,7 @@ class Pool:
         ceil_mode: bool = False,
         name: str | None = None,
     ) -> Tensor:
-        """Of windows of ``ksize``, ``strides`` (None: ``ksize``) apart; ``padding`` is as for ``conv2d``.
+        """Pool windows of ``ksize``, ``strides`` (None: ``ksize``) apart; ``padding`` is as for ``conv2d``.
 
         What is added around the tensor is never the largest, and does not count in an average.  Raises StateError
         for what does not fit, and for as much padding as a window's size.
@@ -112,9 +120,9 @@ class Pool:
         what, spatial = self.__name__, self.spatial
         last = channels_last(what, same_format(data_format, spatial), input, spatial)
         x = channels_first(input, last)
-        kernel = many(what, "ksize", ksize, spatial)
-        step = kernel if strides is None else many(what, "strides", strides, spatial)
-        pairs = padded(what, padding, x.shape[2:], kernel, step, (1,) * spatial, last)
+        kernel = per_dim(what, "ksize", ksize, spatial)
+        step = kernel if strides is None else per_dim(what, "strides", strides, spatial)
+        pairs = padding_amounts(what, padding, x.shape[2:], kernel, step, (1,) * spatial, last)
         if any(max(pair) >= k for pair, k in zip(pairs, kernel, strict=True)):
             raise StateError(
                 f"{what}: padding={padding!r} and windows of {list(kernel)} were found; less padding than the "
@@ -122,7 +130,8 @@ class Pool:
             )
         even = even_padding(pairs)
         inside = even if even is not None and all(2 * p <= k for p, k in zip(even, kernel, strict=True)) else None
-        found = (self._largest if self.kind == "max" else self._average)(x, kernel, step, pairs, inside, ceil_mode)
+        pool = self._largest if self.kind is PoolKind.MAX else self._average
+        found = pool(x, kernel, step, pairs, inside, ceil_mode)
         return found.movedim(1, -1) if last else found
 
     def _largest(self, x: Tensor, kernel: Any, step: Any, pairs: Any, inside: Any, ceil_mode: bool) -> Tensor:
@@ -143,5 +152,5 @@ class Pool:
 
 
 conv1d, conv2d, conv3d = (Convolution(spatial) for spatial in (1, 2, 3))
-max_pool1d, max_pool2d, max_pool3d = (Pool("max", spatial) for spatial in (1, 2, 3))
-avg_pool1d, avg_pool2d, avg_pool3d = (Pool("avg", spatial) for spatial in (1, 2, 3))
+max_pool1d, max_pool2d, max_pool3d = (Pool(PoolKind.MAX, spatial) for spatial in (1, 2, 3))
+avg_pool1d, avg_pool2d, avg_pool3d = (Pool(PoolKind.AVERAGE, spatial) for spatial in (1, 2, 3))

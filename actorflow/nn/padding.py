@@ -1,4 +1,4 @@
-"""Windows of convolutions and pools in OneFlow's words go in; what torch's functions take comes out."""
+"""Data formats and padding of convolutions and pools, as OneFlow writes them, for torch's functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from actorflow_compiler.core.errors import StateError
 
-__all__ = ["Padding", "channels_first", "channels_last", "even_padding", "many", "pad", "padded", "same_format"]
+__all__ = [
+    "Padding", "channels_first", "channels_last", "even_padding", "pad", "padding_amounts", "per_dim", "same_format",
+]  # fmt: skip
 
 Padding = str | Sequence[int | Sequence[int]]
 AUTOMATIC = ("VALID", "SAME", "SAME_LOWER", "SAME_UPPER")
@@ -19,7 +21,7 @@ AUTOMATIC = ("VALID", "SAME", "SAME_LOWER", "SAME_UPPER")
 def channels_last(what: str, data_format: str, tensor: Tensor, spatial: int) -> bool:
     """Whether a data format has the channels last.
 
-    Raises StateError for a format that is none, or for a tensor of another number of dims; ``what`` was called.
+    Raises StateError for an unknown format, or for a tensor of another number of dims; ``what`` is the function called.
     """
     window = "DHW"[3 - spatial :]
     formats = {f"NC{window}": False, f"N{window}C": True}
@@ -45,7 +47,7 @@ def channels_first(tensor: Tensor, last: bool) -> Tensor:
     return tensor.movedim(-1, 1) if last else tensor
 
 
-def many(what: str, key: str, value: int | Sequence[int] | None, count: int) -> tuple[int, ...]:
+def per_dim(what: str, key: str, value: int | Sequence[int] | None, count: int) -> tuple[int, ...]:
     """``value`` for each of the window's dims; None is 1.  Raises StateError for another number of them."""
     if value is None or isinstance(value, int):
         return (1 if value is None else value,) * count
@@ -57,7 +59,7 @@ def many(what: str, key: str, value: int | Sequence[int] | None, count: int) -> 
     return found
 
 
-def padded(
+def padding_amounts(
     what: str,
     padding: Padding,
     sizes: Sequence[int],
@@ -66,7 +68,7 @@ def padded(
     dilation: Sequence[int],
     last: bool,
 ) -> list[tuple[int, int]]:
-    """For each of the window's dims how much is added before and after it.
+    """How much is added before and after each of the window's dims.
 
     ``padding`` is "VALID" (nothing), "SAME_UPPER" or "SAME_LOWER" (as much as makes ⌈size / stride⌉ outputs, the odd
     one after or before), "SAME" (as "SAME_LOWER"), or has an item for every dim of the tensor: a number, or two.
@@ -103,6 +105,6 @@ def even_padding(pairs: Sequence[tuple[int, int]]) -> list[int] | None:
 
 
 def pad(tensor: Tensor, pairs: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
-    """The last dims of a tensor with something around them."""
+    """A tensor with its last dims padded with ``value``."""
     flat: list[Any] = [side for pair in reversed(pairs) for side in pair]
     return F.pad(tensor, flat, value=value)
