@@ -1,10 +1,9 @@
-"""What a rank computes on, as the runtime sees it: kernels are put into queues, marks say how far a queue has come.
+"""The interface of devices: queues (streams) do work in order, marks (events) say how far a queue has come.
 
-A queue does its work in order.  On a device that runs ``ahead`` a call that puts work into a queue returns
-before the work is done, and what another queue or the host reads must be ordered by marks: the reader's
-queue waits for the mark of what wrote it, and whoever overwrites it, or frees its memory, waits for the
-marks of all readers.  On any other device work is done when its call returns: marks are None, and
-nobody waits.
+On a device that runs ``ahead`` a call that puts work into a queue returns before the work is done.  What another
+queue or the host reads must then be ordered by marks: the reader's queue waits for the mark of what wrote it, and
+whoever overwrites it, or frees its memory, waits for the marks of all readers.  On any other device work is done when
+its call returns: it has one queue, whose marks have always passed.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ R = TypeVar("R")
 
 
 class Mark(Protocol):
-    """A place in a queue; it has passed when everything that was put into the queue before it is done."""
+    """A place in a queue, a stream event; it has passed when all that was put into the queue before it is done."""
 
     def passed(self) -> bool:
-        """Whether it has; never blocks."""
+        """Whether it has passed; never blocks."""
 
     def wait_on_host(self) -> None:
-        """Block the calling thread until it has."""
+        """Block the calling thread until it has passed."""
 
 
 class Queue(Protocol):
@@ -36,21 +35,22 @@ class Queue(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the plan's queue, for people."""
+        """The name of the plan's queue, for people."""
 
     def context(self) -> AbstractContextManager[object]:
-        """What the calling thread launches inside goes into this queue; contexts may be nested."""
+        """A context manager: what the calling thread launches inside goes into this queue.  Contexts may be nested."""
 
-    def mark(self) -> Mark | None:
-        """A mark after all that is in the queue now; None where that is done already."""
+    def mark(self) -> Mark:
+        """Record a mark after all that is in the queue now."""
 
     def wait(self, mark: Mark | None) -> None:
-        """Let all that is put into this queue from now on start after ``mark``; returns at once."""
+        """Let all that is put into this queue from now on start after ``mark``, if there is one; returns at once."""
 
     def use(self, tensors: Iterable[Tensor]) -> None:
         """Keep the memory of tensors until all that is in this queue now is done, even if nobody holds them.
 
-        For memory that others free, such as a caller's own tensors.  The runtime's tokens do without: see ``Trail``.
+        For memory that others free, such as a caller's own tensors.  The runtime's tokens do without: see
+        ``RegisterEvents``.
         """
 
 

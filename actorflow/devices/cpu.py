@@ -1,4 +1,4 @@
-"""The device that is done when a call returns: no queues, no marks, nothing to wait for."""
+"""The CPU as a device: work is done when its call returns, so its queue and marks are null objects."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ __all__ = ["Cpu"]
 
 R = TypeVar("R")
 
-_NOTHING = nullcontext()
-
 
 class Cpu:
     """The processors that this process may use; see ``Device``."""
@@ -28,7 +26,7 @@ class Cpu:
 
     def __init__(self, index: int = 0) -> None:
         """All ranks of a machine share its processors, so ``index`` makes no difference."""
-        self._queue = _Done("cpu")
+        self._queue = NullQueue()
 
     def label(self, threads: int) -> str:
         """See ``Device``."""
@@ -37,11 +35,11 @@ class Cpu:
     def prepare_thread(self) -> None:
         """See ``Device``."""
 
-    def queue(self, name: str) -> _Done:
+    def queue(self, name: str) -> NullQueue:
         """See ``Device``."""
         return self._queue
 
-    def here(self) -> _Done:
+    def here(self) -> NullQueue:
         """See ``Device``."""
         return self._queue
 
@@ -65,20 +63,37 @@ class Cpu:
         """See ``Device``."""
 
 
-class _Done:
-    """A queue whose work is always done."""
+class NullQueue:
+    """The one queue of a CPU: what is put into it is done at once, so waiting and recording do nothing."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name = "cpu"
 
     def context(self) -> AbstractContextManager[object]:
-        return _NOTHING
+        """See ``Queue``."""
+        return _NO_CONTEXT
 
-    def mark(self) -> None:
-        return None
+    def mark(self) -> NullMark:
+        """See ``Queue``."""
+        return _PASSED
 
     def wait(self, mark: Mark | None) -> None:
-        assert mark is None, "a mark of another device"
+        """See ``Queue``."""
+        assert mark is None or mark is _PASSED, "a mark of another device"
 
     def use(self, tensors: Iterable[Tensor]) -> None:
-        pass
+        """See ``Queue``."""
+
+
+class NullMark:
+    """A mark that has passed."""
+
+    def passed(self) -> bool:
+        """See ``Mark``."""
+        return True
+
+    def wait_on_host(self) -> None:
+        """See ``Mark``."""
+
+
+_PASSED = NullMark()
+_NO_CONTEXT = nullcontext()

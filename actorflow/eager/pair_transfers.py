@@ -95,9 +95,7 @@ class PairCommunicators:
             communicator.alltoall_base(
                 into, out, take if first else take[::-1], give if first else give[::-1]
             ).wait()  # the device's queue waits, so that transfers keep their order there as well
-        mark = make_device(device).here().mark()
-        if mark is not None:
-            mark.wait_on_host()  # the host waits here, where a lost peer is noticed
+        make_device(device).here().mark().wait_on_host()  # the host waits here, where a lost peer is noticed
         self._check_aborted()
         self._transferring = False
 

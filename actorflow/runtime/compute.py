@@ -1,7 +1,7 @@
-"""Messages, permits and calls enter one rank's compute thread; kernels run here, and what blocks leaves for lanes.
+"""The compute thread of one rank: it runs the actor machines and fires what computes.
 
-The thread owns all state of the plans: it runs the actor machines, fires what computes, and hands
-communication to lanes, which hand back what came of it.  Nothing polls and nothing sleeps.
+The thread owns all state of the plans.  Messages, permits and calls come to its inbox; communication, which blocks,
+goes to queue threads (``transfers.py``), whose outputs come back to the inbox.  Nothing polls and nothing sleeps.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from typing import Any
 from torch import Tensor
 
 from actorflow.devices import Device, Mark
+from actorflow.runtime.actor_units import ActorUnit, ComputeUnit
 from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call, told
-from actorflow.runtime.collective_order import Turns
+from actorflow.runtime.collective_order import CollectiveOrder
 from actorflow.runtime.inbox import Inbox
-from actorflow.runtime.job import Job, Unit
+from actorflow.runtime.installed_plan import InstalledPlan
 from actorflow.runtime.lines import Lines
 from actorflow.runtime.memory import ran_out
 from actorflow.runtime.queue_threads import prepare_thread
 from actorflow.runtime.recorder import Recorder, clock
 from actorflow.runtime.story import actor_error, again, cause_of, firing, line_of, some, wrapped
+from actorflow.runtime.stream_events import NO_MEMORY
 from actorflow.runtime.transfers import Task, Transfers
 from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
 from actorflow.transport.messages import Credit, Filled, Line, Message, Ready, Region, Transport
@@ -57,7 +59,7 @@ class Compute:
         cores: Set[int],
         variables: dict[str, Tensor],
         gated: bool,
-        installed: Callable[[int], Job | None],
+        installed: Callable[[int], InstalledPlan | None],
         fired: Callable[[Call], None],
         lost: Callable[[Call], None],
         is_last: Callable[[int], bool],
@@ -67,21 +69,21 @@ class Compute:
         self._variables, self._gated = variables, gated
         self._fired, self._lose, self._is_last, self._fail = fired, lost, is_last, fail
         self.say: Callable[[Word], object] | None = None  # tells the coordinator of calls that fail
-        self._jobs: dict[int, Job] = {}
-        self._pending: deque[tuple[Job, Unit, Fire]] = deque()  # fires for this thread
-        self._turns: Turns[Task] = Turns()  # communications that leave in the plan's order
-        self._waiting: deque[tuple[Job, Call]] = deque()  # issued, not begun
+        self._jobs: dict[int, InstalledPlan] = {}
+        self._pending: deque[tuple[InstalledPlan, ActorUnit, Fire]] = deque()  # fires for this thread
+        self._order: CollectiveOrder[Task] = CollectiveOrder()  # of what all ranks launch in one order
+        self._waiting: deque[tuple[InstalledPlan, Call]] = deque()  # issued, not begun
         self._permits: set[int] = set()
         self._early: dict[int, list[tuple[int, Message]]] = {}  # messages for plans that are not installed
         self._dropped: set[int] = set()  # numbers of plans
-        self._current: Job | None = None  # that of the calls which are under way
-        self._doing: tuple[Unit, Fire] | None = None
+        self._current: InstalledPlan | None = None  # that of the calls which are under way
+        self._doing: tuple[ActorUnit, Fire] | None = None
         self._cores = cores
         self._start = 0  # of the firing that the thread is at, in ns, where it is recorded
         self._stopped = False
         self._inbox = Inbox()  # (method, *arguments)
         self._transfers = Transfers(
-            rank, on, transport, record, self._inbox, self._finish_ordered if on.ahead else self._finish,
+            rank, on, transport, record, self._inbox, self._finish_transfer,
             self._arrive, installed, fail,
         )  # fmt: skip
         self._lines = Lines(self._inbox, self._deliver_here)
@@ -96,15 +98,15 @@ class Compute:
 
     # --- for any thread ---
 
-    def install(self, job: Job) -> None:
+    def install(self, job: InstalledPlan) -> None:
         """Take in a plan."""
         self._inbox.put(self._install, job)
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: InstalledPlan) -> None:
         """Let go of a plan whose calls are done."""
         self._inbox.put(self._drop, job)
 
-    def enqueue(self, job: Job, call: Call) -> None:
+    def enqueue(self, job: InstalledPlan, call: Call) -> None:
         """Do a call after those before it."""
         self._inbox.put(self._enqueue, job, call)
 
@@ -139,7 +141,7 @@ class Compute:
         self._transfers.join(end)
 
     @property
-    def current(self) -> Job | None:
+    def current(self) -> InstalledPlan | None:
         """The job of the calls that are under way, or were last."""
         return self._current
 
@@ -155,7 +157,7 @@ class Compute:
 
     def explain(self) -> list[str]:
         """What every thread is at."""
-        waiting = self._turns.waiting()
+        waiting = self._order.waiting()
         return [
             f"thread compute: {self.doing or 'waits for an event'}",
             *self._transfers.explain(),
@@ -169,7 +171,7 @@ class Compute:
         prepare_thread(self._on, self._cores)
         inbox, pending, lines = self._inbox, self._pending, self._lines
         items = inbox.items
-        fire = self._fire_ordered if self._on.ahead else self._fire
+        fire = self._fire_in_context if self._on.ahead else self._fire
         try:
             while not self._stopped:
                 if items:
@@ -180,7 +182,7 @@ class Compute:
                 if lines:
                     if inbox.look(wait=False):
                         continue
-                    if not pending or pending[0][1].kernel is not None:
+                    if not pending or pending[0][1].computes:
                         lines.flush()  # what came of short firings leaves together, before a kernel or sleep
                 if pending:
                     fire(*pending.popleft())
@@ -197,7 +199,7 @@ class Compute:
         inbox.close()
 
     def _deliver_here(self, peer: int, message: Message) -> None:
-        """What a line brings: a transfer that blocks goes to its lane, the rest is for this thread."""
+        """What a line brings: a transfer that blocks goes to its queue thread, the rest is done here."""
         if type(message) is Ready and message.payload is None:
             self.deliver(peer, message)
         else:
@@ -206,16 +208,16 @@ class Compute:
     def _stop(self) -> None:
         self._stopped = True
 
-    def _install(self, job: Job) -> None:
+    def _install(self, job: InstalledPlan) -> None:
         self._jobs[job.number] = job
-        self._turns.install(job.number, job.frozen, {r.id: (r.slots, r.initial) for r in job.plan.registers})
+        self._order.install(job.number, job.nccl_calls, {r.id: (r.slots, r.initial) for r in job.plan.registers})
         for peer, message in self._early.pop(job.number, ()):
             self._take_in(peer, message)
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: InstalledPlan) -> None:
         del self._jobs[job.number]
         self._dropped.add(job.number)
-        self._turns.drop(job.number)
+        self._order.drop(job.number)
         if self._current is job:
             self._current = None
 
@@ -223,7 +225,7 @@ class Compute:
         self._permits.add(number)
         self._begin()
 
-    def _enqueue(self, job: Job, call: Call) -> None:
+    def _enqueue(self, job: InstalledPlan, call: Call) -> None:
         self._enqueued = call.number
         self._waiting.append((job, call))
         self._begin()
@@ -239,8 +241,7 @@ class Compute:
             self._waiting.popleft()
             call.begun = True
             self._permits.discard(call.number)
-            if job.queues:
-                job.join(self._current, call)
+            job.join(self._current, call)
             if not job.firings:
                 if call.number in self._held:
                     self._held[call.number].append(partial(self._end_without_actors, call))
@@ -255,7 +256,7 @@ class Compute:
                 self._record.began(job.number, job.begun, call.issued)
             job.calls[job.begun] = call
             job.begun += 1
-            self._turns.begin(job.number)
+            self._order.begin(job.number)
             self._apply(job, job.machine.handle(_ISSUED))
 
     def _take_in(self, peer: int, message: Message) -> None:
@@ -268,7 +269,7 @@ class Compute:
         elif isinstance(message, Credit):
             if self._record is not None:
                 self._record.credited(job.number, message.register)
-            if self._turns.credited(job.number, message.register):
+            if self._order.credited(job.number, message.register):
                 self._credited(job, message.register)
         elif isinstance(message, Filled):
             self._take_filled(job, peer, message)
@@ -279,60 +280,58 @@ class Compute:
             payload = message.payload
             assert payload is not None
             token = decode(payload, job.slots[message.register].specs)
-            if job.trails is None:
-                self._arrive(job, message.register, message.sequence, token)
-            else:
-                self._transfers.bring(job, message, lambda: self._on.to_device(token))
+            register, sequence = message.register, message.sequence
+            there, mark = job.stream_events.bring(register, sequence, lambda: self._on.to_device(token))
+            self._arrive(job, register, sequence, there, mark)
 
-    def _credited(self, job: Job, register: int) -> None:
+    def _credited(self, job: InstalledPlan, register: int) -> None:
         self._apply(job, job.machine.handle(CreditReturned(register)))
 
-    def _take_filled(self, job: Job, peer: int, filled: Filled) -> None:
-        """A token in shared memory is read where it lies; for a device with memory of its own a lane takes it there."""
-        if job.trails is None:
+    def _take_filled(self, job: InstalledPlan, peer: int, filled: Filled) -> None:
+        """Read a token in shared memory where it lies; a queue thread copies it to a device with memory of its own."""
+        if self._on.ahead:
+            self._transfers.receive(peer, filled)
+        else:
             self._arrive(job, filled.register, filled.sequence, job.token(peer, filled))
-            return
-        self._transfers.receive(peer, filled)
 
     def _arrive(
-        self, job: Job, register: int, sequence: int, token: Sequence[Tensor], mark: Mark | None = None
+        self, job: InstalledPlan, register: int, sequence: int, token: Sequence[Tensor], mark: Mark | None = None
     ) -> None:
         if self._record is not None:
             self._record.arrived(job.number, register, sequence)
         job.slots[register].put(sequence, token)
-        if job.trails is not None:
-            job.trails.received(register, sequence, mark)
+        job.stream_events.received(register, sequence, mark)
         self._apply(job, job.machine.handle(TokenArrived(register)))
 
-    def _apply(self, job: Job, instructions: list[Instruction]) -> None:
+    def _apply(self, job: InstalledPlan, instructions: list[Instruction]) -> None:
         for todo in instructions:
             if type(todo) is Fire:
                 self._begin_firing(job, job.units[todo.actor], todo)
             elif type(todo) is GiveCredit:
                 self._transport.send(job.sources[todo.register].rank, Credit(job.number, todo.register))
-                self._turns.freed(job.number, todo.register)
-            elif job.trails is not None and type(todo) is Release:
-                job.trails.release(todo.register, todo.sequence)
-        if job.frozen and self._turns:
-            for turn in self._turns.ready():
-                self._transfers.turn(turn)
+                self._order.freed(job.number, todo.register)
+            elif job.stream_events.registers and type(todo) is Release:
+                job.stream_events.release(todo.register, todo.sequence)
+        if job.nccl_calls and self._order:
+            for task in self._order.ready():
+                self._transfers.launch_in_order(task)
 
-    def _begin_firing(self, job: Job, unit: Unit, fire: Fire) -> None:
+    def _begin_firing(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> None:
         if self._held and (held := self._holding(job.calls[fire.firing // unit.rate], unit)) is not None:
             held.append(partial(self._begin_firing, job, unit, fire))
         elif unit.inline:
-            if unit.kernel is None:  # it is short, and others may wait for it
-                self._pending.appendleft((job, unit, fire))
-            else:
+            if unit.computes:
                 self._pending.append((job, unit, fire))
-        elif unit.in_turn:
-            came = self._turns.fired(job.number, fire.actor, self._task(job, unit, fire))
+            else:  # it is short, and others may wait for it
+                self._pending.appendleft((job, unit, fire))
+        elif unit.ordered:
+            came = self._order.fired(job.number, fire.actor, self._task(job, unit, fire))
             if came is not None:
                 self._inbox.put(self._credited, job, came)
         else:
             self._transfers.fire(self._task(job, unit, fire))
 
-    def _gather(self, job: Job, unit: Unit, fire: Fire) -> list[Any]:
+    def _gather(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> list[Any]:
         held = fire.reads
         boxes: list[Any] = [slots.take(held[at][1]) for at, slots in unit.reads]
         if self._lost and job.calls[fire.firing // unit.rate].lost is not None:  # it moves what nobody looks at
@@ -343,24 +342,24 @@ class Compute:
             boxes += (self._variables, job.constants, call.inputs, call.scalars, (piece,))
         return [boxes[box][key] for box, key in unit.operands]
 
-    def _task(self, job: Job, unit: Unit, fire: Fire) -> Task:
+    def _task(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> Task:
         """A firing for another thread."""
-        waits = None if unit.passage is None else unit.passage.waits(fire)
-        return job, unit, fire, self._gather(job, unit, fire), waits
+        return job, unit, fire, self._gather(job, unit, fire), unit.stream.waits(fire)
 
-    def _fire_ordered(self, job: Job, unit: Unit, fire: Fire) -> None:
-        """Fire on a device that runs ahead."""
-        assert unit.passage is not None
-        with unit.passage.queue.context():
-            unit.passage.waits(fire).begin()
+    def _fire_in_context(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> None:
+        """Fire on a device that runs ahead; elsewhere a context does nothing, and costs a tiny call 1 % of its time."""
+        with unit.stream.queue.context():
             self._fire(job, unit, fire)
-        job.sweep()
 
-    def _fire(self, job: Job, unit: Unit, fire: Fire) -> None:
+    def _fire(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> None:
+        """Fire on this thread."""
         self._doing = (unit, fire)
+        stream = unit.stream
+        if stream.ordered:
+            stream.waits(fire).begin()
         if self._record is not None:
             self._start = clock()
-        if self._lost and unit.comm is None and job.calls[fire.firing // unit.rate].lost is not None:
+        if self._lost and not unit.communicates and job.calls[fire.firing // unit.rate].lost is not None:
             for at, slots in unit.reads:
                 slots.take(fire.reads[at][1])
             self._forgo(job, unit, fire)
@@ -368,21 +367,19 @@ class Compute:
         if unit.undone:
             self._keep(job.calls[fire.firing // unit.rate], unit)
         values = self._gather(job, unit, fire)
-        if unit.passage is not None:
-            memory = unit.passage.place(values)
-            outputs = unit.passage.own(self._transfers.outputs(job, unit, fire, values), memory)
-        else:
-            try:
-                if unit.comm is None and unit.adding is None and unit.run is None:
-                    outputs = values if unit.kernel is None else unit.kernel(values)
-                else:
-                    outputs = self._transfers.outputs(job, unit, fire, values)
-            except Exception as error:
-                self._broken(job, unit, fire, error)
-                return
+        memory = stream.place(values) if stream.moves else NO_MEMORY
+        try:
+            outputs = unit.outputs(values, fire, self._transport)
+        except Exception as error:
+            self._broken(job, unit, fire, error)
+            return
+        if stream.moves:
+            outputs = stream.own(outputs, memory)
         self._finish(job, unit, fire, outputs)
+        if job.stream_events.leaving:
+            job.stream_events.sweep()
 
-    def _broken(self, job: Job, unit: Unit, fire: Fire, error: Exception) -> None:
+    def _broken(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, error: Exception) -> None:
         """A body has failed: give its call up if it has changed nothing yet, on no rank.
 
         Buffers may have changed on one device: in PyTorch a forward pass that fails leaves those that it has come to
@@ -392,7 +389,9 @@ class Compute:
         the end of the run.
         """
         raised = actor_error(self._rank, unit, fire, error, job.plan)
-        if unit.body is None or raised is error or (job.plan.world > 1 and ran_out(error)):
+        if not isinstance(unit, ComputeUnit) or raised is error or (job.plan.world > 1 and ran_out(error)):
+            raise raised
+        if self._on.ahead:  # what the device has changed since is not known
             raise raised
         iteration = fire.firing // unit.rate
         call = job.calls[iteration]
@@ -441,7 +440,7 @@ class Compute:
             held.append(partial(self._begin_firing, *entry))
         return held
 
-    def _holding(self, call: Call, unit: Unit) -> list[Callable[[], None]] | None:
+    def _holding(self, call: Call, unit: ActorUnit) -> list[Callable[[], None]] | None:
         """Where a firing waits, if its call is held, or changes what one before it may have to put back."""
         first = min(self._held)
         return self._held[first] if unit.undone and call.number > first else self._held.get(call.number)
@@ -466,10 +465,10 @@ class Compute:
         assert self.say is not None
         self.say(Vote(number, obstacle))
 
-    def _obstacle(self, job: Job, iteration: int, changed: Sequence[str]) -> str:
+    def _obstacle(self, job: InstalledPlan, iteration: int, changed: Sequence[str]) -> str:
         """Why a call cannot be given up on this rank; empty where it can."""
         call = job.calls[iteration]
-        if job.trails is not None:
+        if self._on.ahead:
             return f"{self._on.where} runs ahead of what is known of its calls"
         late = {name for other in job.calls.values() if other.number > call.number for name in other.before}
         more = [*(name for name in changed if name not in call.before or name in late), *call.leaves]
@@ -497,13 +496,13 @@ class Compute:
         for go_on in self._held.pop(number):  # what another call holds is held again
             go_on()
 
-    def _keep(self, call: Call, unit: Unit) -> None:
+    def _keep(self, call: Call, unit: ActorUnit) -> None:
         """Remember the values of variables that a firing is about to change."""
         for name in unit.undone:
             if name not in call.before:
                 call.before[name] = self._variables[name].clone()
 
-    def _forgo(self, job: Job, unit: Unit, fire: Fire) -> None:
+    def _forgo(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> None:
         """Finish a firing of a call that is given up: nothing changes, and its tokens are empty."""
         if self._record is not None:
             self._record.firing(job.number, unit.actor, fire.firing, self._start)
@@ -512,7 +511,7 @@ class Compute:
             store.slots.forgo(sequence, complete)
         self._end(job, unit, fire, job.calls[fire.firing // unit.rate])
 
-    def _finish(self, job: Job, unit: Unit, fire: Fire, outputs: Sequence[Any]) -> None:
+    def _finish(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, outputs: Sequence[Any]) -> None:
         """Put the outputs where they belong and tell the machine."""
         call = job.calls[fire.firing // unit.rate]
         if self._held and call.number in self._held:  # a transfer has ended meanwhile
@@ -522,7 +521,7 @@ class Compute:
         if self._record is not None and unit.inline:
             self._record.firing(job.number, unit.actor, fire.firing, self._start)
         if unit.borrows:
-            outputs = owned(outputs, [job.rooms[r] for r in unit.borrows if r in job.rooms])
+            outputs = owned(outputs, [job.shared[r] for r in unit.borrows if r in job.shared])
         for store in unit.stores:
             _, sequence, complete = fire.writes[store.at]
             token = outputs if store.all else [outputs[i] for i in store.outputs]
@@ -539,8 +538,8 @@ class Compute:
                     variable.copy_(outputs[output])
         if unit.results and call.lost is None:
             self._give(call, unit, fire, outputs)
-        elif unit.passage is not None:
-            unit.passage.end(fire)
+        elif unit.stream.ordered:
+            unit.stream.end(fire)
         self._end(job, unit, fire, call)
 
     def _end_without_actors(self, call: Call) -> None:
@@ -549,30 +548,29 @@ class Compute:
             self._lose(call)
         self._fired(call)
 
-    def _end(self, job: Job, unit: Unit, fire: Fire, call: Call) -> None:
+    def _end(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, call: Call) -> None:
         """Tell the machine, and with the last firing of a call whoever waits for its end."""
         self._doing = None
         self._apply(job, job.machine.handle(unit.finished))
         call.left -= 1
         if not call.left:
             self._lost -= call.lost is not None
-            call.ended = [m for m in [queue.mark() for queue in job.queues] if m is not None]
+            call.ended = [mark for queue in job.queues if not (mark := queue.mark()).passed()]
             del job.calls[fire.firing // unit.rate]
             self.active -= 1
             self._fired(call)
             self._begin()
 
-    def _finish_ordered(self, job: Job, unit: Unit, fire: Fire, outputs: Sequence[Any]) -> None:
-        """The same for what a lane has launched on a device that runs ahead."""
-        assert unit.passage is not None
-        with unit.passage.queue.context():
+    def _finish_transfer(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, outputs: Sequence[Any]) -> None:
+        """Finish a firing of a queue thread."""
+        with unit.stream.queue.context():
             self._finish(job, unit, fire, outputs)
-        job.sweep()
+        if job.stream_events.leaving:
+            job.stream_events.sweep()
 
-    def _give(self, call: Call, unit: Unit, fire: Fire, outputs: Sequence[Any]) -> None:
+    def _give(self, call: Call, unit: ActorUnit, fire: Fire, outputs: Sequence[Any]) -> None:
         found = [(i, outputs[o].clone() if shared else outputs[o]) for o, i, shared in unit.results]
-        mark = None if unit.passage is None else unit.passage.end(fire, result=True)
-        call.give(found, mark)
+        call.give(found, unit.stream.end(fire, result=True))
 
 
 def _but(line: str) -> str:

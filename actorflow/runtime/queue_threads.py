@@ -1,4 +1,4 @@
-"""Tasks enter a queue; one thread does them in order."""
+"""The thread of a queue: it does the tasks that are put to it in order."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from actorflow.devices import Device
 T = TypeVar("T")
 
 
-class Lane(Generic[T]):
+class QueueThread(Generic[T]):
     """A thread that does the tasks put to it, one after the other, without gradients.
 
-    An exception goes to ``fail`` with the task that raised it, and ends the lane.
+    An exception goes to ``fail`` with the task that raised it, and ends the thread.
     """
 
     def __init__(

@@ -1,36 +1,37 @@
-"""What a thread is at, and what went wrong there, enter; text and errors for people leave."""
+"""Texts and errors that say what the threads of a rank do, and what went wrong there."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
 
+from actorflow.runtime.actor_units import ActorUnit, ComputeUnit
 from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call
-from actorflow.runtime.collective_order import Post
-from actorflow.runtime.job import Job, Unit
+from actorflow.runtime.collective_order import PostedReceive
+from actorflow.runtime.installed_plan import InstalledPlan
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.transport.messages import Filled, Ready
 from actorflow.transport.timeouts import Started
 from actorflow_compiler.core.errors import ActorError, ActorflowError, ClusterError
 from actorflow_compiler.core.user_code import with_code
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import Body, Plan
 from actorflow_scheduler.machine import Fire
 
 
-def firing(unit: Unit, fire: Fire) -> str:
+def firing(unit: ActorUnit, fire: Fire) -> str:
     """What a thread does that fires an actor."""
-    comm = unit.comm
+    comm = unit.actor.comm
     what = "fires" if comm is None else f"{comm.label} {comm.id} with ranks {list(comm.ranks)} for"
     return f"{what} {unit.actor.name}, firing {fire.firing}"
 
 
-def receiving(what: Ready | Post | Filled) -> str:
+def receiving(what: Ready | PostedReceive | Filled) -> str:
     """What a thread does that receives a token."""
     return f"receives token {what.sequence} of register {what.register} of plan {what.plan}"
 
 
-def explain_plans(job: Job | None, waits: tuple[Call, Job] | None, early: bool) -> list[str]:
+def explain_plans(job: InstalledPlan | None, waits: tuple[Call, InstalledPlan] | None, early: bool) -> list[str]:
     """What the queues of a plan that runs wait for; and what a call and its plan do, other ranks where ``early``."""
     lines = []
     if job is not None:
@@ -43,30 +44,39 @@ def explain_plans(job: Job | None, waits: tuple[Call, Job] | None, early: bool) 
     return lines
 
 
-def actor_error(rank: int, unit: Unit, fire: Fire, error: BaseException, plan: Plan | None = None) -> BaseException:
-    """The error of an actor that failed: rank, actor, firing, the op or communication, the user's line that ``plan``
-    has it from; for memory, what ``plan`` needs.
+def actor_error(
+    rank: int, unit: ActorUnit, fire: Fire, error: BaseException, plan: Plan | None = None
+) -> BaseException:
+    """The error to raise for an actor that failed.
+
+    It names rank, actor, firing, the op or communication, and the user's line that ``plan`` has it from; where memory
+    ran out, what ``plan`` needs.
     """
-    comm, body = unit.comm, unit.body
+    comm, body = unit.actor.comm, _body(unit)
     step = None if body is None else culprit(body, error)
     op = "" if step is None or body is None else f", {body.steps[step].op}"
     if comm is not None:
         op = f", {comm.label} {comm.id} over ranks {list(comm.ranks)}"
-    said = "" if plan is None or step is None else _said(plan, unit.actor.id, step)
-    where = f"rank {rank}, actor {unit.actor.name}, firing {fire.firing}{op}{said}"
+    line = "" if plan is None or step is None else _source_line(plan, unit.actor.id, step)
+    where = f"rank {rank}, actor {unit.actor.name}, firing {fire.firing}{op}{line}"
     if plan is not None and ran_out(error):
         return out_of_memory(rank, plan, where, error)
     return wrapped(error, where)
 
 
-def line_of(unit: Unit, error: BaseException, plan: Plan) -> str:
+def line_of(unit: ActorUnit, error: BaseException, plan: Plan) -> str:
     """The line of the user's code that an actor has failed at; "" where it is not known."""
-    step = None if unit.body is None else culprit(unit.body, error)
+    body = _body(unit)
+    step = None if body is None else culprit(body, error)
     place = None if step is None else plan.origins.place_of(unit.actor.id, step)
     return "" if place is None else place.line
 
 
-def _said(plan: Plan, actor: int, step: int) -> str:
+def _body(unit: ActorUnit) -> Body | None:
+    return unit.body if isinstance(unit, ComputeUnit) else None
+
+
+def _source_line(plan: Plan, actor: int, step: int) -> str:
     """The user's line that a step comes from, as a clause: ``, line train.py:31: loss = f(x)``."""
     place = plan.origins.place_of(actor, step)
     if place is None or not place.line:

@@ -1,20 +1,22 @@
-"""Firings of one rank enter in the order in which they are launched; marks leave that order them on a device.
+"""Order the firings of one rank on its device, by stream events (marks) that queues record and wait for.
 
-On a device that runs ahead the machine is told that an actor has finished when its work is launched.  What
-the machine's rules keep apart must then be kept apart by the queues of the device: a token before its
-readers, the readers of a slot before the next token in it, and the firings of each queue.  The last a queue
-does itself; the first two are marks, which a register's trail holds.  So variables are ordered, too: registers
-without tensors keep their readers and their writer in turn.
+On a device that runs ahead of the host the machine is told that an actor has finished when its work is launched.
+What the machine keeps apart must then be kept apart on the device, too: a token is read after it is written, a slot is
+written again after the last token in it is read, and a queue's firings follow each other.  A queue of the device sees
+to the last itself.  For the other two, a queue records a mark, and the reader's or the next writer's queue waits for
+it.  Variables are ordered as well, by registers without tensors between their readers and their writer.
 
-A token's memory comes from the queue that makes it, and goes back to what that queue does next.  So where
-another queue reads it, the trail holds the token until the maker's queue has waited for its readers, or
-until they have passed; nothing is ever waited for on the host, and no register holds more tokens than slots.
+The caching allocator gives a token's memory back to the queue that made it.  Where another queue reads the token,
+``RegisterEvents`` holds it until the maker's queue has waited for its readers, or they have passed.  The host never
+waits, and no register holds more tokens than it has slots.
+
+On a CPU work is done when its call returns: all queues are one null queue, so no register needs events.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +27,13 @@ from actorflow.runtime.slots import Slots, Token
 from actorflow_compiler.plan.plan import Actor, FromRegister, OfInput, OfPiece, OfScalar, Plan, Register
 from actorflow_scheduler.machine import Fire
 
-__all__ = ["Passage", "Trail", "Trails", "Waits"]
+__all__ = ["NO_MEMORY", "ActorStream", "EventWaits", "RegisterEvents", "StreamEvents", "barrier"]
 
-Holder = list[Token]  # one token, or none once it may die
+Holder = list[Token]  # one token; empty once the token may die
+NO_MEMORY: frozenset[int] = frozenset()
 
 
-class Trail:
+class RegisterEvents:
     """The marks of one register's slots, where its maker and a reader are on different queues."""
 
     __slots__ = ("_count", "_held", "_made", "_read", "_slots", "maker")
@@ -77,15 +80,15 @@ class Trail:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """What a queue has to wait for before one firing, and the tokens that may die when it has been told to."""
+class EventWaits:
+    """What a queue has to wait for before one firing, and the tokens that may die once it does."""
 
     queue: Queue
     marks: Sequence[Mark | None]
     dying: Sequence[Holder]
 
     def begin(self) -> None:
-        """Tell the queue."""
+        """Let the queue wait."""
         for mark in self.marks:
             self.queue.wait(mark)
         for holder in self.dying:
@@ -93,41 +96,35 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """How the firings of one actor go through the queues of a device that runs ahead."""
+class ActorStream:
+    """The queue of one actor on the device, and the marks that its firings wait for and record."""
 
     device: Device
     queue: Queue
-    reads: tuple[tuple[int, Trail], ...]  # (position in the reads of a firing, register) of another queue
-    writes: tuple[tuple[int, Trail], ...]  # (position in the writes of a firing, register) that another queue reads
+    reads: tuple[tuple[int, RegisterEvents], ...]  # (position in the reads of a firing, register) made by another
+    writes: tuple[tuple[int, RegisterEvents], ...]  # (position in the writes, register) that another queue reads
     foreign: tuple[int, ...]  # operands in memory of another queue, or of the caller, that outputs may be views of
     inputs: tuple[int, ...]  # operands that the caller gave; they may lie in host memory
-    blocks: bool  # it moves data between ranks, or from host memory: for a thread of its own
-    prepares: bool  # takes only what the caller gave: it runs where that lies, and its outputs go to the device
+    prepares: bool  # takes only what the caller gave: it runs in host memory, and its outputs are copied to the device
+    ordered: bool  # a firing has to wait for, or to record, marks: it reads or writes registers of two queues
+    moves: bool  # operands or outputs may have to be copied: ``place`` and ``own`` are not for nothing
 
-    @property
-    def inline(self) -> bool:
-        """Whether a firing only launches work, so that the compute thread may do it."""
-        return not self.blocks
-
-    def waits(self, fire: Fire) -> Waits:
+    def waits(self, fire: Fire) -> EventWaits:
         """What a firing has to wait for."""
-        marks = [trail.ready(fire.reads[at][1]) for at, trail in self.reads]
+        marks = [events.ready(fire.reads[at][1]) for at, events in self.reads]
         dying = []
-        for at, trail in self.writes:
-            readers, held = trail.reuse(fire.writes[at][1])
+        for at, events in self.writes:
+            readers, held = events.reuse(fire.writes[at][1])
             marks += readers
             dying.append(held)
-        once = {
-            id(mark): mark for mark in marks if mark is not None
-        }  # one firing may have made all that this one reads
-        return Waits(self.queue, tuple(once.values()), dying)
+        once = {id(mark): mark for mark in marks if mark is not None}  # one firing may have made several of the tokens
+        return EventWaits(self.queue, tuple(once.values()), dying)
 
     def place(self, values: list[Any]) -> frozenset[int]:
-        """Bring operands to the device, in place, inside of the queue; what of their memory may not be kept.
+        """Copy operands to the device where needed, in the list, inside the queue's context.
 
-        Who fires puts outputs that lie in such memory elsewhere (``own``), as it is given back, or changed
-        by the caller, without regard to who reads those outputs.
+        Returns the addresses of memory that outputs may not keep, as it is given back, or changed by the caller,
+        without regard to the outputs' readers: pass it to ``own``.
         """
         given = [values[at] for at in self.inputs]
         self.queue.use(given)
@@ -138,7 +135,7 @@ class Passage:
         return memory
 
     def own(self, outputs: Sequence[Any], memory: frozenset[int]) -> Sequence[Any]:
-        """Outputs of a firing on the device, in memory of this queue."""
+        """The outputs of a firing on the device, copied where they lie in ``memory`` (see ``place``)."""
         if self.prepares:
             outputs = self.device.to_device(outputs)
         if memory:
@@ -146,85 +143,107 @@ class Passage:
         return outputs
 
     def end(self, fire: Fire, result: bool = False) -> Mark | None:
-        """Leave a mark, where somebody may wait for it: all that the firing does is in the queue.
+        """Record a mark after all that the firing has launched; None where nobody can wait for it.
 
-        ``result`` says that the host may.
+        Other queues can wait for it, and for a ``result`` the host.
         """
-        made = [(trail, fire.writes[at][1]) for at, trail in self.writes if fire.writes[at][2]]
+        made = [(events, fire.writes[at][1]) for at, events in self.writes if fire.writes[at][2]]
         if not (made or self.reads or result):
             return None
         mark = self.queue.mark()
-        assert mark is not None
-        for at, trail in self.reads:
-            trail.read(fire.reads[at][1], self.queue, mark)
-        for trail, sequence in made:
-            trail.made(sequence, mark)
+        for at, events in self.reads:
+            events.read(fire.reads[at][1], self.queue, mark)
+        for events, sequence in made:
+            events.made(sequence, mark)
         return mark
 
 
-class Trails:
-    """The trails of a plan's registers on one rank, and what is to be let go of.  For the compute thread."""
+class StreamEvents:
+    """The marks of a plan's registers on one rank, and the tokens to let go of.  For the compute thread.
+
+    ``registers`` are those that two queues use: none on a CPU.  ``leaving`` holds tokens whose readings have all been
+    launched, with the marks of these readings.
+    """
 
     def __init__(self, plan: Plan, rank: int, device: Device, slots: Mapping[int, Slots]) -> None:
         self._plan = plan
         self._device = device
-        self._trails: dict[int, Trail] = {}
-        self._leaving: deque[tuple[list[Mark], Holder]] = deque()
+        self.registers: dict[int, RegisterEvents] = {}
+        self.leaving: deque[tuple[list[Mark], Holder]] = deque()
         for register in plan.registers:
             if register.id not in slots:
                 continue
             producer = plan.actor(register.producer)
-            queue = producer.queue if producer.rank == rank else receiving(producer.rank)
-            readers = [plan.actor(read.actor).queue for read in register.readers]
+            queue = device.queue(producer.queue if producer.rank == rank else receiving(producer.rank))
+            readers = [device.queue(plan.actor(read.actor).queue) for read in register.readers]
             for slot in range(register.initial):  # their memory comes from the thread that installs the plan
                 for reader in readers:
-                    device.queue(reader).use(slots[register.id].held(slot) or ())
-            if producer.rank != rank or any(reader != queue for reader in readers):
-                self._trails[register.id] = Trail(register, slots[register.id], device.queue(queue))
+                    reader.use(slots[register.id].held(slot) or ())
+            if any(reader != queue for reader in readers):
+                self.registers[register.id] = RegisterEvents(register, slots[register.id], queue)
 
-    def passage(self, actor: Actor, host: bool) -> Passage:
-        """The passage of an actor; ``host`` where its body would run in host memory as well."""
-        plan, queue = self._plan, self._device.queue(actor.queue)
-        writes = [(at, self._trails[r.id]) for at, r in enumerate(plan.outputs_of[actor.id]) if r.id in self._trails]
-        reads = [(at, self._trails[r.id]) for at, r in enumerate(plan.inputs_of[actor.id]) if r.id in self._trails]
-        away = {r.id for r in plan.inputs_of[actor.id] if r.id in self._trails and self._trails[r.id].maker != queue}
+    def actor_stream(self, actor: Actor, host: bool) -> ActorStream:
+        """The queue of an actor and its marks; ``host`` where its body would run in host memory as well."""
+        plan, known, queue = self._plan, self.registers, self._device.queue(actor.queue)
+        reads = [(at, known[r.id]) for at, r in enumerate(plan.inputs_of[actor.id]) if r.id in known]
+        writes = [(at, known[r.id]) for at, r in enumerate(plan.outputs_of[actor.id]) if r.id in known]
+        away = {r.id for r in plan.inputs_of[actor.id] if r.id in known and known[r.id].maker != queue}
         inputs = tuple(i for i, o in enumerate(actor.operands) if isinstance(o, OfInput))
         keeps = any(isinstance(target, FromRegister) for target in actor.targets)
+        ahead = self._device.ahead  # else nobody changes a caller's tensors before the call is done
         prepares = host and bool(inputs) and all(isinstance(o, OfInput | OfScalar | OfPiece) for o in actor.operands)
-        return Passage(
+        foreign = tuple(
+            i
+            for i, o in enumerate(actor.operands)
+            if keeps and ((ahead and isinstance(o, OfInput)) or (isinstance(o, FromRegister) and o.register in away))
+        )
+        return ActorStream(
             device=self._device,
             queue=queue,
-            reads=tuple((at, trail) for at, trail in reads if trail.maker != queue),
+            reads=tuple((at, events) for at, events in reads if events.maker != queue),
             writes=tuple(writes),
-            foreign=tuple(
-                i
-                for i, o in enumerate(actor.operands)
-                if keeps and (isinstance(o, OfInput) or (isinstance(o, FromRegister) and o.register in away))
-            ),
+            foreign=foreign,
             inputs=inputs,
-            blocks=actor.comm is not None or prepares,
-            prepares=prepares,
+            prepares=ahead and prepares,
+            ordered=bool(reads or writes),
+            moves=bool(inputs or foreign),
         )
 
-    def receive(self, register: int, sequence: int) -> Waits:
-        """What a token from another rank has to wait for; on the thread that receives it."""
-        trail = self._trails[register]
-        marks, held = trail.reuse(sequence)
-        return Waits(trail.maker, marks, [held])
+    def bring(
+        self, register: int, sequence: int, take: Callable[[], Sequence[Tensor]]
+    ) -> tuple[Sequence[Tensor], Mark]:
+        """Put a token of another rank on the device, when its slot there is free: what ``take`` returns, and its mark.
+
+        On the thread that receives the token.
+        """
+        waits = self._receive(register, sequence)
+        with waits.queue.context():
+            waits.begin()
+            return take(), waits.queue.mark()
+
+    def _receive(self, register: int, sequence: int) -> EventWaits:
+        events = self.registers.get(register)
+        if events is None:
+            producer = self._plan.actor(self._plan.register(register).producer)
+            return EventWaits(self._device.queue(receiving(producer.rank)), (), ())
+        marks, held = events.reuse(sequence)
+        return EventWaits(events.maker, marks, [held])
 
     def received(self, register: int, sequence: int, mark: Mark | None) -> None:
-        """A token from another rank is in its slot when ``mark`` has passed."""
-        self._trails[register].made(sequence, mark)
+        """A token from another rank is in its slot when the mark has passed."""
+        events = self.registers.get(register)
+        if events is not None:
+            events.made(sequence, mark)
 
     def release(self, register: int, sequence: int) -> None:
         """All readings of a token are launched."""
-        trail = self._trails.get(register)
-        if trail is not None:
-            self._leaving.append(trail.released(sequence))
+        events = self.registers.get(register)
+        if events is not None:
+            self.leaving.append(events.released(sequence))
 
     def sweep(self) -> None:
         """Let go of the tokens whose readings have passed."""
-        leaving = self._leaving
+        leaving = self.leaving
         while leaving and all(mark.passed() for mark in leaving[0][0]):
             leaving.popleft()[1].clear()
 
@@ -239,7 +258,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def barrier(before: Iterable[Queue], after: Iterable[Queue]) -> None:
-    """Let what comes into some queues wait for all that is in others."""
+    """Let all that is put into the queues ``after`` from now on wait for all that is in the queues ``before``."""
     queues = list(after)
     for queue in before:
         mark = queue.mark()

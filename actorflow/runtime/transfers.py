@@ -1,6 +1,7 @@
-"""Firings that would hold the compute thread up enter, and what peers announce; outputs and tokens leave for its inbox.
+"""The queue threads of one rank: they fire and receive what would hold the compute thread up.
 
-Each queue has a thread of its own: transfers block, and so does what is copied from a caller's memory.
+Each queue has a thread of its own, as transfers block, and so do copies from a caller's memory.  Outputs and tokens go
+to the compute thread's inbox.
 """
 
 from __future__ import annotations
@@ -10,30 +11,27 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from actorflow.devices import Device
-from actorflow.runtime.collective_order import Post
+from actorflow.runtime.actor_units import ActorUnit
+from actorflow.runtime.collective_order import PostedReceive
 from actorflow.runtime.inbox import Inbox
-from actorflow.runtime.job import Job, Unit
-from actorflow.runtime.queue_threads import Lane
+from actorflow.runtime.installed_plan import InstalledPlan
+from actorflow.runtime.queue_threads import QueueThread
 from actorflow.runtime.recorder import Recorder, clock
 from actorflow.runtime.story import actor_error, firing, receiving, wrapped
-from actorflow.runtime.stream_events import Waits
+from actorflow.runtime.stream_events import EventWaits
 from actorflow.transport.messages import Filled, Ready, Transport
-from actorflow.transport.shared import fill
-from actorflow.transport.small_tensors import encode
-from actorflow_compiler.plan.plan import Collective, Plane, Send
+from actorflow_compiler.plan.plan import Plane
 from actorflow_scheduler.machine import Fire
 
 __all__ = ["Coming", "Task", "Transfers"]
 
-Task = tuple[Job, Unit, Fire, list[Any], Waits | None]  # a firing; its operands are gathered already
-Coming = Ready | Post | Filled  # what is known of a token of another rank before it is here
+Task = tuple[InstalledPlan, ActorUnit, Fire, list[Any], EventWaits]  # a firing; its operands are gathered already
+Coming = Ready | PostedReceive | Filled  # what is known of a token of another rank before it is here
 
 
 class Transfers:
-    """The threads of one rank's queues.
+    """Starts a thread for each queue of one rank when it is first needed, and gives it tasks.
 
     ``finish`` and ``arrive`` are what the compute thread does with outputs and with tokens; they go to
     ``inbox``.  ``installed`` waits for the plan of a number, and gives None where the run ends before.
@@ -47,136 +45,83 @@ class Transfers:
         transport: Transport,
         record: Recorder | None,
         inbox: Inbox,
-        finish: Callable[[Job, Unit, Fire, Sequence[Any]], None],
+        finish: Callable[[InstalledPlan, ActorUnit, Fire, Sequence[Any]], None],
         arrive: Callable[..., None],
-        installed: Callable[[int], Job | None],
+        installed: Callable[[int], InstalledPlan | None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._rank, self._on, self._transport, self._record = rank, on, transport, record
         self._inbox, self._finish, self._arrive = inbox, finish, arrive
         self._installed, self._fail = installed, fail
         self._lock = threading.Lock()
-        self._lanes: dict[str, Lane[Any]] = {}
+        self._threads: dict[str, QueueThread[Any]] = {}
         self._ended = False
 
     # --- for any thread ---
 
     def fire(self, task: Task) -> None:
         """Fire on the thread of the actor's queue."""
-        self._put(task[1].actor.queue, self._carry, task)
+        self._put(task[1].actor.queue, self._fire, task)
 
-    def turn(self, turn: Task | Post) -> None:
-        """Do what comes next in the order of all ranks, on the one thread that issues all of it."""
-        self._put(Plane.NCCL, self._take_turn, turn)
+    def launch_in_order(self, task: Task | PostedReceive) -> None:
+        """Do what is next in the collective order, on the one thread that launches all of it."""
+        self._put(Plane.NCCL, self._launch, task)
 
     def receive(self, peer: int, coming: Coming) -> None:
         """Receive a token on the thread that serves a peer."""
         self._put(f"receive:{peer}", lambda what: self._receive(peer, what), coming)
 
-    def bring(self, job: Job, coming: Coming, take: Callable[[], Sequence[Tensor]]) -> None:
-        """Put a token of another rank on a device that runs ahead, on this thread, when its slot there is free."""
-        assert job.trails is not None
-        waits = job.trails.receive(coming.register, coming.sequence)
-        with waits.queue.context():
-            waits.begin()
-            token = take()
-            mark = waits.queue.mark()
-        self._inbox.put(self._arrive, job, coming.register, coming.sequence, token, mark)
-
-    def outputs(self, job: Job, unit: Unit, fire: Fire, operands: list[Any]) -> Sequence[Any]:
-        """Compute or communicate, on this thread; the operands' list is emptied by a kernel."""
-        if unit.run is not None:
-            return unit.run(operands)
-        if unit.kernel is not None:
-            sums = unit.adding.sums() if unit.adding is not None else None
-            if unit.adding is None or not sums:
-                return unit.kernel(operands)
-            operands += sums
-            del sums
-            return unit.adding.kernel(operands)
-        if unit.comm is None:
-            return operands
-        if unit.sent is not None:
-            return self._send(job, unit, fire, operands)
-        assert unit.plane is not None
-        assert isinstance(unit.comm, Collective)
-        return unit.plane.collective(unit.comm, operands, unit.specs)
-
     def stop(self) -> None:
         """End all threads when they have done what they have; nothing more is taken."""
         with self._lock:
             self._ended = True
-            for lane in self._lanes.values():
-                lane.stop()
+            for thread in self._threads.values():
+                thread.stop()
 
     def join(self, end: float) -> None:
         """Wait for the threads to end, until ``time.monotonic()`` is ``end``."""
-        for lane in tuple(self._lanes.values()):
-            if lane.thread is not threading.current_thread():
-                lane.thread.join(max(0.0, end - time.monotonic()))
+        for thread in tuple(self._threads.values()):
+            if thread.thread is not threading.current_thread():
+                thread.thread.join(max(0.0, end - time.monotonic()))
 
     def explain(self) -> list[str]:
         """What every thread is at."""
         lines = []
-        for lane in tuple(self._lanes.values()):
-            task = lane.doing
+        for thread in tuple(self._threads.values()):
+            task = thread.doing
             what = "idle" if task is None else receiving(task) if isinstance(task, Coming) else firing(task[1], task[2])
-            lines.append(f"thread {lane.name}: {what}")
+            lines.append(f"thread {thread.name}: {what}")
         return lines
 
     # --- the threads ---
 
     def _put(self, name: str, work: Callable[[Any], None], task: Any) -> None:
-        lane = self._lanes.get(name)
-        if lane is None:
+        thread = self._threads.get(name)
+        if thread is None:
             with self._lock:
-                lane = self._lanes.get(name)
-                if lane is None:
+                thread = self._threads.get(name)
+                if thread is None:
                     if self._ended:
                         return
-                    lane = self._lanes[name] = Lane(name, self._on, work, self._failed)
-        lane.put(task)
+                    thread = self._threads[name] = QueueThread(name, self._on, work, self._failed)
+        thread.put(task)
 
-    def _carry(self, task: Task) -> None:
+    def _fire(self, task: Task) -> None:
         job, unit, fire, operands, waits = task
         start = 0 if self._record is None else clock()
-        if waits is None or unit.passage is None:
-            outputs = self.outputs(job, unit, fire, operands)
-        else:
-            with waits.queue.context():
-                waits.begin()
-                memory = unit.passage.place(operands)
-                outputs = unit.passage.own(self.outputs(job, unit, fire, operands), memory)
+        with waits.queue.context():
+            waits.begin()
+            memory = unit.stream.place(operands)
+            outputs = unit.stream.own(unit.outputs(operands, fire, self._transport), memory)
         if self._record is not None:
             self._record.firing(job.number, unit.actor, fire.firing, start)
         self._inbox.put(self._finish, job, unit, fire, outputs)
 
-    def _take_turn(self, turn: Task | Post) -> None:
-        if isinstance(turn, Post):
-            self._receive(turn.call.ranks[0], turn)
+    def _launch(self, next: Task | PostedReceive) -> None:
+        if isinstance(next, PostedReceive):
+            self._receive(next.call.ranks[0], next)
         else:
-            self._carry(turn)
-
-    def _send(self, job: Job, unit: Unit, fire: Fire, operands: list[Tensor]) -> Sequence[Any]:
-        assert isinstance(unit.comm, Send)
-        assert unit.sent is not None
-        at, register = unit.sent
-        to, sequence = unit.comm.to_rank, fire.writes[at][1]
-        if unit.plane is None and unit.passage is not None:
-            operands = self._on.to_host(operands)
-        if unit.shared:
-            fill(job.rooms[register], sequence, operands)
-            self._transport.send(to, Filled(job.number, register, sequence))
-            return ()
-        if unit.in_turn and unit.plane is not None:  # the other rank knows of it, and receives in its turn
-            unit.plane.send(to, operands)
-            return ()
-        payload = encode(operands) if unit.plane is None else None
-        nbytes = sum(t.nbytes for t in operands)
-        self._transport.send(to, Ready(job.number, register, sequence, nbytes, payload))
-        if unit.plane is not None:
-            unit.plane.send(to, operands)
-        return ()
+            self._fire(next)
 
     def _receive(self, peer: int, coming: Coming) -> None:
         job = self._installed(coming.plan)
@@ -184,15 +129,13 @@ class Transfers:
             return
         if isinstance(coming, Filled):
             filled = job.token(peer, coming)
-            self.bring(job, coming, lambda: self._on.to_device(filled))
-            return
-        if isinstance(coming, Ready):
-            job.expect(peer, coming)
-        plane, specs = job.plane_of(coming.register), job.slots[coming.register].specs
-        if job.trails is None:
-            self._inbox.put(self._arrive, job, coming.register, coming.sequence, plane.receive(peer, specs))
+            token, mark = job.stream_events.bring(coming.register, coming.sequence, lambda: self._on.to_device(filled))
         else:
-            self.bring(job, coming, lambda: plane.receive(peer, specs))
+            if isinstance(coming, Ready):
+                job.expect(peer, coming)
+            plane, specs = job.plane_of(coming.register), job.slots[coming.register].specs
+            token, mark = job.stream_events.bring(coming.register, coming.sequence, lambda: plane.receive(peer, specs))
+        self._inbox.put(self._arrive, job, coming.register, coming.sequence, token, mark)
 
     def _failed(self, error: BaseException, task: Any) -> None:
         if isinstance(task, Coming):

@@ -22,7 +22,7 @@ from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import Runs
 from actorflow.runtime.call import Behind, Call, TakesBack, fresh
 from actorflow.runtime.compute import Compute
-from actorflow.runtime.job import Job, open_planes
+from actorflow.runtime.installed_plan import InstalledPlan, open_planes
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.story import explain_plans
 from actorflow.transport.abandon import Order, Word
@@ -70,7 +70,7 @@ class Worker:
         self._kernels = Kernels(self.device, _library() if library is None else library)
         self._runs = Runs(self.on, self._kernels)
         self._changed = threading.Condition()  # guards what the threads of users see: the next seven
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, InstalledPlan] = {}
         self._before = 0  # how much has moved in plans that were dropped
         self._issued = 0
         self._unfinished: deque[Call] = deque()
@@ -112,7 +112,9 @@ class Worker:
                 self.variables.setdefault(name, tensor.detach())
         if MODES[plan.mode].replays and self.on.replays:
             self.wait_all(tell=False)  # what is captured is captured while nothing else runs
-        job = Job(number, plan, self.rank, self.on, self._kernels, self._runs, self._planes, self.variables, constants)
+        job = InstalledPlan(
+            number, plan, self.rank, self.on, self._kernels, self._runs, self._planes, self.variables, constants
+        )
         open_planes(plan, self.rank, self._planes)
         if self.record is not None:
             self.record.install(number, plan)
@@ -289,7 +291,7 @@ class Worker:
                     self._halt()
         self._compute.join(time.monotonic() + _JOIN)
 
-    def standing(self) -> tuple[Job | None, bool, str]:
+    def standing(self) -> tuple[InstalledPlan | None, bool, str]:
         """The job of the calls that are under way; whether the next call waits for other ranks; what is fired now."""
         call = next((c for c in tuple(self._unfinished) if not c.begun), None)
         early = call is not None and self._compute.waits_for_peers(call.number)
@@ -325,7 +327,7 @@ class Worker:
             with suppress(Exception):  # a device that has failed may refuse whatever it is asked; the others end
                 plane.close()
 
-    def _installed(self, number: int) -> Job | None:
+    def _installed(self, number: int) -> InstalledPlan | None:
         """The job of this number, when it is installed; None when the worker ends before."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._jobs or self._failure is not None)

@@ -15,7 +15,7 @@ from actorflow_compiler.plan.plan import Collective, Send
 from actorflow_scheduler.events import Wait, explain, name
 
 if TYPE_CHECKING:
-    from actorflow.runtime.job import Job
+    from actorflow.runtime.installed_plan import InstalledPlan
     from actorflow.runtime.worker import Worker
 
 __all__ = ["ObservedSession", "RankStatus", "StatusRequest", "QueueWait", "observe_session", "own_status", "waits_of"]
@@ -103,7 +103,7 @@ def own_status(rank: int) -> RankStatus:
     return RankStatus(*here, session.calls, early, doing, busy, moved, waits, worker.explain())
 
 
-def waits_of(job: Job, rank: int) -> Iterator[QueueWait]:
+def waits_of(job: InstalledPlan, rank: int) -> Iterator[QueueWait]:
     """What the queues wait for that other ranks have to bring."""
     plan, machine = job.plan, job.machine
     for id in machine.unfinished():
@@ -121,14 +121,14 @@ def waits_of(job: Job, rank: int) -> Iterator[QueueWait]:
                 yield QueueWait(name(plan, id), explain(plan, wait), ranks)
 
 
-def _sends(job: Job) -> bool:
+def _sends(job: InstalledPlan) -> bool:
     """Whether a token is on its way to another rank."""
     running = (id for id in job.machine.unfinished() if not job.machine.waits(id))
     comms = (job.plan.actor(id).comm for id in running)
     return any(isinstance(comm, Send) for comm in comms)
 
 
-def _ranks(job: Job, wait: Wait) -> set[int]:
+def _ranks(job: InstalledPlan, wait: Wait) -> set[int]:
     """The ranks of the actors that could end a wait."""
     if wait.reason == "empty":
         return {job.plan.actor(a).rank for a in wait.on}

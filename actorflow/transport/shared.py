@@ -31,7 +31,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # so that 
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SharedSlots:
     """The slots of one register: tensors that lie in the region, and the addresses that they span."""
 
     slots: tuple[tuple[Tensor, ...], ...]
@@ -39,7 +39,7 @@ class Room:
     stop: int
 
 
-def rooms_of(plan: Plan, source: int, home: int) -> tuple[Register, ...]:
+def shared_registers(plan: Plan, source: int, home: int) -> tuple[Register, ...]:
     """The registers of a plan that rank ``source`` fills on rank ``home`` through shared memory."""
     return tuple(
         register
@@ -83,7 +83,7 @@ def make_region(nbytes: int, rank: int, home: int) -> int:
     return descriptor
 
 
-def map_region(descriptor: int, registers: Sequence[Register]) -> dict[int, Room]:
+def map_region(descriptor: int, registers: Sequence[Register]) -> dict[int, SharedSlots]:
     """Map a region and cut it: register → its slots.
 
     Raises ClusterError where the region is not of the size that the registers ask for, or could change it.
@@ -92,18 +92,19 @@ def map_region(descriptor: int, registers: Sequence[Register]) -> dict[int, Room
     if found != wanted or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
         raise ClusterError(f"shared memory of {found} bytes was found; the plan says {wanted}, sealed")
     flat = torch.frombuffer(mmap.mmap(descriptor, wanted), dtype=torch.uint8)
-    rooms, start = {}, 0
+    slots_of: dict[int, SharedSlots] = {}
+    start = 0
     for register in registers:
         stop = start + register.slots * _slot_bytes(register)
         slots = tuple(tuple(_tensors(flat, start + n * _slot_bytes(register), register)) for n in range(register.slots))
-        rooms[register.id] = Room(slots, flat.data_ptr() + start, flat.data_ptr() + stop)
+        slots_of[register.id] = SharedSlots(slots, flat.data_ptr() + start, flat.data_ptr() + stop)
         start = stop
-    return rooms
+    return slots_of
 
 
-def fill(room: Room, sequence: int, tensors: Sequence[Tensor]) -> None:
+def fill(shared: SharedSlots, sequence: int, tensors: Sequence[Tensor]) -> None:
     """Copy a token into its slot.  Raises PlanError where it does not fit."""
-    for place, tensor in zip(room.slots[sequence % len(room.slots)], tensors, strict=True):
+    for place, tensor in zip(shared.slots[sequence % len(shared.slots)], tensors, strict=True):
         if place.shape != tensor.shape or place.dtype != tensor.dtype:
             raise PlanError(
                 f"a {tensor.dtype} of shape {list(tensor.shape)} was found for a slot of shared memory; "
@@ -112,14 +113,14 @@ def fill(room: Room, sequence: int, tensors: Sequence[Tensor]) -> None:
         place.copy_(tensor)
 
 
-def owned(outputs: Sequence[Any], rooms: Sequence[Room]) -> Sequence[Any]:
-    """The outputs of a firing that read from some rooms, without those that lie there: copies of these.
+def owned(outputs: Sequence[Any], registers: Sequence[SharedSlots]) -> Sequence[Any]:
+    """The outputs of a firing that read registers in shared memory; those that lie there are copied.
 
     An output may be an operand itself or a view of it.  When the firing ends, its operands' slots
     are given back and the peer overwrites them, while the output may live on in other registers.
     """
-    for room in rooms:
-        start, stop = room.start, room.stop
+    for register in registers:
+        start, stop = register.start, register.stop
         outputs = [out.clone() if start <= out.data_ptr() < stop else out for out in outputs]
     return outputs
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from actorflow.devices import Cpu, Device
-from actorflow.runtime.collective_order import calls
+from actorflow.runtime.collective_order import nccl_calls
 from actorflow.session.planes import RankLocation, choose_planes
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow.transport.memory import MemoryPlane, Switchboard
@@ -104,7 +104,7 @@ def run(
     monkeypatch.setattr("trained.share", lambda plan, machines: plan)
     found = train(CASES["mlp"], plan, values, optimizer, [8] * STEPS, device)
     for rank, plane in planes.items():
-        one = [(call.kind, call.ranks) for call in calls(plan, rank)]
+        one = [(call.kind, call.ranks) for call in nccl_calls(plan, rank)]
         assert one
         assert plane.made == one * STEPS
     return found

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow.runtime.collective_order import calls
+from actorflow.runtime.collective_order import nccl_calls
 from actorflow.session.planes import RankLocation, choose_planes, rank_locations, share, unshare
 from actorflow_compiler.plan.plan import Collective, Plan
 from actorflow_compiler.plan.text import to_text
@@ -37,7 +37,7 @@ def test_gpus_of_one_rank_each_use_nccl_for_all_even_what_is_small(pipeline: Pla
     found = verify(choose_planes(pipeline, spots))
     assert {plane for _, plane in planes(found)} == {"nccl"}
     assert [order.rank for order in found.calls] == [0, 1, 2, 3]
-    assert calls(found, 0) == calls(found.for_rank(0), 0) != ()
+    assert nccl_calls(found, 0) == nccl_calls(found.for_rank(0), 0) != ()
     assert "  calls     nccl: " in to_text(found)
     assert "  calls     nccl: " in to_text(found.for_rank(3))
 
@@ -54,7 +54,7 @@ def test_ranks_that_share_a_gpu_go_through_host_memory(pipeline: Plan) -> None:
 def test_two_gpus_that_each_hold_a_pair_of_ranks_use_nccl_only_between_different_ones(pipeline: Plan) -> None:
     found = verify(choose_planes(pipeline, [GPUS[0], GPUS[0], GPUS[1], GPUS[1]]))
     assert set(planes(found)) == {("send", "nccl"), ("collective", "gloo")}
-    assert all(call.kind in ("send", "receive") for rank in range(4) for call in calls(found, rank))
+    assert all(call.kind in ("send", "receive") for rank in range(4) for call in nccl_calls(found, rank))
 
 
 def test_processors_and_gpus_in_one_plan_meet_in_host_memory(pipeline: Plan) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow.runtime.collective_order import NcclCall, Post, Turns, calls
+from actorflow.runtime.collective_order import CollectiveOrder, NcclCall, PostedReceive, nccl_calls
 from actorflow.session.planes import RankLocation, choose_planes
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.sbp import Split
@@ -50,7 +50,7 @@ def on_gpus(plan: Plan) -> Plan:
 
 
 def sequences(plan: Plan) -> dict[int, tuple[NcclCall, ...]]:
-    return {rank: calls(plan, rank) for rank in range(plan.world)}
+    return {rank: nccl_calls(plan, rank) for rank in range(plan.world)}
 
 
 def check_order(plan: Plan) -> None:
@@ -62,7 +62,7 @@ def check_order(plan: Plan) -> None:
             mine, theirs = ([(c.comm, c.ranks) for c in made[r] if (c.comm, c.ranks) in shared] for r in (a, b))
             assert mine == theirs
     for rank, own in made.items():
-        assert own == calls(plan.for_rank(rank), rank), "a rank knows less than the master"
+        assert own == nccl_calls(plan.for_rank(rank), rank), "a rank knows less than the master"
         assert all(rank in call.ranks for call in own)
         counts = Counter(call.actor for call in own)
         moving = [a for a in plan.actors if moves_by(a, "nccl")]
@@ -76,9 +76,9 @@ class Rank:
     def __init__(self, plan: Plan, rank: int) -> None:
         part = plan.for_rank(rank)
         self.machine = Machine(part, rank)
-        self.turns: Turns[Fire] = Turns()
-        self.turns.install(0, calls(part, rank), {r.id: (r.slots, r.initial) for r in part.registers})
-        self.lane: deque[Fire | Post] = deque()
+        self.turns: CollectiveOrder[Fire] = CollectiveOrder()
+        self.turns.install(0, nccl_calls(part, rank), {r.id: (r.slots, r.initial) for r in part.registers})
+        self.lane: deque[Fire | PostedReceive] = deque()
 
 
 class Cluster:
@@ -131,7 +131,7 @@ class Cluster:
     def launch(self, number: int) -> None:
         """The next call of a rank is made, and nobody waits for its end, as on a GPU."""
         turn = self.ranks[number].lane.popleft()
-        if isinstance(turn, Post):
+        if isinstance(turn, PostedReceive):
             self.arrive(number, turn.register)
         else:
             self.carry_out(number, self.ranks[number].machine.handle(ActorFinished(turn.actor)))
@@ -153,8 +153,8 @@ class Cluster:
         assert self.fired == {a.id: a.rate * ITERATIONS for a in self.plan.actors}
 
 
-def _actor(turn: Fire | Post) -> int:
-    return turn.call.actor if isinstance(turn, Post) else turn.actor
+def _actor(turn: Fire | PostedReceive) -> int:
+    return turn.call.actor if isinstance(turn, PostedReceive) else turn.actor
 
 
 def run_with_rendezvous(plan: Plan, chance: random.Random) -> None:
@@ -198,7 +198,7 @@ def test_drawn_plans_share_their_calls_in_one_order_and_never_deadlock(plan: Pla
 def test_plans_of_trainings_share_their_calls_in_one_order_and_never_deadlock(name: str) -> None:
     plan, *_ = plan_of(CASES["mlp"], LAYOUTS[name], 8)
     planned = on_gpus(plan)
-    assert any(calls(planned, 0)), "nothing communicates"
+    assert any(nccl_calls(planned, 0)), "nothing communicates"
     check_order(planned)
     for seed in range(5):
         run_with_rendezvous(planned, random.Random(seed))

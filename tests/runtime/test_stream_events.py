@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actorflow.runtime import job as jobs
+from actorflow.runtime import installed_plan
 from actorflow.runtime.call import Call
-from actorflow.runtime.stream_events import Passage, Trail, Trails, Waits
+from actorflow.runtime.stream_events import ActorStream, EventWaits, RegisterEvents, StreamEvents
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.capture.optimizer_state import FUSABLE
 from actorflow_compiler.core.sbp import B
@@ -353,24 +353,28 @@ def test_tokens_that_are_there_from_the_start_are_kept_for_those_who_read_them()
     assert not bench.wrongs
 
 
-def drop(waits: Waits) -> None:
+def drop(waits: EventWaits) -> None:
     for holder in waits.dying:
         holder.clear()
 
 
-def too_early(trails: Trails) -> None:
-    while trails._leaving:
-        trails._leaving.popleft()[1].clear()
+def unordered(self: RegisterEvents, sequence: int, whole: Any = RegisterEvents.reuse) -> Any:
+    return [], whole(self, sequence)[1]
+
+
+def too_early(events: StreamEvents) -> None:
+    while events.leaving:
+        events.leaving.popleft()[1].clear()
 
 
 LEFT_OUT: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "queues wait for nothing": (Waits, "begin", drop),
-    "writers do not wait for readers": (Trail, "reuse", lambda trail, n, whole=Trail.reuse: ([], whole(trail, n)[1])),
-    "readers leave no marks": (Trail, "read", lambda *_: None),
-    "tokens are not held": (Trail, "_hold", lambda *_: None),
-    "tokens are let go of at once": (Trails, "sweep", too_early),
+    "queues wait for nothing": (EventWaits, "begin", drop),
+    "writers do not wait for readers": (RegisterEvents, "reuse", unordered),
+    "readers leave no marks": (RegisterEvents, "read", lambda *_: None),
+    "tokens are not held": (RegisterEvents, "_hold", lambda *_: None),
+    "tokens are let go of at once": (StreamEvents, "sweep", too_early),
     "views live in memory of others": (
-        Passage, "own", lambda passage, outputs, _: passage.device.to_device(outputs) if passage.prepares else outputs,
+        ActorStream, "own", lambda self, outputs, _: self.device.to_device(outputs) if self.prepares else outputs,
     ),
 }  # fmt: skip
 
@@ -384,7 +388,7 @@ def test_the_fake_device_notices_what_is_left_out(what: str, monkeypatch: pytest
 
 
 def test_the_fake_device_notices_plans_that_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "barrier", lambda *_: None)
+    monkeypatch.setattr(installed_plan, "barrier", lambda *_: None)
     with pytest.raises(AssertionError):
         test_plans_that_take_turns_see_each_others_variables()
 

@@ -1,0 +1,200 @@
+"""A plan that is installed on one rank: its slots, its units, the calls under way, and the memory shared with peers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from actorflow.devices import Device
+from actorflow.runtime.actor_units import ActorUnit, ComputeUnit
+from actorflow.runtime.bodies.kernels import Kernels
+from actorflow.runtime.bodies.prepare import prepare
+from actorflow.runtime.bodies.run import Run, Runs
+from actorflow.runtime.call import Call
+from actorflow.runtime.collective_order import nccl_calls
+from actorflow.runtime.slots import Slots
+from actorflow.runtime.stream_events import StreamEvents, barrier
+from actorflow.runtime.unit_builder import UnitBuilder, plane_of
+from actorflow.transport.messages import DataPlane, Filled, Ready, Region
+from actorflow.transport.shared import SharedSlots, make_region, map_region, region_bytes, shared_registers
+from actorflow.transport.small_tensors import decode
+from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
+from actorflow_compiler.core.ops import ITEM_BYTES
+from actorflow_compiler.plan.plan import OfInput, OfScalar, Plan, Send, TensorSpec, ToResult
+from actorflow_compiler.plan.verify import verify
+from actorflow_scheduler.machine import Machine
+
+__all__ = ["InstalledPlan", "open_planes"]
+
+
+class InstalledPlan:
+    """A plan that is installed on one rank.
+
+    Raises PlanError where the plan cannot be run here.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        plan: Plan,
+        rank: int,
+        device: Device,
+        kernels: Kernels,
+        runs: Runs,
+        planes: Mapping[str, DataPlane],
+        variables: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.number = number
+        self.plan = verify(plan)
+        self.machine = Machine(plan, rank)
+        if constants is None:
+            constants = dict(zip((c.name for c in plan.constants), _constants(plan, device.where), strict=True))
+        self.constants = constants
+        self.nccl_calls = nccl_calls(self.plan, rank)  # of one iteration
+        self.begun = 0  # iterations
+        self.calls: dict[int, Call] = {}  # by iteration; those that are under way
+        self.shared: dict[int, SharedSlots] = {}  # by register: what this rank fills, and reads, in shared memory
+        self.slots: dict[int, Slots] = {r.id: Slots(r, device.where) for r in plan.registers if plan.home(r) == rank}
+        self.stream_events = StreamEvents(plan, rank, device, self.slots)
+        self._rank = rank
+        self._planes = planes
+        builder = UnitBuilder(
+            number, plan, rank, device, self.slots, self.stream_events, kernels, runs, planes, variables, constants,
+            self.shared,
+        )  # fmt: skip
+        mine = [a for a in plan.actors if a.rank == rank]
+        self.units = {a.id: builder.unit(a) for a in mine}
+        self.queues = tuple({u.stream.queue.name: u.stream.queue for u in self.units.values()}.values())
+        self.sources = {r.id: plan.actor(r.producer) for r in plan.registers if plan.actor(r.producer).rank != rank}
+        self.firings = sum(a.rate for a in mine)  # in an iteration
+        self.results = frozenset(t.index for a in mine for t in a.targets if isinstance(t, ToResult))
+        self.inputs = frozenset(o.name for a in mine for o in a.operands if isinstance(o, OfInput))
+        self.scalars = frozenset(o.name for a in mine for o in a.operands if isinstance(o, OfScalar))
+        compiled = {
+            id: unit.execute
+            for id, unit in self.units.items()
+            if isinstance(unit, ComputeUnit) and isinstance(unit.execute, Run)
+        }
+        if compiled:
+            prepare(plan, rank, compiled, kernels, {**variables, **constants}, device.where)
+
+    def join(self, before: InstalledPlan | None, call: Call) -> None:
+        """Let a call's work on the device begin after that of another plan, and after what its caller launched."""
+        if before is not None and before is not self:
+            barrier(before.queues, self.queues)
+        for queue in self.queues:
+            queue.wait(call.start)
+
+    def changed_in(self, iteration: int, failed: ActorUnit | None = None, step: int | None = None) -> list[str]:
+        """The variables that may have changed here since an iteration began, in which ``failed`` has failed in a step.
+
+        What a body works on in place may have changed up to that step, or anywhere where it is not known; what it puts
+        into variables it puts there when it has ended.
+        """
+        found: set[str] = set()
+        if failed is not None:
+            found.update(self.plan.worked_on_by(failed.actor, None if step is None else step + 1))
+        for unit in self.units.values():
+            if self.machine.finished(unit.actor.id) > iteration * unit.rate:
+                found |= self.plan.changed_by(unit.actor)
+        return sorted(found)
+
+    @property
+    def carries(self) -> bool:
+        """Whether registers carry values from one iteration to the next."""
+        return any(r.initial and r.tensors for r in self.plan.registers)
+
+    def check(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
+        """Raise CallError that names an argument which the plan needs on this rank and the call lacks."""
+        missing = sorted((self.inputs - inputs.keys()) | (self.scalars - scalars.keys()))
+        if missing:
+            raise CallError(
+                f"rank {self._rank}: a call of plan {self.plan.name!r} came without {', '.join(missing)}; "
+                f"expected inputs {sorted(self.inputs)} and scalars {sorted(self.scalars)}"
+            )
+
+    def expect(self, peer: int, ready: Ready) -> None:
+        """Raise PlanError unless what a peer announces is what the plan says."""
+        where = f"plan {self.plan.name!r}: rank {peer} announces"
+        source = self.sources.get(ready.register)
+        if source is None or source.rank != peer:
+            raise PlanError(f"{where} register {ready.register}, which it does not fill on rank {self._rank}")
+        slots = self.slots[ready.register]
+        sizes = None if ready.payload is None else [len(p) for p in ready.payload]
+        if ready.nbytes != slots.nbytes or (sizes is not None and sizes != [t.nbytes for t in slots.specs]):
+            tensors = ", ".join(f"{t.dtype}{list(t.shape)}" for t in slots.specs)
+            raise PlanError(
+                f"{where} {ready.nbytes} bytes for register {ready.register} on rank {self._rank}, "
+                f"filled by {source.name}; the plan says {slots.nbytes} bytes: {tensors}"
+            )
+
+    def lend(self) -> list[tuple[int, Region]]:
+        """Make the shared memory that this rank fills: the regions, and the rank that each is for.
+
+        Raises ClusterError where there is too little memory.
+        """
+        made = []
+        for home in self.plan.peers(self._rank):
+            registers = shared_registers(self.plan, self._rank, home)
+            if registers:
+                nbytes = region_bytes(registers)
+                descriptor = make_region(nbytes, self._rank, home)
+                self.shared.update(map_region(descriptor, registers))
+                made.append((home, Region(self.number, nbytes, descriptor)))
+        return made
+
+    def borrow(self, peer: int, region: Region) -> None:
+        """Map the shared memory that a peer fills.  Raises ClusterError where it is not what the plan says."""
+        try:
+            self.shared.update(map_region(region.descriptor, shared_registers(self.plan, peer, self._rank)))
+        except ClusterError as e:
+            raise ClusterError(f"plan {self.plan.name!r}, from rank {peer} for rank {self._rank}: {e}") from None
+        finally:
+            os.close(region.descriptor)
+
+    def token(self, peer: int, filled: Filled) -> Sequence[Tensor]:
+        """The token that a peer has put into its slot.  Raises PlanError where the plan knows no such register."""
+        source, shared = self.sources.get(filled.register), self.shared.get(filled.register)
+        if shared is None or source is None or source.rank != peer:
+            raise PlanError(
+                f"plan {self.plan.name!r}: rank {peer} says that it has filled register {filled.register}, which it "
+                f"does not share with rank {self._rank}"
+            )
+        return shared.slots[filled.sequence % len(shared.slots)]
+
+    def plane_of(self, register: int) -> DataPlane:
+        """The data plane that fills a register of this rank from another one."""
+        source = self.sources[register]
+        assert source.comm is not None
+        return plane_of(self._planes, self.plan, source, source.comm)
+
+
+def open_planes(plan: Plan, rank: int, planes: Mapping[str, DataPlane]) -> None:
+    """Make the communicators that a plan needs on this rank; every rank of the plan must do so, plan by plan."""
+    for name in sorted(planes):
+        pairs: set[tuple[int, int]] = set()
+        groups: set[tuple[int, ...]] = set()
+        for actor in plan.actors:
+            comm = actor.comm
+            if comm is None or comm.plane != name or rank not in comm.ranks:
+                continue
+            if isinstance(comm, Send):
+                pairs.add(comm.ranks)
+            else:
+                groups.add(comm.ranks)
+        planes[name].open(sorted(pairs), sorted(groups))
+
+
+def _constants(plan: Plan, device: torch.device) -> list[Tensor]:
+    specs = [TensorSpec(c.shape, c.dtype, "B") for c in plan.constants]
+    for constant, spec in zip(plan.constants, specs, strict=True):
+        if constant.dtype not in ITEM_BYTES or len(constant.data) != spec.nbytes:
+            raise PlanError(
+                f"plan {plan.name!r}: constant {constant.name!r} has {len(constant.data)} bytes "
+                f"for {constant.dtype}{list(constant.shape)}"
+            )
+    return decode([c.data for c in plan.constants], specs, device)

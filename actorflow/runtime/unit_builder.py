@@ -1,0 +1,298 @@
+"""Build the units that fire the actors of one rank: find their kernels, data planes, slots, operands and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from actorflow.devices import Device
+from actorflow.runtime.actor_units import (
+    ActorUnit,
+    CollectiveUnit,
+    ComputeUnit,
+    InlineSendUnit,
+    PassThroughUnit,
+    PlaneSendUnit,
+    SharedSendUnit,
+    Store,
+    SummingKernel,
+)
+from actorflow.runtime.bodies.adding import adding, products
+from actorflow.runtime.bodies.kernels import Kernels
+from actorflow.runtime.bodies.run import Run, Runs
+from actorflow.runtime.slots import Slots, of_one_firing
+from actorflow.runtime.stream_events import StreamEvents
+from actorflow.transport.messages import DataPlane
+from actorflow.transport.shared import SharedSlots
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.ops import Symbol
+from actorflow_compiler.plan.modes import MODES, Mode
+from actorflow_compiler.plan.plan import (
+    ORDERED,
+    Actor,
+    Body,
+    Collective,
+    Comm,
+    FromRegister,
+    OfInput,
+    OfPiece,
+    OfScalar,
+    OfVariable,
+    Operand,
+    Plan,
+    Plane,
+    Register,
+    Send,
+    TensorSpec,
+    ToResult,
+)
+from actorflow_scheduler.machine import ActorFinished
+
+__all__ = ["UnitBuilder", "plane_of"]
+
+UNDONE = 1 << 20  # bytes; the values of larger variables are not kept while a call changes them
+QUICK = 1 << 20  # bytes; up to here the compute thread copies a token itself, as a hand-over costs more
+
+
+class UnitBuilder:
+    """Builds the units of a plan that is being installed as number ``number``.
+
+    ``shared`` is the memory shared with other ranks, by register; it is filled later.  All methods raise PlanError
+    where the plan cannot be run here.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        plan: Plan,
+        rank: int,
+        device: Device,
+        slots: Mapping[int, Slots],
+        stream_events: StreamEvents,
+        kernels: Kernels,
+        runs: Runs,
+        planes: Mapping[str, DataPlane],
+        variables: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor],
+        shared: Mapping[int, SharedSlots],
+    ) -> None:
+        self._number, self._plan, self._rank, self._device = number, plan, rank, device
+        self._slots, self._stream_events = slots, stream_events
+        self._kernels, self._runs, self._mode = kernels, runs, MODES[plan.mode]
+        self._planes, self._variables, self._constants, self._shared = planes, variables, constants, shared
+
+    def unit(self, actor: Actor) -> ActorUnit:
+        """The unit of one actor."""
+        if actor.comm is not None and actor.body is not None:
+            raise PlanError(f"{self._where(actor)}: it has a body and a communication; one of them was expected")
+        match actor.comm:
+            case Send() as send:
+                return self._send(actor, send)
+            case Collective() as collective:
+                return self._collective(actor, collective)
+            case None if actor.body is not None:
+                return self._compute(actor, self._plan.bodies[actor.body])
+            case None:
+                return PassThroughUnit(**self._common(actor, actor.operands, self._stores(actor, None)))
+
+    # ---- one method for each way to fire
+
+    def _compute(self, actor: Actor, body: Body) -> ComputeUnit:
+        run = self._run(actor, body)
+        stores = self._stores(actor, None if run else body)
+        common = self._common(actor, actor.operands, stores, host=not _makes_tensors(body))
+        kernel = self._kernels.kernel(body)
+        sums = [store.outputs[i] for store in stores for i in store.summed]
+        if run is not None:
+            return ComputeUnit(body=body, execute=run, **common)
+        if sums:
+            summing = SummingKernel(kernel, self._kernels.kernel(adding(body, sums)), stores)
+            return ComputeUnit(body=body, execute=summing, **common)
+        return ComputeUnit(body=body, execute=kernel, **common)
+
+    def _send(self, actor: Actor, send: Send) -> InlineSendUnit | SharedSendUnit | PlaneSendUnit:
+        writes = self._plan.outputs_of[actor.id]
+        operands = self._in_order(actor, writes)
+        inline = send.plane == Plane.INLINE or not operands
+        shared = send.plane == Plane.SHARED and not inline
+        quick = inline or (shared and writes[0].nbytes <= QUICK)
+        common = self._common(actor, operands, (), quick=quick)
+        common |= {"plan": self._number, "to_rank": send.to_rank, "register": writes[0].id}
+        if inline:
+            return InlineSendUnit(**common)
+        if shared:
+            return SharedSendUnit(memory=self._shared, **common)
+        plane = plane_of(self._planes, self._plan, actor, send)
+        return PlaneSendUnit(plane=plane, in_order=send.plane in ORDERED, **common)
+
+    def _collective(self, actor: Actor, collective: Collective) -> CollectiveUnit:
+        return CollectiveUnit(
+            comm=collective,
+            plane=plane_of(self._planes, self._plan, actor, collective),
+            specs=tuple(self._spec(actor, i) for i in range(len(actor.targets))),
+            **self._common(actor, actor.operands, self._stores(actor, None)),
+        )
+
+    # ---- what they share
+
+    def _common(
+        self,
+        actor: Actor,
+        operands: Sequence[Operand],
+        stores: tuple[Store, ...],
+        *,
+        host: bool = True,
+        quick: bool = False,
+    ) -> dict[str, Any]:
+        """The fields of ``ActorUnit``.
+
+        ``host``: it would run in host memory as well; ``quick``: a communication that does not block the compute
+        thread for long where operands lie in host memory.
+        """
+        taken = [(at, self._slots[r.id]) for at, r in enumerate(self._plan.inputs_of[actor.id]) if r.tensors]
+        box = {slots.id: i for i, (_, slots) in enumerate(taken)}
+        stream = self._stream_events.actor_stream(actor, host)
+        blocks = stream.prepares if actor.comm is None else self._device.ahead or not quick
+        borrowed = tuple(slots.id for _, slots in taken if self._in_shared_memory(slots.id))
+        return {
+            "actor": actor,
+            "rate": actor.rate,
+            "finished": ActorFinished(actor.id),
+            "inline": not blocks,
+            "stream": stream,
+            "reads": tuple(taken),
+            "outer": any(not isinstance(o, FromRegister) for o in operands),
+            "operands": tuple(self._operand(actor, o, box) for o in operands),
+            "stores": stores,
+            "variables": tuple(
+                (i, self._known(actor, t.name)) for i, t in enumerate(actor.targets) if isinstance(t, OfVariable)
+            ),
+            "results": tuple(
+                (i, t.index, self._must_copy(actor, i)) for i, t in enumerate(actor.targets) if isinstance(t, ToResult)
+            ),
+            # a device with memory of its own has copies of these tokens, and does not know in time that a call failed
+            "borrows": borrowed if stores and not self._device.ahead else (),
+            "undone": () if self._device.ahead else self._undone(actor),
+        }
+
+    def _stores(self, actor: Actor, body: Body | None) -> tuple[Store, ...]:
+        """The registers that an actor's outputs fill; its kernel adds to sums itself where a ``body`` is given."""
+        writes = enumerate(self._plan.outputs_of[actor.id])
+        return tuple(self._store(actor, body, at, register) for at, register in writes if register.tensors)
+
+    def _store(self, actor: Actor, body: Body | None, at: int, register: Register) -> Store:
+        filled = {
+            t.index: i for i, t in enumerate(actor.targets) if isinstance(t, FromRegister) and t.register == register.id
+        }
+        if sorted(filled) != list(range(len(register.tensors))):
+            raise PlanError(
+                f"{self._where(actor)}: it fills tensors {sorted(filled)} of the {len(register.tensors)} of register "
+                f"{register.id}"
+            )
+        outputs = tuple(filled[i] for i in range(len(register.tensors)))
+        summed: tuple[int, ...] = ()
+        if body is not None and register.fill == actor.rate > 1:
+            sums = [output for output, spec in zip(outputs, register.tensors, strict=True) if spec.combine == "sum"]
+            summed = tuple(outputs.index(output) for output in products(body, sums))
+        return Store(at, self._slots[register.id], outputs, outputs == tuple(range(len(actor.targets))), summed)
+
+    def _operand(self, actor: Actor, operand: Operand, box: Mapping[int, int]) -> tuple[int, int | str]:
+        outer = len(box)
+        match operand:
+            case FromRegister(register, index):
+                return box[register], index
+            case OfVariable(name) if name in self._constants:
+                return outer + 1, name
+            case OfVariable(name):
+                return outer, self._known(actor, name)
+            case OfInput(name):
+                return outer + 2, name
+            case OfScalar(name):
+                return outer + 3, name
+            case OfPiece():
+                return outer + 4, 0
+
+    def _known(self, actor: Actor, name: str) -> str:
+        if name not in self._variables:
+            raise PlanError(
+                f"{self._where(actor)}: variable {name!r} is not on this rank; it holds {len(self._variables)} others"
+            )
+        return name
+
+    def _must_copy(self, actor: Actor, target: int) -> bool:
+        """Whether a result may share memory with a register or variable, so that it must be copied."""
+        if actor.body is not None:
+            return True
+        operand = actor.operands[target]
+        owned = isinstance(operand, FromRegister) and self._slots[operand.register].owns
+        return not owned or actor.operands.count(operand) > 1
+
+    def _undone(self, actor: Actor) -> tuple[str, ...]:
+        """The small variables beside parameters and optimizers' state that an actor of several ranks' plans changes.
+
+        One rank may have changed its part of them when a call fails on another one.
+        """
+        if self._plan.world == 1:
+            return ()
+        listed = {v.name: v for v in self._plan.variables if v.kind in ("buffer", "tensor")}
+        changed = sorted(self._plan.changed_by(actor) & listed.keys())
+        return tuple(name for name in changed if self._variables[name].nbytes <= UNDONE)
+
+    def _in_shared_memory(self, register: int) -> bool:
+        comm = self._plan.actor(self._plan.register(register).producer).comm
+        return comm is not None and comm.plane == Plane.SHARED
+
+    # ---- of single ways
+
+    def _run(self, actor: Actor, body: Body) -> Run | None:
+        """What fires a compiled or captured body of the compute queue; None where its ops run one by one."""
+        if self._mode == Mode() or actor.queue != "compute":
+            return None
+        numbers = [i for i, o in enumerate(actor.operands) if isinstance(o, OfScalar | OfPiece)]
+        return self._runs.of(body, numbers, self._mode)
+
+    def _in_order(self, actor: Actor, writes: tuple[Register, ...]) -> tuple[Operand, ...]:
+        """The operands of a send in the order of the register that they fill on the other rank."""
+        filled = dict(zip(actor.targets, actor.operands, strict=True))
+        wanted = [FromRegister(r.id, i) for r in writes for i in range(len(r.tensors))]
+        if len(writes) != 1 or writes[0].fill != 1 or filled.keys() != set(wanted):
+            raise PlanError(
+                f"{self._where(actor)}: a send fills one register, one token with each firing; it fills {len(writes)}"
+            )
+        return tuple(filled[target] for target in wanted)
+
+    def _spec(self, actor: Actor, target: int) -> TensorSpec:
+        """What a collective gives to one of its targets."""
+        found = actor.targets[target]
+        if isinstance(found, FromRegister):
+            register = self._plan.register(found.register)
+            return of_one_firing(register.tensors[found.index], register.fill)
+        if isinstance(found, OfVariable):
+            tensor = self._variables[found.name]
+            return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), "")
+        raise PlanError(
+            f"plan {self._plan.name!r}, actor {actor.name}: "
+            "a collective gives to registers and variables; a result was found"
+        )
+
+    def _where(self, actor: Actor) -> str:
+        return f"plan {self._plan.name!r}, rank {self._rank}, actor {actor.name}"
+
+
+def plane_of(planes: Mapping[str, DataPlane], plan: Plan, actor: Actor, comm: Comm) -> DataPlane:
+    """The data plane of a communication.  Raises PlanError where this rank does not have it."""
+    found = planes.get(comm.plane)
+    if found is None:
+        raise PlanError(
+            f"plan {plan.name!r}, actor {actor.name}: data plane {str(comm.plane)!r} was found; "
+            f"this rank has {sorted(map(str, planes))}"
+        )
+    return found
+
+
+def _makes_tensors(body: Body) -> bool:
+    """Whether a body makes tensors on the device of a rank, wherever its operands lie."""
+    args = [(*step.args, *(value for _, value in step.kwargs)) for step in body.steps]
+    return any(isinstance(arg, Symbol) and arg.text.startswith("device:") for some in args for arg in some)
