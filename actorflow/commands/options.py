@@ -77,7 +77,7 @@ class ScriptCommand(click.Command):
     """A command with a script's arguments after ``--``, which says so when one is taken for its own option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """What click's own does.  Raises UsageError with the hint for an option that is not this command's."""
+        """Parse as click does.  Raises UsageError with the hint for an option that is not this command's."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as e:

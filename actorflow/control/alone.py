@@ -37,7 +37,7 @@ class Alone:
         self._last = FailureCallbacks()
 
     def join(self) -> None:
-        """Nobody to wait for."""
+        """Nothing to wait for."""
 
     def gather(self, tag: str, payload: bytes) -> list[bytes] | None:
         """The payload, once for each rank."""
@@ -54,7 +54,7 @@ class Alone:
         self._agreed_calls(call, dropped)
 
     def goodbye(self) -> None:
-        """Nobody to wait for."""
+        """Nothing to wait for."""
         report_to_launcher(self.settings.launcher, RankFinished(self.rank))
 
     def on_call_agreed(self, callback: Callable[[int, DropSet], object]) -> None:
@@ -92,7 +92,7 @@ class Alone:
         self._pulls.requests.serve(kind, handler)
 
     def pull(self, rank: int, request: Request) -> bytes:
-        """What this process answers."""
+        """This process's own answer."""
         return b"".join(self._pulls.requests.answer(request.text()))
 
     def store(self) -> Any:

@@ -126,7 +126,7 @@ def make_blocking_channel(address: str) -> Any:
 
 
 def metadata(token: str, rank: int) -> Sequence[tuple[str, str]]:
-    """What every call carries: the token, and who calls."""
+    """The metadata of every call: the token and the caller's rank."""
     return ((TOKEN_KEY, token), (RANK_KEY, str(rank)))
 
 
@@ -136,7 +136,7 @@ def is_accepted(initial_metadata: Any) -> bool:
 
 
 def caller(context: Any) -> int:
-    """The rank that a server's caller says it is; -1 where it says nothing."""
+    """The rank that a caller of the server claims to be; -1 where it claims none."""
     value = dict(context.invocation_metadata() or ()).get(RANK_KEY, "")
     return int(value) if str(value).isdigit() else -1
 

@@ -361,7 +361,7 @@ def current() -> Cluster | Alone:
 
 
 def joined_late() -> bool:
-    """Whether ``current`` joined the run, so that nothing but this process's exit tells that its script has ended."""
+    """Whether ``current`` joined the run, so that only this process's exit shows that its script has ended."""
     return _late
 
 

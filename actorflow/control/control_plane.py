@@ -96,7 +96,7 @@ class ControlPlane:
         }
 
     async def run(self, joined: Future[None]) -> None:
-        """Live from joining to goodbye; ``joined`` gets the result of joining."""
+        """Serve from joining to goodbye; ``joined`` gets the result of joining."""
         self._loop = asyncio.get_running_loop()
         self._failing: asyncio.Future[None] = self._loop.create_future()
         self._welcomed: asyncio.Future[None] = self._loop.create_future()
@@ -214,7 +214,7 @@ class ControlPlane:
     # -- links -----------------------------------------------------------------------------------
 
     async def connect(self, peers: Sequence[int]) -> None:
-        """Have a link to each of these ranks; they call it with us among theirs."""
+        """Make a link to each of these ranks, which call this with our rank among theirs."""
         wanted = [peer for peer in sorted(set(peers)) if peer != self.rank and peer not in self.links]
         timeout = self.settings.join_timeout
         for peer in wanted:

@@ -50,7 +50,7 @@ class LocalLinks:
         return "", ""
 
     async def connect(self, peer: Ticket, control: PeerLink, unless_failed: UnlessFailed) -> None:
-        """Have a Unix link to a peer on this machine, which does the same, or agree that there is none."""
+        """Make a Unix link to a peer on this machine, which does the same, or agree that there is none."""
         if self._door is None or peer.rank in self._settled:
             return
         if peer.rank < self._settings.rank:
@@ -79,7 +79,7 @@ class LocalLinks:
             self._on_link(link)
 
     def on_dialled(self, peer: int, connected: bool) -> None:
-        """A peer has dialled this rank."""
+        """Note that a peer has dialled this rank, and whether it succeeded."""
         said = self._said.setdefault(peer, asyncio.get_running_loop().create_future())
         if not said.done():
             said.set_result(connected)

@@ -8,14 +8,14 @@ from actorflow_protos import runtime_pb2 as pb
 
 
 class Payloads:
-    """What has come, or is awaited, from each peer for each common step; lives on the gRPC thread."""
+    """The payloads of each peer for each common step, complete or awaited; used on the gRPC thread alone."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, list[bytes]] = {}  # by peer; a peer sends one payload at a time
         self._whole: dict[tuple[int, int], asyncio.Future[bytes]] = {}  # by (peer, step)
 
     def add(self, peer: int, part: pb.Part) -> None:
-        """Note a piece."""
+        """Add a piece."""
         pieces = self._pieces.setdefault(peer, [])
         pieces.append(part.data)
         if part.last:

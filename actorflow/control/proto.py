@@ -28,13 +28,13 @@ def message_to_item(message: Message) -> pb.Item:
 
 
 def ready_from(item: pb.Ready) -> Ready:
-    """The token announcement that an item carries."""
+    """The token announcement in an item."""
     payload = tuple(item.payload) if item.inline else None
     return Ready(item.plan, item.register, item.sequence, item.nbytes, payload)
 
 
 def ticket_to(ticket: Ticket) -> pb.Ticket:
-    """A ticket as it travels."""
+    """A ticket as protobuf."""
     return pb.Ticket(
         rank=ticket.rank,
         node=ticket.node,
@@ -92,7 +92,7 @@ def failure_to(failure: Failure) -> pb.Item:
 
 
 def failure_from(item: pb.Failure) -> Failure:
-    """The failure that a peer told of."""
+    """The failure that a peer reported."""
     return Failure(item.rank, item.host, item.pid, FailureKind(item.kind), item.cause, item.noticed_by)
 
 
@@ -110,7 +110,7 @@ def step_from(item: pb.Issue) -> CommonStep:
 
 
 def go_to(call: int, agreed: DropSet) -> pb.Item:
-    """Word that all ranks have made a call, and of what they have let go of."""
+    """The news that all ranks have made a call, with what all of them have dropped."""
     go = pb.Go(call=call)
     if agreed:
         go.dropped.CopyFrom(_dropped_to(agreed))
@@ -118,7 +118,7 @@ def go_to(call: int, agreed: DropSet) -> pb.Item:
 
 
 def go_from(item: pb.Go) -> tuple[int, DropSet]:
-    """The call and what was let go of that the master tells of."""
+    """The call that all ranks have made, and what all of them have dropped."""
     return item.call, _dropped_from(item)
 
 
@@ -131,26 +131,26 @@ def _dropped_from(item: pb.Issue | pb.Go) -> DropSet:
 
 
 def word_to(word: Word) -> pb.Item:
-    """What a rank says of a call that has failed, as an item of the link to the master."""
+    """A rank's word about a call that has failed, as an item of the link to the master."""
     if isinstance(word, Failed):
         return pb.Item(failed=_failed_to(word))
     return pb.Item(vote=pb.Vote(call=word.call, obstacle=word.obstacle))
 
 
 def word_from(item: pb.Failed | pb.Vote) -> Word:
-    """What a rank said of a call that has failed."""
+    """A rank's word about a call that has failed."""
     return _failed_from(item) if isinstance(item, pb.Failed) else Vote(item.call, item.obstacle)
 
 
 def order_to(order: Order) -> pb.Item:
-    """What the master tells every rank of such a call, as an item of a link."""
+    """The master's order about such a call, as an item of a link."""
     if isinstance(order, Hold):
         return pb.Item(hold=pb.Hold(call=order.call, line=order.line))
     return pb.Item(decision=pb.Decision(failed=_failed_to(order.failed), obstacle=order.obstacle))
 
 
 def order_from(item: pb.Hold | pb.Decision) -> Order:
-    """What the master told every rank of such a call."""
+    """The master's order about such a call."""
     if isinstance(item, pb.Hold):
         return Hold(item.call, item.line)
     return Decision(_failed_from(item.failed), item.obstacle)

@@ -82,7 +82,7 @@ def launch(run: Settings) -> int:
 
 
 def _print_status(console: Console, launcher: str, about: RunInfo) -> None:
-    """Print what the ranks are at, and who waits for whom."""
+    """Print what the ranks are doing, and who waits for whom."""
     console.print(to_text(about, ask_ranks(launcher, about)), end="")
 
 
@@ -278,7 +278,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """The agent sets signal handlers; give back those that were there."""
+    """Restore the signal handlers that the agent replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -37,7 +37,7 @@ class RankPulse:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> RankPulse:
-        """What travelled as JSON."""
+        """The pulse from its JSON data."""
         return cls(**{**found, "waits": tuple(found["waits"])})
 
 

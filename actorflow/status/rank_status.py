@@ -68,18 +68,18 @@ class RankStatus:
     text: str = ""  # everything that the worker says of itself
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The status as JSON data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> RankStatus:
-        """The other way round."""
+        """The status from its JSON data."""
         waits = tuple(QueueWait(w["actor"], w["why"], tuple(w["ranks"]), w["meets"]) for w in found["waits"])
         return cls(**{**found, "waits": waits})
 
 
 def observe_session(observed: Callable[[], ObservedSession | None]) -> None:
-    """Ask ``observed`` from now on for what makes this process's calls; it may answer that there is nothing yet."""
+    """Set the function that gives this process's session, or None while there is none."""
     global _observed
     _observed = observed
 

@@ -77,7 +77,7 @@ def find_runs() -> list[tuple[str, RunInfo]]:
 
 
 def answer_requests(launcher: str, rank: int, world: int, pull: Callable[[int], bytes]) -> None:
-    """Answer whoever asks this rank from now on, on a thread; ``pull`` asks another rank for its standing."""
+    """Answer whoever asks this rank from now on, on a thread; ``pull`` asks another rank for its status."""
     if not launcher:
         return
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -201,5 +201,5 @@ def _address(launcher: str, rank: int) -> str:
 
 
 def print_own_status(rank: int) -> None:
-    """Print what this rank is at on standard error."""
+    """Print this rank's status on standard error."""
     print(f"actorflow: {own_status(rank).text}", file=sys.stderr, flush=True)

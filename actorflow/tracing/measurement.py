@@ -66,7 +66,7 @@ class Measurement:
 
     @cached_property
     def iterations(self) -> int:
-        """Those of which every firing is known."""
+        """The number of iterations of which every firing is known."""
         return min((len(self.starts[a.id]) // a.rate for a in self.plan.actors), default=0)
 
     @property
@@ -82,7 +82,7 @@ class Measurement:
 
     @property
     def begin(self) -> int:
-        """From when on it is looked at: the end of the iteration before the first that counts."""
+        """When the measurement begins: the end of the iteration before the first that counts."""
         return self.end_of(self.first - 1)
 
     @property

@@ -30,10 +30,10 @@ class CallProgress(Protocol):
     """How a request waits until this rank has come far enough."""
 
     def wait_until(self, there: Callable[[], bool]) -> None:
-        """Block until something is so; raises what ended the run."""
+        """Block until a condition holds; raises what ended the run."""
 
     def notify(self) -> None:
-        """Look again."""
+        """Have waiting requests check again."""
 
 
 class TracingObserver(Observer):
@@ -50,7 +50,7 @@ class TracingObserver(Observer):
         run.serve(TraceEvents, self._events)
 
     def recorder(self) -> Recorder | None:
-        """The tracer's."""
+        """The tracer's recorder."""
         self._tracer = Tracer(self._run)
         self._progress.notify()
         return self._tracer.record
@@ -62,7 +62,7 @@ class TracingObserver(Observer):
         self._run.at_failure(partial(self._tracer.cut_short, worker.observed))
 
     def installed(self, number: int, plan: Plan) -> None:
-        """The master writes it."""
+        """Give the plan to the tracer; the master's writes it."""
         assert self._tracer is not None
         self._tracer.install(number, plan)
 

@@ -54,7 +54,7 @@ class TracePeers(Protocol):
 
     @property
     def machines(self) -> Sequence[str]:
-        """For each rank what those have in common that are on one machine; empty where that is not known."""
+        """For each rank, an id that is equal for ranks of one machine; empty where that is not known."""
 
     def pull(self, rank: int, request: Request) -> bytes:
         """What a rank answers."""
