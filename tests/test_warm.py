@@ -13,8 +13,9 @@ import pytest
 import warm
 
 SHOWS = """
-import os, resource, sys
+import os, resource, sys, tempfile
 print(sys.argv, os.getcwd(), sys.executable, __name__, os.environ.get("ASKED"), "PATH" in os.environ)
+print(tempfile.gettempdir())
 print(resource.getrlimit(resource.RLIMIT_NOFILE), sys.stdin.read(), sys.path[0], [p for p in sys.path if "beside" in p])
 print("an error", file=sys.stderr)
 sys.exit(7)
@@ -30,7 +31,7 @@ time.sleep(300)
 def run(python: str, script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [python, script, *arguments], cwd=script.parent, capture_output=True, text=True, timeout=100, input="typed",
-        env={"ASKED": "ß", "PYTHONPATH": "beside"},
+        env={"ASKED": "ß", "PYTHONPATH": "beside", "TMPDIR": str(script.parent)},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)),
     )  # fmt: skip
 

@@ -173,6 +173,7 @@ def become(command: Command, base: list[str]) -> None:
     import numpy as np
     import torch
 
+    tempfile.tempdir = None  # which the server has found by its own variables
     np.random.seed()  # what a new process has from the system
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from actorflow.launch import log_disk
 from actorflow.launch.log_disk import full_disk
 from cluster.runs import Run
@@ -43,7 +44,7 @@ def test_only_an_error_of_a_full_disk_of_logs_is_said_to_be_one(monkeypatch: pyt
 
 def test_a_rank_whose_logs_have_no_room_is_named_and_what_to_do(start: Callable[..., Run], small: Path) -> None:
     script = "import actorflow as flow\nflow.env.get_rank()\nfor i in range(200):\n    print('x' * 2000, flush=True)\n"
-    run = start(script, "--devices", "2", "--log-dir", str(small))
+    run = start(script, "--devices", "2", "--log-dir", str(small), python=warm.python())
     assert run.wait() == 1
     assert f"the disk with the logs of rank 1 is full ({small}): make room there" in run.output
     assert "script.py:4: print('x' * 2000, flush=True)" in run.output
@@ -52,6 +53,6 @@ def test_a_rank_whose_logs_have_no_room_is_named_and_what_to_do(start: Callable[
 
 def test_a_run_that_goes_well_tells_that_logs_are_lost(start: Callable[..., Run], small: Path) -> None:
     script = "import logging\nfor i in range(200):\n    logging.warning('x' * 2000)\n"
-    run = start(script, "--devices", "2", "--log-dir", str(small))
+    run = start(script, "--devices", "2", "--log-dir", str(small), python=warm.python())
     assert run.wait() == 0
     assert f"actorflow: the disk of {small} is full: what ranks print there is lost" in run.output

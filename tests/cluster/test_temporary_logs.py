@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 SCRIPT = """
 import sys
 from actorflow.control.cluster import current
@@ -26,7 +28,7 @@ def test_a_temporary_folder_of_logs_is_kept_where_the_run_failed(tmp_path: Path,
     script.write_text(SCRIPT)
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, "-m", "actorflow", "run", str(script), "--devices", "2", "--", how],
+        [warm.python(), "-m", "actorflow", "run", str(script), "--devices", "2", "--", how],
         capture_output=True, text=True, timeout=250, check=False, env=environment,
     )  # fmt: skip
     assert done.returncode == status, done.stderr
