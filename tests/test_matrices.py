@@ -53,6 +53,10 @@ def test_or_as_often_as_it_says(tmp_path: Path) -> None:
         assert sum(value in one for one in found) >= 2
 
 
+def test_a_matrix_of_one_parameter_keeps_every_nth() -> None:
+    assert representatives([{"seed": seed} for seed in range(7)])[::3] == [0, 3, 6]
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_representatives_spread_over_the_other_parameters(times: int) -> None:
     matrix = [{"step": step, "layout": layout} for step, layout in itertools.product(range(10), "ab")]

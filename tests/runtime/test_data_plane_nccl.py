@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -319,13 +320,20 @@ def test_patience_looks_at_the_oldest_call_alone_and_ends_when_it_is_closed() ->
 
 def test_calls_that_end_one_after_the_other_are_not_late_however_far_the_host_is_ahead() -> None:
     """The last call is under way for longer than patience, and waits for the ones before it all that time."""
-    late = threading.Event()
-    patience = Patience(1.5, lambda started: late.set())  # five times what a call takes: a busy machine may stall
-    calls = [patience.start(str(number)) for number in range(6)]
-    for call in calls:
-        assert not late.wait(0.3), f"call {call.what} was told late"
-        call.issued = True
-    assert late.wait(0.0) is False
+    while True:
+        late, longest = threading.Event(), 0.0
+        patience = Patience(1.5, lambda started, late=late: late.set())  # five times what a call takes
+        calls = [patience.start(str(number)) for number in range(6)]
+        for call in calls:
+            before = time.monotonic()
+            late.wait(0.3)
+            call.issued = True
+            longest = max(longest, time.monotonic() - before)
+        told = late.is_set()
+        if longest < 1.0:  # or the machine has stalled, and a call was late indeed
+            break
+        patience.close()
+    assert not told
     stuck = patience.start("stuck")
     assert late.wait(SECONDS)
     assert stuck.seconds >= 1.5
