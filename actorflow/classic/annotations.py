@@ -32,25 +32,25 @@ class JobAnnotations:
 
     job: str
     signature: inspect.Signature
-    takes: Mapping[str, Any]  # parameter → its annotation, where it has a placeholder
-    gives: Any  # the annotation of the result, where it has a form of ``tp``; else None
+    placeholders: Mapping[str, Any]  # parameter → its annotation, where it has a placeholder
+    result: Any  # the annotation of the result, where it has a form of ``tp``; else None
     each: bool = False  # the mirrored view
 
     @property
     def plain(self) -> bool:
         """Whether no annotation is of the first generation."""
-        return not self.takes and self.gives is None
+        return not self.placeholders and self.result is None
 
-    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
+    def convert(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
         """The arguments as their placeholders want them; raises CallError for those that do not fit."""
-        if not self.takes and not self.each:
+        if not self.placeholders and not self.each:
             return JobArguments(args, dict(kwargs))
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError:  # said where arguments are taken apart
             return JobArguments(args, dict(kwargs))
         fit = _Fit(self.job, devices)
-        for name in bound.arguments.keys() - self.takes.keys() if self.each else ():
+        for name in bound.arguments.keys() - self.placeholders.keys() if self.each else ():
             value = bound.arguments[name]
             if isinstance(value, list) and any(isinstance(item, Tensor | np.ndarray) for item in value):
                 raise CallError(
@@ -58,7 +58,7 @@ class JobAnnotations:
                     f"mirrored view tp.ListNumpy.Placeholder(shape, dtype) was expected for what every device has one "
                     f"of, or an array or a tuple for what is the same on all devices"
                 )
-        for name, wanted in self.takes.items():
+        for name, wanted in self.placeholders.items():
             if name not in bound.arguments:
                 continue
             value, kind = bound.arguments[name], self.signature.parameters[name].kind
@@ -83,7 +83,7 @@ def job_annotations(function: Callable[..., Any], job: str, view: LogicalView) -
         for placeholder in _placeholders(annotation):
             if placeholder.each != each:
                 raise CallError(_other_view(job, view, f"argument {name} is {placeholder}", "ListNumpy.Placeholder"))
-    for form in _forms(forms.gives):
+    for form in _forms(forms.result):
         if (form is ListNumpy) != each:
             raise CallError(_other_view(job, view, f"its result is tp.{form.__name__}", "ListNumpy"))
     return forms

@@ -72,8 +72,8 @@ class ClassicJobBody(JobBody):
         self.name, self.train = name, train
         self.view, self.placed, self.dtype = settings.view, settings.placed, settings.dtype
         self.mirrored = self.view is MIRRORED
-        self.forms = job_annotations(function, name, self.view)
-        self.first_generation = config is not None or not self.forms.plain
+        self.annotations = job_annotations(function, name, self.view)
+        self.first_generation = config is not None or not self.annotations.plain
         self._found: dict[Any, RehearsalRecord] = {}  # by what decides which plan runs, of the arguments
         self.last = RehearsalRecord(name)  # what the last rehearsal has found
         self._entered: set[Placement] = set()  # by scopes in the function
@@ -86,7 +86,7 @@ class ClassicJobBody(JobBody):
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
         """The arguments as placeholders want them; raises CallError for those that do not fit."""
-        return self.forms.take(args, kwargs, devices)
+        return self.annotations.convert(args, kwargs, devices)
 
     def prepare(
         self,
@@ -207,7 +207,7 @@ class ClassicJobBody(JobBody):
         return self._answer(per_device_lists(value) if self.mirrored else value)
 
     def _answer(self, value: Any) -> Any:
-        form = self.forms.gives
+        form = self.annotations.result
         if form is None:
             return value
         if not is_callback(form):

@@ -18,7 +18,7 @@ from torch import Tensor
 from actorflow.deferred import mersenne
 from actorflow_compiler.core.torch_internals import MERSENNE
 
-__all__ = ["BLOCK", "StreamPosition", "StreamReader", "RandomStream", "default_generator", "draw", "words_drawn"]
+__all__ = ["BLOCK", "StreamPosition", "StreamReader", "GeneratorStream", "default_generator", "draw", "words_drawn"]
 
 BLOCK = 16  # numbers that torch's normal_ makes of as many uniform ones at a time
 FAR = 2 << 20  # words; beyond it, computing a state is faster than drawing up to it
@@ -45,7 +45,7 @@ class StreamPosition:
         return StreamPosition(self.state, self.words + words)
 
 
-class RandomStream:
+class GeneratorStream:
     """The numbers that one of the script's generators gives."""
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -80,7 +80,7 @@ class _Cursor:
 
 
 class StreamReader:
-    """Generators that stand where a recorded op begins to draw."""
+    """A small pool of generators, advanced to the positions at which recorded ops begin to draw."""
 
     def __init__(self) -> None:
         self._cursors: list[_Cursor] = []

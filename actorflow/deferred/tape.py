@@ -31,7 +31,7 @@ NUMBERS = itertools.count()  # of ops: their order
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Memory that is not there yet."""
+    """Memory that is not allocated yet."""
 
     device: torch.device
     nbytes: int
@@ -135,7 +135,7 @@ class RecordedOp:
         return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
 
     def keep(self) -> None:
-        """Enter the op in the buffers that it makes or changes."""
+        """Append the op to the buffers that it makes or changes."""
         for buffer in {id(v.buffer): v.buffer for v in (*self.writes, *self.makes) if v is not None}.values():
             buffer.ops.append(self)
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from actorflow.deferred import replay
 from actorflow.deferred.chunks import DRAWN
-from actorflow.deferred.random_streams import RandomStream, StreamPosition, default_generator, words_drawn
+from actorflow.deferred.random_streams import GeneratorStream, StreamPosition, default_generator, words_drawn
 from actorflow.deferred.tape import MOST_COPIED, Buffer, BufferView, ConstantTensor, RecordedOp
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.torch_internals import is_fake, memory_of, only_dispatch, schema_of
@@ -126,14 +126,14 @@ class DeferredMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._streams: dict[int, RandomStream] = {}  # by id of the generator
+        self._streams: dict[int, GeneratorStream] = {}  # by id of the generator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _record(func, args, kwargs or {}, self)
 
-    def stream(self, generator: torch.Generator) -> RandomStream:
+    def stream(self, generator: torch.Generator) -> GeneratorStream:
         """The stream of one of the script's generators."""
-        return self._streams.setdefault(id(generator), RandomStream(generator))
+        return self._streams.setdefault(id(generator), GeneratorStream(generator))
 
     def settle(self) -> None:
         """Leave all generators as eager ops would have."""
@@ -288,7 +288,7 @@ def _draw(op: RecordedOp, target: BufferView, call: _Call) -> None:
     """Find out where an op draws its random numbers, and let its generator go on behind them."""
     device = target.buffer.device
     generator = call.generator(device)
-    stream = RandomStream(generator) if call.recorder is None else call.recorder.stream(generator)
+    stream = GeneratorStream(generator) if call.recorder is None else call.recorder.stream(generator)
     if device.type == "cpu" and target.is_dense:
         op.words = words_drawn(DRAWN.get(op.name, ""), target.dtype, target.numel)
     if op.words is None:

@@ -33,28 +33,28 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """One call's arguments, taken apart."""
+    """The arguments of one call, flattened."""
 
-    tensors: tuple[Tensor, ...]  # copies on the CPU's side of the call: the script may reuse its own
+    tensors: tuple[Tensor, ...]  # copies, as the script may reuse its own
     specs: tuple[TensorArgument, ...]
     key: tuple[Any, ...]  # everything else that decides which plan runs; hashable
-    spoken: str  # for people: train_step(x: float32[8,4], flag=True)
-    leaves: tuple[Any, ...]  # what is no tensor, None where a tensor is
+    spoken: str  # for messages: train_step(x: float32[8,4], flag=True)
+    leaves: tuple[Any, ...]  # what is no tensor, and a mark where a tensor is
     structure: pytree.TreeSpec
-    numbers: Mapping[str, int | float]  # ints and floats, by path: whether they decide anything, a capture finds out
-    objects: dict[str, Any]  # what the step can look into, by path: modules, functions, parameters, any objects
+    numbers: Mapping[str, int | float]  # ints and floats, by path; a capture finds out whether the plan depends on them
+    objects: dict[str, Any]  # what the search follows, by path: modules, functions, parameters, any objects
 
     @property
     def spoken_numbers(self) -> str:
-        """The numbers for people: ``step=3, kl=0.1``."""
+        """The numbers as text: ``step=3, kl=0.1``."""
         return ", ".join(f"{path}={number!r}" for path, number in self.numbers.items())
 
     def restore(
         self, tensors: Sequence[Tensor], open_: Callable[[str, Any], Any] = lambda _, number: number
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments again, with other tensors, and with what ``open_`` gives for numbers.
+        """The positional and keyword arguments with other tensors, and with what ``open_`` returns for numbers.
 
-        Parameters are those that ``objects`` has.
+        Parameters are taken from ``objects``.
         """
         given, paths = iter(tensors), iter(self.numbers)
         parameters = (thing for thing in self.objects.values() if isinstance(thing, Tensor))
@@ -70,16 +70,16 @@ class CallArguments:
 
 
 class _IdentityKey:
-    """Equal only to what stands for the same object, while that is there; it does not keep the object, if it can.
+    """A key that is equal only to keys of the same object, for as long as it lives.
 
-    An object that has the place in memory of one that is gone is another one.
+    It holds a weak reference where the object allows one, so that an object at a reused address is another key.
     """
 
     __slots__ = ("_get", "_id")
 
     def __init__(self, thing: object) -> None:
         self._get: Callable[[], object]
-        self._id = id(thing)  # a hash stays as it is
+        self._id = id(thing)  # the hash must not change when the object is gone
         try:
             self._get = weakref.ref(thing)
         except TypeError:
@@ -100,7 +100,7 @@ def _given(thing: object) -> object:
 
 
 class _TensorMark:
-    """Marks where a tensor was."""
+    """Marks the position of a tensor."""
 
 
 _TENSOR = _TensorMark()
@@ -114,11 +114,11 @@ def flatten(
     room: Callable[[int], Tensor] | None = None,
     graph: bool = False,
 ) -> CallArguments:
-    """Take a call of the job ``name`` apart.
+    """Flatten the arguments of a call of the job ``name``.
 
     Tensors (and NumPy arrays) whose dim 0 equals the first one's are the batch; parameters are not data, but objects
-    of the script's.  ``room`` makes the flat uint8 memory of so many bytes that tensors on the CPU are copied to: what
-    a device reads best.  Raises CallError when the arguments do not fit the function's signature, and for tensors that
+    of the script's.  ``room`` allocates flat uint8 memory of so many bytes, to which tensors on the CPU are copied
+    (pinned memory, say).  Raises CallError when the arguments do not fit the function's signature, and for tensors that
     take gradients where PyTorch would make a ``graph``.
     """
     try:
@@ -178,7 +178,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
 
 
 def sampled_checksums(arguments: CallArguments) -> str:
-    """For each tensor in the memory of the host a checksum of elements all over it: ``x 1f3a5c77, y 00000000``.
+    """A checksum of sampled elements for each tensor in host memory: ``x 1f3a5c77, y 00000000``.
 
     Takes a few microseconds a tensor.  Batches of different samples differ in it; a difference in a few elements
     may not show.
@@ -256,10 +256,10 @@ def _shape_text(spec: TensorArgument) -> str:
 
 
 def _key_of(leaf: Any) -> Any:
-    """Equal for leaves that may share a plan."""
+    """A key that is equal for leaves that may share a plan."""
     if isinstance(leaf, _PLAIN):
-        return repr(leaf)  # keeps 0.0 and -0.0 apart
-    if isinstance(leaf, types.MethodType):  # is made anew whenever it is read
+        return repr(leaf)  # distinguishes 0.0 from -0.0
+    if isinstance(leaf, types.MethodType):  # a new object at each access
         return leaf.__func__, _key_of(leaf.__self__)
     kind: Any = type(leaf)
     if isinstance(leaf, Tensor) or (kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__):
@@ -268,7 +268,7 @@ def _key_of(leaf: Any) -> Any:
         hash(leaf)
     except TypeError:
         return _IdentityKey(leaf)
-    return leaf  # equal by what it says
+    return leaf  # its class defines equality
 
 
 def _path(path: tuple[Any, ...], signature: inspect.Signature) -> str:

@@ -21,7 +21,7 @@ MADE = "<string>"  # the file of methods that dataclasses make
 
 
 class ComparisonWatch:
-    """Notes what is compared while a step runs in ``watching``."""
+    """Notes which dataclass objects are compared while a step runs in ``watching``."""
 
     def __init__(self, sources: Sequence[StateSource], read: Sequence[StateSource]) -> None:
         self._classes = dict.fromkeys(
@@ -58,7 +58,7 @@ class ComparisonWatch:
 
     @property
     def unseen(self) -> tuple[str, str] | None:
-        """An object of the script's that was compared, and a field of it that may change without that a guard sees."""
+        """The path of an object that was compared, and a field of it that no guard checks; None if there is none."""
         for one in self._compared.values():
             holder = getattr(one, "__dict__", one)  # itself where it has slots
             path = self._paths.get(id(holder))

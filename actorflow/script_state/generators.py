@@ -15,13 +15,13 @@ __all__ = ["GeneratorWatch"]
 
 
 class GeneratorWatch:
-    """Those of the modules ``random`` and ``numpy.random``, and others that a step can reach.
+    """Watches the global generators of ``random`` and ``numpy.random``, and others that a step can reach.
 
-    A step may be captured several times, and finds them the same each time.
+    A step may be captured several times, and finds the same states each time.
     """
 
     def __init__(self, others: Iterable[object]) -> None:
-        """Learn how they are.  The modules' are seeded, so that one that a step seeds is another one."""
+        """Save the states, and seed the global generators with a value by which seeding in a step is noticed."""
         numpys: Any = np.random.mtrand._rand
         self._before = [(one, _saved(one)) for one in (random, numpys, *others)]
         random.seed(UNSEEDED)
@@ -30,11 +30,11 @@ class GeneratorWatch:
 
     @property
     def moved(self) -> bool:
-        """Whether one is not as it was."""
+        """Whether the state of one has changed."""
         return self._states() != self._unseeded
 
     def put_back(self) -> None:
-        """The step has ended: they are as they were before it."""
+        """Restore the states from before the step."""
         for one, state in self._before:
             if isinstance(one, np.random.Generator):
                 one.bit_generator.state = state

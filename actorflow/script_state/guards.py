@@ -32,43 +32,43 @@ from actorflow_compiler.numbers.symbolic import current_value, is_sym_number
 __all__ = ["ABSENT", "Guards", "StandsFor", "same", "summarize"]
 
 StandsFor = Callable[[Tensor, Tensor], bool]
-ABSENT = "nothing"  # what is said of what is there no more, or was not
-LONGEST = 60  # characters of a value that is said
+ABSENT = "nothing"  # how messages call a value that is not there
+LONGEST = 60  # most characters of a value in a message
 _END = object()
 _ATTRIBUTES = attrgetter("__dict__")
-INTERNED = (NoneType, bool, Enum, FunctionType, type)  # kinds of values that are one and the same wherever they are
-CONTAINERS = (dict, OrderedDict, list, set, tuple)  # that say soon whether there is something in them
+INTERNED = (NoneType, bool, Enum, FunctionType, type)  # types with few values, each a single object
+CONTAINERS = (dict, OrderedDict, list, set, tuple)  # whose truth says cheaply whether they are empty
 
 
 class Guards:
-    """What code could read when a plan was asked for.
+    """The values that code could read when a plan was requested, to be compared before each call.
 
-    ``stands_for`` says whether a tensor that took another one's place makes no difference.
+    ``stands_for`` says whether a tensor may take another one's place without making a difference.
     """
 
     def __init__(self, found: SearchResult, stands_for: StandsFor) -> None:
         self.stands_for = stands_for
         self._sources = found.read_sources
         self._own: dict[tuple[int, type], set[Any]] = {}
-        self._set: dict[tuple[int, type], set[Any]] = {}  # keys that code sets, to what was there before
+        self._set: dict[tuple[int, type], set[Any]] = {}  # keys that code only sets, and that are checked too
         self._take()
 
     def renew(self) -> None:
-        """Take things as they are now for what they have to be."""
+        """Expect the values that are there now from here on."""
         self._take()
 
     def exclude(self, places: Iterable[tuple[StateSource, Any]]) -> None:
-        """Let alone what a plan changes itself, and says itself what it has to be: values of holders, by key."""
+        """Stop checking values, by source and key: those that a plan changes, and says itself which it holds for."""
         for one, key in places:
             self._own.setdefault((id(one.holder), type(one)), set()).add(key)
         if self._own:
             self._take()
 
     def watch_stored(self, found: SearchResult, changed: Iterable[tuple[StateSource, Any]]) -> None:
-        """Look also at what code only sets, and what is the same after a step as before it: a call leaves it alone.
+        """Check also values that code only sets, where the step left what was there before: calls do not set them.
 
-        Of what is ``changed``, values of holders, by key, a call leaves what it has to be, whatever is there before.
-        Only values of which there are few: of others a run of the step tells whether it has set them.
+        Values that are ``changed``, by source and key, are set by each call, whatever is there before it.  Only values
+        of ``INTERNED`` types are added: for others the capture sees whether the step has set them.
         """
         leaves = {(id(one.holder), key) for one, key in changed}
         for one, key in found.stored_only():
@@ -79,7 +79,7 @@ class Guards:
             self._take()
 
     def _read(self, one: StateSource) -> dict[Any, Any]:
-        """What of a holder has to be as it was."""
+        """The values of a source that are checked."""
         at = id(one.holder), type(one)
         found = one.read()
         if at in self._set:
@@ -88,11 +88,11 @@ class Guards:
 
     @property
     def read(self) -> list[tuple[StateSource, Mapping[Any, Any]]]:
-        """The holders that code reads, with what they had."""
+        """The sources that are checked, with the expected values."""
         return [*zip(self._sources, self._before, strict=True)]
 
     def _take(self) -> None:
-        """Take things as they are now."""
+        """Keep the values that are there now, in forms that are compared fast."""
         self._before = [self._read(one) for one in self._sources]
         fast: dict[Getter, list[Any]] = {}
         self._slow = []
@@ -103,7 +103,7 @@ class Guards:
                 self._slow += [(one, old)] if old or not isinstance(one, HooksSource) else []
             elif old or not isinstance(
                 one, MappingSource | ItemsSource | TensorAttributesSource
-            ):  # of which the lengths are looked at
+            ):  # their lengths are compared
                 if isinstance(one, MappingSource) and one.has_plain_keys:
                     self._keyed.append(one.holder)
                     gets = (dict.values,)
@@ -119,22 +119,22 @@ class Guards:
         self._own_attributes = self._attributes()
         self._fast = [*fast.items()]
         self._values = [*chain.from_iterable(self._now())]
-        self._addresses = _addresses(self._values, len(self._values))  # of what is held here: no other thing has them
+        self._addresses = _addresses(self._values, len(self._values))  # kept alive, so unique
         self._made = hooks_made()
 
     def _now(self) -> Iterator[Iterable[Any]]:
-        """What is there, and an end, so that what is shorter or longer is another."""
+        """The current values, with an end mark, so that fewer or more values differ."""
         return chain.from_iterable([*(map(get, holders) for get, holders in self._fast), ((_END,),)])
 
     def _attributes(self) -> list[int]:
-        """How many attributes tensors have to which the script has given none."""
+        """The numbers of attributes of the tensors to which the script has given none."""
         return list(map(len, map(_ATTRIBUTES, self._bare)))
 
     def _untouched(self) -> bool:
-        """Whether all is identical, which is soon found."""
+        """Whether all values are identical to the expected ones: the fast check of every call."""
         try:
             identical = _addresses(chain.from_iterable(self._now()), len(self._values)) == self._addresses
-        except (KeyError, ValueError, AttributeError):  # an attribute or a cell's content is gone, or there is less
+        except (KeyError, ValueError, AttributeError):  # a value is gone
             return False
         return (
             identical
@@ -147,14 +147,14 @@ class Guards:
         )
 
     def difference(self) -> str:
-        """What changed first, for people; nothing where the plan holds."""
+        """The first change, as text; empty where the plan holds."""
         if self._untouched():
             return ""
         for one, old in zip(self._sources, self._before, strict=True):
             found = self._difference(one, old)
             if found:
                 return found
-        self._take()  # equal, and perhaps not identical
+        self._take()  # equal, but perhaps not identical
         return ""
 
     def _difference(self, one: StateSource, old: Mapping[Any, Any]) -> str:
@@ -173,9 +173,9 @@ class Guards:
 
 
 def _addresses(things: Iterable[Any], count: int) -> bytes:
-    """The addresses of things, which an array of objects consists of: to compare all in one go, not one by one.
+    """The addresses of objects as bytes, so that all are compared at once: a NumPy object array holds addresses.
 
-    Raises ValueError where there are less than ``count``; what comes behind those is not looked at.
+    Raises ValueError where there are fewer than ``count`` objects; further ones are ignored.
     """
     there = np.fromiter(things, object, count)
     return np.ndarray(count, np.intp, buffer=there.data).tobytes()
@@ -186,12 +186,12 @@ def _is_bare(one: StateSource, old: Mapping[Any, Any]) -> bool:
 
 
 def _identical(now: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
-    """Whether a holder has the same things; tensors are not compared by value."""
+    """Whether a source has the same values as before; tensors are compared by identity."""
     return now.keys() == old.keys() and all(value is old[key] or same(old[key], value) for key, value in now.items())
 
 
 def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lambda old, new: False) -> bool:
-    """Whether code that reads the new value does what it did with the old one."""
+    """Whether code does the same with the new value as with the old one."""
     if old is new:
         return True
     if isinstance(old, Tensor) and isinstance(new, Tensor):
@@ -208,7 +208,7 @@ def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lamb
 
 
 def summarize(value: Any) -> str:
-    """A value, for people."""
+    """A short text for a value, for messages."""
     value = current_value(value)
     if isinstance(value, Tensor):
         return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -53,7 +53,7 @@ _OF_FILES = tuple(  # Python's own that ask for users
 
 
 class _RefusedIterator:
-    """Stands for an iterator."""
+    """An iterator that refuses the thread of the capture."""
 
     def __init__(self, iterator: Iterator[Any], name: str) -> None:
         self._iterator, self._name, self._thread = iterator, name, threading.get_ident()
@@ -71,7 +71,7 @@ class _RefusedIterator:
 
 
 def refusing_stand_in(value: Any, name: str) -> Any:
-    """What stands for a value called ``name``; None for a value that is the same each time."""
+    """A stand-in that refuses, for the value called ``name``; None for a value that is the same each time."""
     if any(value is function for function in (*CLOCKS, *RANDOM)):
         return _refusing_function(value)
     if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_user_class(type(value)):
@@ -81,7 +81,7 @@ def refusing_stand_in(value: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def refuse_nondeterminism() -> Iterator[None]:
-    """In which code of the user's that asks for the time, for files or for the system's random numbers is refused."""
+    """In this context, user code that asks for the time, files, threads or system randomness raises CaptureError."""
     were = [(module, name, f) for module, some in _IN for name, f in vars(module).items() if any(f is g for g in some)]
     try:
         for module, name, function in were:
@@ -123,12 +123,12 @@ def _refusing_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reads(file: object, mode: str = "r", *_: object, **__: object) -> bool:
-    """Whether a file that is opened so may be read."""
+    """Whether ``open`` with these arguments allows reading."""
     return "r" in mode or "+" in mode
 
 
 def _asked_by_user(frame: FrameType | None, through: str | tuple[str, ...]) -> bool:
-    """Whether the user's code calls, also ``through`` these folders and files of Python's own."""
+    """Whether user code is the caller, directly or ``through`` these folders and files of the standard library."""
     while through and frame is not None and frame.f_code.co_filename.startswith(through):
         if "-packages" in frame.f_code.co_filename:
             return False

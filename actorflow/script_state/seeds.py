@@ -17,7 +17,7 @@ __all__ = ["SeedEffect", "CallSeeds", "manual_seed", "record_seed_effect", "call
 
 
 class CallSeeds:
-    """Counts the calls since the seed was set."""
+    """The seed of jobs' random ops, and how many calls there were since it was set."""
 
     def __init__(self) -> None:
         self.seed: int | None = None  # as the script set it
@@ -28,7 +28,7 @@ class CallSeeds:
         self.seed, self._calls = seed, 0
 
     def swap(self, state: tuple[int | None, int]) -> tuple[int | None, int]:
-        """Be as ``state`` says, which came from here; returns how it was."""
+        """Set the state to one that this method returned before; returns the previous one."""
         before = self.seed, self._calls
         self.seed, self._calls = state
         return before
@@ -51,16 +51,16 @@ call_seeds = CallSeeds()  # of this process, as torch's default generator is
 
 @dataclass(frozen=True, slots=True)
 class SeedEffect:
-    """How a step that seeds torch's random numbers leaves them: what the script draws afterwards depends on it.
+    """How a step that seeds torch leaves its generators: what the script draws afterwards depends on it.
 
-    What the step itself draws moves no generator, as calls draw it elsewhere.
+    What the step itself draws moves no generator, as calls draw from streams of their own.
     """
 
     state: str  # of torch's default generator, in base64
     jobs: int | None  # the seed of the random ops of jobs, where flow.manual_seed has set it
 
     def carry_out(self) -> None:
-        """Leave them so after a call."""
+        """Set the generators to this state after a call."""
         state = torch.frombuffer(bytearray(base64.b64decode(self.state)), dtype=torch.uint8)
         torch.default_generator.set_state(state)
         torch.manual_seed(torch.default_generator.initial_seed())  # which seeds the generators of GPUs, too
@@ -71,7 +71,7 @@ class SeedEffect:
 
 @contextlib.contextmanager
 def record_seed_effect() -> Iterator[list[SeedEffect]]:
-    """In which a step is captured: gives a list that has its seeding afterwards, if it seeds.
+    """Capture a step in this context: yields a list that afterwards has its ``SeedEffect``, if it seeds.
 
     The random numbers of jobs are then as they were; torch's are the caller's to put back.
     """
@@ -96,7 +96,7 @@ _thread = _ThreadState()
 
 @contextlib.contextmanager
 def use_generator(generator: torch.Generator) -> Iterator[None]:
-    """Let this thread be another rank in the body, which draws its global tensors from a generator of its own."""
+    """Let this thread, as another rank, draw its global tensors from a generator of its own."""
     before = _thread.generator
     _thread.generator = generator
     try:

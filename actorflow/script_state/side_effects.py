@@ -73,17 +73,17 @@ DRAWS = frozenset((  # functions of Python's and NumPy's generators
 
 @dataclass(frozen=True, slots=True)
 class SideEffect:
-    """What a step leaves at one place."""
+    """A value that a step leaves in a source."""
 
-    at: int  # whose value it is, in the order of the search
-    key: Any  # as ``encode_key`` has it
-    where: str  # for people
-    value: tree.Description  # with its tensors numbered as results of the call; ``DELETED``
+    at: int  # the position of the source in the search's result
+    key: Any  # encoded by ``encode_key``
+    where: str  # the source's label for the key
+    value: tree.Description  # its tensors are numbered as results of the call; or ``DELETED``
     read: bool  # whether the step can read it
-    plain: bool = True  # whether it is the same value after each call: no tensors, nothing that is computed
+    plain: bool = True  # whether it is the same after each call: no tensors, nothing computed
 
     def to_json(self) -> dict[str, Any]:
-        """As it travels."""
+        """As JSON, which ranks exchange."""
         return asdict(self)
 
 
@@ -91,10 +91,10 @@ def apply_side_effects(
     changes: Iterable[SideEffect], sources: Sequence[StateSource], results: Sequence[Tensor],
     known: Known = tree.nothing,
 ) -> None:  # fmt: skip
-    """Put what a call of a plan leaves where its step has put it; numbers are ``known`` as the call has begun.
+    """Apply the side effects of a call: put values where the step has put them.
 
-    Nothing is waited for: a plan that needs it is yet to be made.  Raises CallError where this rank's script holds
-    something else at that place.
+    Numbers are ``known`` as they were when the call began.  Results are not waited for.  Raises CallError where this
+    rank's script holds something else at that place.
     """
     changes = tuple(changes)
     values = [None if c.value == DELETED else tree.rebuild(c.value, results, {}, known) for c in changes]
@@ -112,27 +112,27 @@ def apply_side_effects(
 
 
 def is_applied(change: SideEffect, sources: Sequence[StateSource]) -> bool:
-    """Whether a place has the value of a change now."""
+    """Whether a side effect's value is in place now."""
     values, key = sources[change.at].values(), decode_key(change.key, sources)
     return bool((_described(values[key], []) if key in values else DELETED) == change.value)
 
 
 def takes_many_values(values: Collection[str], now: str) -> bool:
-    """Whether plans have left so many values at a place that another one is taken to be new in every call."""
+    """Whether so many plans have left other values there that the value is assumed to differ in every call."""
     return len(values) >= MANY_VALUES and now not in values
 
 
 @dataclass(frozen=True, slots=True)
 class Rebinding:
-    """A place that a step gives another tensor, or a list, a tuple or a dictionary of others."""
+    """A place to which a step assigns another tensor, or a list, tuple or dictionary of other tensors."""
 
     at: int  # whose value it is, in the order of the search
     key: Any  # as ``encode_key`` has it
-    changed: tuple[int, ...]  # results that are what was there, where the step has changed that before in place
+    changed: tuple[int, ...]  # results with the old tensors' values, where the step changed those in place first
 
 
 class _StrCopy(str):
-    """See ``SideEffectRecorder``: equal to what was there, and another object than whatever the step puts there."""
+    """A copy that is equal to a value, but never identical to what the step stores; see ``_mark``."""
 
 
 class _IntCopy(int):
@@ -150,8 +150,8 @@ class _TupleCopy(tuple[Any, ...]):
 COPIES: Mapping[type, type] = MappingProxyType({str: _StrCopy, int: _IntCopy, float: _FloatCopy, tuple: _TupleCopy})
 
 
-class RestartCapture(BaseException):  # no error: nobody is to catch it on its way
-    """A step changes numbers that it reads: it is to run again with these as its own."""
+class RestartCapture(BaseException):  # no ``Exception``, so that no handler in the script catches it
+    """The step changes numbers that it reads: capture it again with these as its own numbers."""
 
     def __init__(self, places: Sequence[NumberSource]) -> None:
         super().__init__(", ".join(map(str, places)))
@@ -220,7 +220,7 @@ class SideEffectRecorder:
         return self
 
     def _mark(self) -> None:
-        """Put copies where the step sets values without reading them, so that it is seen where it sets the same."""
+        """Replace values that the step only sets by copies, to notice when it stores an equal value."""
         numbers = {id(one): at for at, one in enumerate(self._sources)}
         for one, key in self._found.stored_only():
             values = self._now[numbers[id(one)]]
@@ -245,7 +245,7 @@ class SideEffectRecorder:
                 _restore(one, old)
 
     def so_far(self) -> tuple[list[SideEffect], str]:
-        """What the run has changed up to now, and a place, for people, that calls cannot leave as it is now."""
+        """The side effects so far, and the label of a change that calls could not repeat (empty: none)."""
         found, lost = [], ""
         for at, (one, old) in enumerate(zip(self._sources, self._now, strict=True)):
             if isinstance(one, ArraySource | GeneratorSource | HooksSource | LengthSource):
@@ -268,9 +268,9 @@ class SideEffectRecorder:
         return found, lost
 
     def begun(self, changes: Iterable[SideEffect]) -> list[SideEffect]:
-        """What there was before where the step leaves a value that it does not read; of such places no guard says so.
+        """The previous values where the step sets a value that it does not read; no guard checks these places.
 
-        Those only where it cannot be seen that the step sets them to what there was.
+        Only where the step could store an equal value unnoticed.
         """
         found = []
         for one in changes:
@@ -280,9 +280,9 @@ class SideEffectRecorder:
         return found
 
     def changes(self, results: list[Tensor]) -> list[SideEffect]:
-        """What the run has changed; tensors that are left somewhere are appended to ``results``.
+        """The side effects of the run; tensors in them are appended to ``results``.
 
-        Raises CaptureError for what calls of a plan could not repeat.
+        Raises CaptureError for changes that calls of a plan could not repeat, and RestartCapture.
         """
         self._during.close()
         self._put_back()
@@ -322,7 +322,7 @@ class SideEffectRecorder:
                     found.append(change)
         if self._counting:
             raise RestartCapture(self._counting)
-        for at, result in enumerate(results):  # as it is before variables are written
+        for at, result in enumerate(results):  # its value before variables are written
             if any(_shared(result, held) for held, _ in writes):
                 results[at] = result.detach().clone()
         with torch.no_grad():
@@ -426,7 +426,7 @@ class SideEffectRecorder:
         return NumberSource(SourceKind.PLACE, where, str(at), key, index)
 
     def _result(self, tensor: Tensor, results: list[Tensor]) -> int:
-        """Which result of each call a tensor is: one that is left in two places is one afterwards, too."""
+        """The number of a tensor among the results; a tensor that is left in two places is one result."""
         for number, known in self._results:
             if known is tensor:
                 return number
@@ -435,7 +435,7 @@ class SideEffectRecorder:
         return len(results) - 1
 
     def _fits(self, old: Tensor, new: Tensor) -> bool:
-        """Whether a variable of the plan can take the value of a tensor that took its place."""
+        """Whether a variable of the plan can take the value of the tensor that replaced it."""
         held = self._held.get(id(old))
         return (
             held is not None
@@ -446,7 +446,7 @@ class SideEffectRecorder:
         )
 
     def _alone(self, value: Any) -> bool:
-        """Whether nothing else that was found holds a container that is replaced, or one in it."""
+        """Whether no other source holds the container that is replaced, or one inside it."""
         if not isinstance(value, list | dict | deque):
             return not isinstance(value, tuple) or all(map(self._alone, value))
         pairs = zip(self._sources, self._values, strict=True)
@@ -473,7 +473,7 @@ class SideEffectRecorder:
         )
 
     def _line(self, names: frozenset[str] | set[str], stores: bool = False) -> str:
-        """The first line of the user's that writes one of these names, or that reads one."""
+        """The first line of user code that stores one of these names, else one that loads it."""
         for wanted in ("STORE_", "LOAD_")[not stores :]:
             for code in sorted(self._codes, key=lambda code: code.co_name == "__init__"):
                 line = code.co_firstlineno
@@ -485,12 +485,12 @@ class SideEffectRecorder:
 
 
 def place_key(source: NumberSource) -> Any:
-    """The key of a place, where it is held."""
+    """The key in its source at which a number is held."""
     return source.index if source.index >= 0 and not source.key else source.key
 
 
 def scheduler_counts(found: SearchResult) -> list[NumberSource]:
-    """The numbers of schedulers that a step can read, as its own: it may count with them."""
+    """The numbers of schedulers that a step can read, and may change (``scheduler.step()``)."""
     read = {id(one.holder) for one in found.read_sources if isinstance(one, SchedulerSource)}
     places = []
     for at, one in enumerate(found.sources):
@@ -503,13 +503,13 @@ def scheduler_counts(found: SearchResult) -> list[NumberSource]:
 
 
 def _stand_ins(value: Any) -> list[SymNumber]:
-    """Those that a value is, or a list or a tuple is made of."""
+    """The stand-ins for numbers that a value is, or that a list or tuple consists of."""
     items = value if type(value) in (list, tuple) else (value,)
     return [item for item in items if type(item) is SymNumber]
 
 
 def _same_items(old: Any, new: Any) -> bool:
-    """Whether a list or a tuple has the same stand-ins as before."""
+    """Whether two lists or tuples have the same items."""
     return (
         type(old) in (list, tuple)
         and type(new) is type(old)
@@ -527,7 +527,7 @@ def _described(value: Any, tensors: list[Tensor]) -> tree.Description | None:
 
 
 def _other_kind(value: Any) -> str:
-    """The class of a dictionary in a value that ``tree`` rebuilds as another one."""
+    """The name of a mapping class in a value that ``tree`` would rebuild as a plain dictionary; empty if none."""
     if isinstance(value, Mapping):
         plain = type(value) in (dict, OrderedDict) or is_dataclass(value)
         return next(filter(None, map(_other_kind, value.values())), "") if plain else type(value).__name__
@@ -551,7 +551,7 @@ def _numbered(shape: tree.Description, numbers: Sequence[int]) -> tree.Descripti
 
 
 def _moves(tensor: Tensor, was: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
-    """Whether a tensor of a container has another place in the one that takes its place, and none but that."""
+    """Whether a tensor only moves to another position in the container that replaces its own."""
     before, after = ([i for i, t in enumerate(tensors) if t is tensor] for tensors in (was, now))
     return len(before) == len(after) == 1 and before != after
 
@@ -578,7 +578,7 @@ def _restore(one: StateSource, old: Mapping[Any, Any]) -> None:
     kept = one.read() if one.of_library else now
     for key, value in now.items():
         tensors: list[Tensor] = []
-        if key not in kept:  # its own affair, but for tensors of the capture
+        if key not in kept:  # the library's own state, except for tensors of the capture
             _described(value, tensors)
         if old.get(key, ABSENT) is value or (key not in kept and not tensors):
             continue
@@ -592,6 +592,6 @@ def _restore(one: StateSource, old: Mapping[Any, Any]) -> None:
 
 
 def _of_torch(one: StateSource) -> torch.Generator | None:
-    """A generator of torch's that the script has made."""
+    """The torch generator of a source, if the script has made it."""
     mine = isinstance(one, GeneratorSource) and isinstance(one.holder, torch.Generator)
     return one.holder if mine and one.holder is not torch.default_generator else None

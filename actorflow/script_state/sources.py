@@ -39,29 +39,29 @@ __all__ = [
 
 _MISSING = object()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-CONSTANTS = "its constants"  # tensors that are written into code
-Getter = Callable[[Any], Iterable[Any]]  # gives values of a holder
+CONSTANTS = "its constants"  # tensors that torch.jit has compiled into code
+Getter = Callable[[Any], Iterable[Any]]  # a holder → values of it
 
-OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: their entries are looked at by name
-# attributes by which modules and we work
+OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: their entries have sources of their own
+# attributes by which torch's modules and actorflow work, which are no state of the script
 INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT, BESIDE}) - {"training"}
 
 
 @functools.lru_cache(1024)
 def getter(*keys: Any) -> Getter:
-    """What gets the values of these keys; one for all holders that have the same, which are asked together."""
+    """A getter of these keys' values, always as a tuple; cached, so that holders with the same keys share one."""
     return itemgetter(*keys, *keys) if len(keys) == 1 else itemgetter(*keys)
 
 
 class StateSource:
-    """A holder of values, all of which code can read; ``path`` is how the script gets to it."""
+    """A holder of values that code can read; ``path`` is how the script reaches it."""
 
-    names: tuple[str, ...] = ()  # those of its values that are looked at, where it has more
-    reads: frozenset[str] | None = None  # attributes that code reads of it; None: any
-    whole = False  # whether a library reads it, all of it
-    of_library = False  # whether it is an object of a library, whose own affairs are let alone
-    counts = False  # whether its numbers go on from call to call, and a plan says itself what they have to be
-    by_name = False  # whether plans read its numbers without Python
+    names: tuple[str, ...] = ()  # of the values that are looked at; empty: all
+    reads: frozenset[str] | None = None  # names of attributes that code reads of it; None: any
+    whole = False  # whether all of its values count as read, as a library's code may read any
+    of_library = False  # whether it is a library's object: changes that code cannot read are ignored
+    counts = False  # whether calls change its numbers; plans say themselves which values they hold for
+    by_name = False  # whether ops of plans read its numbers themselves
 
     def __init__(self, path: str, holder: Any) -> None:
         self.path, self.holder = path, holder
@@ -71,28 +71,28 @@ class StateSource:
         raise NotImplementedError
 
     def read(self) -> dict[Any, Any]:
-        """What of it code can read."""
+        """Those of its values that code can read."""
         return self.values()
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
-        """What gets soon what was ``read``, from the holder; None where it has to be made anew."""
+        """Getters that quickly fetch from the holder what was ``read`` of it; None where only ``read`` can tell."""
         return None
 
     def put(self, key: Any, value: Any) -> None:
-        """Let it hold something else."""
+        """Set a value.  Raises TypeError where that is not possible."""
         raise TypeError(f"{self.label(key)} is not to be written")
 
     def drop(self, key: Any) -> None:
-        """Let it hold nothing there."""
+        """Delete a value.  Raises TypeError where that is not possible."""
         raise TypeError(f"{self.label(key)} is not to be written")
 
     def label(self, key: Any) -> str:
-        """Where one of the values is, as people write it."""
+        """Where a value is, for messages: ``trainer.history[0]``."""
         return f"{self.path}.{key}" if self.path else str(key)
 
 
 class _DictSource(StateSource):
-    """What is a dictionary."""
+    """A source whose holder is a dictionary."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -108,7 +108,7 @@ class _DictSource(StateSource):
 
 
 class GlobalsSource(_DictSource):
-    """Globals: of a dictionary what code names."""
+    """Globals: the entries of a dictionary that code names."""
 
     def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
         super().__init__(path, holder)
@@ -119,16 +119,16 @@ class GlobalsSource(_DictSource):
         return {name: self.holder[name] for name in self.names if name in self.holder}
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
-        """See ``StateSource``: also those that it does not have, as a global may come to hide what is built in."""
+        """See ``StateSource``: also missing names, as a new global may hide a builtin."""
         missing = [name for name in self.names if name not in read]
         return (*_got(read), *([lambda holder: map(holder.get, missing, repeat(_MISSING))] if missing else []))
 
 
 class EnvironmentSource(GlobalsSource):
-    """The environment of the process: of its variables those that code may name."""
+    """The process's environment: the variables that code may name."""
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
-        """See ``StateSource``: one that comes counts, too."""
+        """See ``StateSource``: none, as a variable that is added counts, too."""
         return None
 
     def label(self, key: Any) -> str:
@@ -137,7 +137,7 @@ class EnvironmentSource(GlobalsSource):
 
 
 class LibrarySource(StateSource):
-    """A module of a library: of its attributes those that code names."""
+    """A library's module: the attributes that code names."""
 
     of_library = True
 
@@ -149,7 +149,7 @@ class LibrarySource(StateSource):
         """See ``StateSource``."""
         found = {}
         for name in self.names:
-            with contextlib.suppress(Exception):  # a property of anybody's kind
+            with contextlib.suppress(Exception):  # a property may raise anything
                 found[name] = getattr(self.holder, name)
         return found
 
@@ -168,11 +168,11 @@ class LibrarySource(StateSource):
 
 
 class StoredGlobalsSource(GlobalsSource):
-    """Globals: of a dictionary what code sets, whether it reads it or not."""
+    """Globals that code sets, whether it reads them or not."""
 
 
 class ClassSource(StateSource):
-    """What a class itself has: of its attributes those that code names."""
+    """The class attributes (not inherited) that code names."""
 
     def __init__(self, path: str, holder: type, names: Iterable[str]) -> None:
         super().__init__(path, holder)
@@ -184,7 +184,7 @@ class ClassSource(StateSource):
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
-        names = self.names  # also those that it does not have: it may get them
+        names = self.names  # also missing ones: the class may get them
         return (lambda owner: map(owner.__dict__.get, names, repeat(_MISSING)),)
 
     def put(self, key: Any, value: Any) -> None:
@@ -197,7 +197,7 @@ class ClassSource(StateSource):
 
 
 class SubclassesSource(StateSource):
-    """The classes that have been made of one, where code asks for them."""
+    """The subclasses of a class, where code asks for ``__subclasses__``."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -209,11 +209,11 @@ class SubclassesSource(StateSource):
 
 
 class StoredClassSource(ClassSource):
-    """What code sets of a class, whether it reads it or not."""
+    """The class attributes that code sets, whether it reads them or not."""
 
 
 class AttributesSource(_DictSource):
-    """What an object or module has in its ``__dict__``; code reads what it names or, of a library's, ``whole``."""
+    """The ``__dict__`` of an object or module; code reads the attributes that it names, or all if ``whole``."""
 
     def __init__(self, path: str, holder: dict[str, Any], whole: bool, of_library: bool = False) -> None:
         super().__init__(path, holder)
@@ -230,13 +230,13 @@ class AttributesSource(_DictSource):
         return found if reads is None else {name: value for name, value in found.items() if name in reads}
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
-        """See ``StateSource``: of what is not read, that it is there, as another may come for one that goes."""
+        """See ``StateSource``: of unread attributes it is checked that they exist, as the number of all is compared."""
         unread = [name for name in self.values() if name not in read]
         return (*_got(read), *([lambda holder: map(holder.__contains__, unread)] if unread else []))
 
 
 class ModuleSource(AttributesSource):
-    """What a module has in its ``__dict__``, with the dictionaries that hold its parameters, buffers and modules."""
+    """The ``__dict__`` of a module, with the dictionaries of its parameters, buffers and modules."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -248,7 +248,7 @@ class ModuleSource(AttributesSource):
 
 
 class CountersSource(AttributesSource):
-    """What has numbers that calls change from what they are."""
+    """Attributes whose numbers each call changes."""
 
     counts = True
 
@@ -261,22 +261,22 @@ class CountersSource(AttributesSource):
 
 
 class SchedulerSource(CountersSource):
-    """What a scheduler of learning rates has."""
+    """The attributes of a learning-rate scheduler."""
 
 
 class ParamGroupSource(CountersSource):
-    """The settings of a group of an optimizer's parameters; plans may read its rates ``by_name``."""
+    """A parameter group of an optimizer; plans may read its settings ``by_name``."""
 
     def __init__(self, path: str, holder: dict[str, Any], by_name: bool) -> None:
         super().__init__(path, holder)
         self.by_name = by_name
 
     def read(self) -> dict[Any, Any]:
-        """See ``StateSource``: a rate in a tensor is a number, too."""
+        """See ``StateSource``: without the learning rate, which may be a tensor."""
         return {key: value for key, value in super().read().items() if key != "lr"}
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``StateSource``; a tensor that a rate is in is filled, as schedulers do it."""
+        """See ``StateSource``; a learning rate that is a tensor is filled, as schedulers do it."""
         now = self.holder.get(key)
         if isinstance(now, Tensor) and number_of(value):
             now.fill_(value)
@@ -289,7 +289,7 @@ class ParamGroupSource(CountersSource):
 
 
 class MappingSource(_DictSource):
-    """A dictionary, or what a module has by name (``dots``); its keys count, and their order."""
+    """A mapping, whose keys and their order matter; ``dots``: a module's children, labelled as attributes."""
 
     def __init__(self, path: str, holder: Any, dots: bool = False) -> None:
         super().__init__(path, holder)
@@ -301,12 +301,12 @@ class MappingSource(_DictSource):
 
     @property
     def has_plain_keys(self) -> bool:
-        """Whether its keys are texts of Python's, of which those that are equal are the same."""
+        """Whether it is a dictionary whose keys are plain strings, so that equal keys are the same."""
         return isinstance(self.holder, dict) and all(type(key) is str for key in self.holder)
 
     def label(self, key: Any) -> str:
         """See ``StateSource``."""
-        said = "a tensor" if isinstance(key, Tensor) else _ADDRESS.sub("", repr(key))  # the same on every rank
+        said = "a tensor" if isinstance(key, Tensor) else _ADDRESS.sub("", repr(key))  # same on all ranks
         return super().label(key) if self.dots or not self.path else f"{self.path}[{said}]"
 
 
@@ -358,7 +358,7 @@ class ClosureSource(StateSource):
 
 
 class SlotsSource(StateSource):
-    """Attributes of an object that are not in its ``__dict__``."""
+    """The slots of an object (``__slots__``)."""
 
     def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
         super().__init__(path, holder)
@@ -375,9 +375,9 @@ class SlotsSource(StateSource):
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         wanted = [name for name in self.names if self.reads is None or name in self.reads]
-        if len(read) != len(wanted):  # one that was not set may be
+        if len(read) != len(wanted):  # one that is unset may be set
             return None
-        return (attrgetter(*read, *read),) if read else ()  # of one name alone it would give no tuple
+        return (attrgetter(*read, *read),) if read else ()  # twice, as one name alone gives no tuple
 
     def put(self, key: Any, value: Any) -> None:
         """See ``StateSource``."""
@@ -389,7 +389,7 @@ class SlotsSource(StateSource):
 
 
 class DefaultsSource(StateSource):
-    """What makes a function what it is: its code, and the default values of its parameters."""
+    """The code of a function, and the default values of its parameters."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -411,7 +411,7 @@ class DefaultsSource(StateSource):
 
 
 class ArraySource(StateSource):
-    """An array of NumPy, Python or C, or bytes that may change: its contents."""
+    """A NumPy, Python or C array, or mutable bytes: the contents, or their checksum."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -427,7 +427,7 @@ class ArraySource(StateSource):
 
 
 class MemoryFileSource(ArraySource):
-    """A file in memory: its contents, and where it goes on."""
+    """A file in memory (``io.StringIO``, ``io.BytesIO``): its contents and position."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -435,7 +435,7 @@ class MemoryFileSource(ArraySource):
 
 
 class ContextVarSource(StateSource):
-    """A variable of a context: what it is now."""
+    """A ``contextvars.ContextVar``: its value in the current context."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -454,7 +454,7 @@ class ContextVarSource(StateSource):
 
 
 class LogLevelSource(ArraySource):
-    """A logger: from which level on it writes."""
+    """A logger: its effective level, and whether it is disabled."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -463,7 +463,7 @@ class LogLevelSource(ArraySource):
 
 
 class DecimalSource(ArraySource):
-    """The module ``decimal``: how this thread computes with its numbers."""
+    """The module ``decimal``: this thread's context (precision, rounding, ...)."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -472,7 +472,7 @@ class DecimalSource(ArraySource):
 
 
 class TypeSource(StateSource):
-    """Of which class an object is, and what that is made of."""
+    """The class of an object, and the class's bases."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -493,14 +493,14 @@ class TypeSource(StateSource):
 
 
 class GeneratorSource(StateSource):
-    """A generator of random numbers of Python, NumPy or torch: how far it is."""
+    """A random generator of Python, NumPy or torch: its state."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``StateSource``: of torch's the draws are seen where they are made."""
+        """See ``StateSource``: nothing for torch's, whose draws a capture sees itself."""
         return {} if isinstance(self.holder, torch.Generator) else {"": generator_state(self.holder)}
 
     def read(self) -> dict[Any, Any]:
-        """See ``StateSource``: a step may not draw, and what is drawn outside of it makes no difference."""
+        """See ``StateSource``: nothing, as a step may not draw, and draws outside of it make no difference."""
         return {}
 
     def label(self, key: Any) -> str:
@@ -509,9 +509,9 @@ class GeneratorSource(StateSource):
 
 
 class CacheSource(StateSource):
-    """A function with a cache of functools: the tensors in it, which only calls of the function put there.
+    """A function with ``functools.lru_cache``: the tensors in its cache.
 
-    A cache without a limit is a dictionary beside (``cache_table``), and nothing is seen of it here.
+    A cache without a limit is a dictionary that has a source of its own (``cache_table``); this one is then empty.
     """
 
     def values(self) -> dict[Any, Any]:
@@ -522,7 +522,7 @@ class CacheSource(StateSource):
         return dict(enumerate(leaf for leaf in leaves if isinstance(leaf, Tensor)))
 
     def read(self) -> dict[Any, Any]:
-        """See ``StateSource``: what is in it is what its function gives."""
+        """See ``StateSource``: nothing, as a cache only holds what its function returns."""
         return {}
 
     def label(self, key: Any) -> str:
@@ -531,7 +531,7 @@ class CacheSource(StateSource):
 
 
 def cache_table(function: Any) -> dict[Any, Any] | None:
-    """The results of a function with a cache of functools, by what it was called with; None where they are limited."""
+    """The dictionary in which ``functools.cache`` keeps results; None for a cache with a limit, which has none."""
     if function.cache_parameters()["maxsize"] is not None:
         return None
     dicts = (one for one in gc.get_referents(function) if type(one) is dict)
@@ -539,9 +539,9 @@ def cache_table(function: Any) -> dict[Any, Any] | None:
 
 
 class ScriptSource(StateSource):
-    """What a module, a function or a method of torch.jit has besides parameters, buffers and modules.
+    """The attributes of a torch.jit module besides parameters, buffers and modules; for a function only its constants.
 
-    Of tensors that are written into its code it has how often they were changed.
+    For tensors compiled into its code it has their version counters.
     """
 
     def __init__(self, path: str, holder: Any) -> None:
@@ -569,7 +569,7 @@ class ScriptSource(StateSource):
             yield from ((name, at, item) for at, item in items if isinstance(item, Tensor))
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``StateSource``; lists and dictionaries, which come as texts, are let alone."""
+        """See ``StateSource``; lists and dictionaries, of which torch.jit gives copies, are left as they are."""
         if key != CONSTANTS and not isinstance(self.program.getattr(key), list | dict | tuple):
             self.program.setattr(key, value)
 
@@ -587,13 +587,13 @@ class HooksSource(StateSource):
 
 
 class LengthSource(StateSource):
-    """How many items an object of a library says to have."""
+    """The length of a library's object."""
 
     of_library = True
 
     def values(self) -> dict[Any, Any]:
-        """See ``StateSource``; nothing where it does not know."""
-        with contextlib.suppress(Exception):  # a method of anybody's kind
+        """See ``StateSource``; nothing where it has none."""
+        with contextlib.suppress(Exception):  # ``__len__`` may raise anything
             return {"": len(self.holder)}
         return {}
 
@@ -603,7 +603,7 @@ class LengthSource(StateSource):
 
 
 class StepHooksSource(HooksSource):
-    """The script's hooks of all optimizers."""
+    """The script's global hooks of all optimizers."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -615,7 +615,7 @@ class StepHooksSource(HooksSource):
 
 
 class TensorAttributesSource(StateSource):
-    """What a script has given a tensor as attributes."""
+    """The attributes that the script has set on a tensor."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -635,12 +635,12 @@ class TensorAttributesSource(StateSource):
 
 
 def _frozen(value: Any) -> Any:
-    """A value of torch.jit, which gives another copy of a container each time, as what can be compared."""
+    """A comparable form of a torch.jit attribute: containers are copied at each access, so identity says nothing."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else repr(value) if isinstance(value, dict) else value
 
 
 def generator_state(generator: Any) -> object:
-    """How far a generator is: equal where it would draw the same numbers next."""
+    """A generator's state, in a form that is equal where it would draw the same numbers next."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
@@ -649,7 +649,7 @@ def generator_state(generator: Any) -> object:
 
 
 def _got(read: Mapping[Any, Any]) -> tuple[Getter, ...]:
-    """What gets the values of these keys from a dictionary; raises KeyError where one is gone."""
+    """Getters of these keys from a dictionary; they raise KeyError where one is missing."""
     return (getter(*read),) if read else ()
 
 

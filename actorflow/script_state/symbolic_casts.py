@@ -24,9 +24,9 @@ CASTS: Mapping[str, Callable[..., Any]] = {"float": as_float, "int": as_int}
 
 @contextlib.contextmanager
 def symbolic_casts(found: SearchResult) -> Iterator[None]:
-    """In which the script's functions, and those of schedulers, have a ``float`` and an ``int`` of their own.
+    """In this context, functions of the script and of schedulers have a ``float`` and ``int`` that keep stand-ins.
 
-    Not where some of them name it otherwise than to call it: as a type it has to be what it is.
+    Not where a function uses the name for anything but calls: as a type it must stay what it is.
     """
     opened = []
     for name, function in CASTS.items():
@@ -59,7 +59,7 @@ def _of_schedulers(found: SearchResult, name: str) -> Iterable[dict[str, Any]]:
 
 
 def _only_calls(code: CodeType, name: str) -> bool:
-    """Whether a function that names it calls it, in each place: it is loaded together with the place of a callee."""
+    """Whether a function only calls the name: each load then also pushes NULL, as CPython does for callees."""
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     loads = (i for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL" and i.argval == name)
     return all(i.arg is not None and i.arg & 1 for i in loads) and all(_only_calls(one, name) for one in inner)

@@ -41,7 +41,7 @@ def refuse_unsupported(path: str, root: nn.Module) -> None:
 
 
 def unwrap_prepared(path: str, optimizer: Any) -> Any:
-    """The optimizer that accelerate has put into another one; None for any other.
+    """The optimizer inside one that accelerate has wrapped; None for any other.
 
     Raises CaptureError for one that is prepared for several processes.
     """

@@ -30,7 +30,7 @@ def adopt_variables(
     new = [v for v in made.plan.variables if v.name not in variables.layouts]
     for variable in made.plan.variables:  # of which plans have only read, until now
         if variables.borrows(variable.name) and variable.name not in made.lent:
-            variables.own(variable, state, variable.name in apart)
+            variables.put_stand_in(variable, state, variable.name in apart)
     if made.differing:
         variables.offer(number, {v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
     for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
@@ -48,14 +48,14 @@ def adopt_variables(
         if name in made.lent:
             variables.lend(variable, state.held[name])
         elif not made.differing or (name not in made.differing and variable.kind not in WITH_PARAMETERS):
-            variables.own(variable, state, name in apart)
+            variables.put_stand_in(variable, state, name in apart)
     if made.differing:
         _warn(made, rank)
         context.cluster.gather(f"values {number}", b"")  # every rank has taken what it needs
         for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
             late = variable.name in made.differing or variable.kind in WITH_PARAMETERS  # after parameters
             if late and variable.name not in made.lent:
-                variables.own(variable, state, variable.name in apart)
+                variables.put_stand_in(variable, state, variable.name in apart)
         variables.offer(number, {})
     for root in state.modules.values():
         variables.watch(root.modules())

@@ -17,7 +17,7 @@ __all__ = [
 
 
 class TensorLocation(Protocol):
-    """Where a tensor is held: calling it puts another tensor there."""
+    """A place that holds a tensor; calling it puts another tensor there."""
 
     def __call__(self, tensor: Tensor) -> None:
         """Put a tensor there."""

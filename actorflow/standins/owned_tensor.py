@@ -55,11 +55,11 @@ _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
 class VariableStore(Protocol):
-    """Who holds the values."""
+    """Holds the values of owned tensors."""
 
     @property
     def capturing(self) -> bool:
-        """Whether a step is captured now, in which values are not to be had."""
+        """Whether a step is being captured, when values are not available."""
 
     def read(self, name: str) -> Tensor:
         """A copy of the whole value as the last call that was issued leaves it."""
@@ -78,11 +78,11 @@ class VariableStore(Protocol):
         """The copy stands for it no more."""
 
     def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
-        """In PyTorch the stand-in would lie in the memory of this tensor from now on; None: in one of its own."""
+        """Note that in PyTorch the stand-in would share the memory of ``data`` from now on; None: no one's."""
 
 
 class ReleasedValue:
-    """The owner of what plans have left to the script: a value that changes no more."""
+    """The store of a stand-in that plans have released: the script's own value."""
 
     capturing = False
 
@@ -113,7 +113,7 @@ class ReleasedValue:
 
 
 class GradientStore(Protocol):
-    """Who has the gradients of stand-ins."""
+    """Holds the gradients of owned tensors."""
 
     def get(self, owned: OwnedTensor) -> Tensor | None:
         """The gradient as the last call that was issued leaves it."""
@@ -164,12 +164,12 @@ class OwnedTensor(Tensor):
         return owned
 
     def leave(self, past: ReleasedValue) -> None:
-        """Stand for a value that is the script's from now on."""
+        """Stand for a value of the script's from now on: plans have released it."""
         self._owner, self.gradients = past, None
 
     @property
     def left(self) -> Tensor | None:
-        """The value that it stands for where that is the script's."""
+        """The value if plans have released it; None while a plan owns it."""
         return self._owner.value if isinstance(self._owner, ReleasedValue) else None
 
     @property
@@ -317,7 +317,7 @@ class OwnedTensor(Tensor):
 
 
 class OwnedGradient(OwnedTensor):
-    """Stands for a gradient that plans keep: every op reads it, and those in place write what they make of it."""
+    """A stand-in for a gradient that plans keep: ops read its value, and in-place ops write theirs back."""
 
     gone = False  # whether something else is in its place
     _parameter: OwnedTensor
@@ -362,7 +362,7 @@ class OwnedGradient(OwnedTensor):
 
 
 class SharedCopy:
-    """A copy of a variable's whole value, which stands for the variable's memory until that is another one."""
+    """A copy of a variable's whole value that represents the variable's memory, until ``.data`` is reassigned."""
 
     def __init__(self, value: Tensor, owned: OwnedTensor) -> None:
         self.value = value
@@ -412,7 +412,7 @@ class SharedCopy:
 
 
 class CompositeCopy(SharedCopy):
-    """Memory in parts of which there are copies of variables, as of a flat vector of parameters."""
+    """A tensor parts of which are shared copies of several variables, such as a flat vector of parameters."""
 
     def __init__(self, value: Tensor, parts: Sequence[SharedCopy]) -> None:
         self.value, self._parts, self._owned = value, parts, parts[0]._owned
@@ -517,7 +517,7 @@ def _same_layout(one: Tensor, other: Tensor) -> bool:
 
 
 def _has_no_graph(func: Any, tree: Any) -> bool:
-    """Whether PyTorch would make no graph of what a function does with stand-ins, and values are all that it needs."""
+    """Whether PyTorch would record no graph for this call, so that it can run on values."""
     if getattr(func, "__name__", "") in _ADDRESSES:
         return False
     if not torch.is_grad_enabled() or getattr(func, "__name__", "") in _NUMBERS:
@@ -528,7 +528,7 @@ def _has_no_graph(func: Any, tree: Any) -> bool:
 
 
 def _may_have_a_graph(func: Any, kwargs: Any) -> bool:
-    """Whether what a function makes of stand-ins may be looked at though it has a graph, which ends in an error."""
+    """Whether a call may run on values though it records a graph; its backward pass then raises StateError."""
     name = getattr(func, "__name__", "")
     return not (name in _ADDRESSES or name in _NOT_OF_COPIES or in_place(func, kwargs))
 

@@ -30,7 +30,7 @@ def made_by_script(state: ScriptState, kept: KeptGradients | None) -> dict[str, 
 
 
 class GradientBackend(Protocol):
-    """Who holds the values of variables."""
+    """What ``KeptGradients`` needs of the table of variables."""
 
     @property
     def layouts(self) -> Container[str]:

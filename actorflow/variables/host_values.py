@@ -15,7 +15,7 @@ __all__ = ["HostValues"]
 
 
 class ValueBackend(Protocol):
-    """Who holds the values of variables."""
+    """What ``HostValues`` needs of the table of variables."""
 
     @property
     def layouts(self) -> Container[str]:

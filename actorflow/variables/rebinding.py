@@ -30,7 +30,7 @@ _TENSOR_MARK = object()  # where a tensor is
 
 
 class RebindingBackend(Protocol):
-    """Who holds the values of variables."""
+    """What rebinding sites need of the table of variables."""
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is the stand-in of one."""
@@ -46,7 +46,7 @@ class RebindingBackend(Protocol):
 
 
 class RebindingSite:
-    """A place that steps give another tensor, or a list, a tuple or a dictionary of others."""
+    """A place to which steps assign another tensor, or a list, tuple or dictionary of other tensors."""
 
     def __init__(self, source: StateSource, key: Any, value: Any) -> None:
         self.source, self.key = source, key
@@ -183,7 +183,7 @@ class RebindingSite:
 
 
 class RebindingSites:
-    """The places of one rank; plans hold them."""
+    """The rebinding sites of one rank, by weak references: plans hold them."""
 
     def __init__(self, holder: RebindingBackend) -> None:
         self._holder = holder

@@ -232,7 +232,7 @@ class VariableTable:
         asked, here = OfferedValue(number, variable.name), torch.device("cpu")
         return fetch_part(self._peers, 0, asked, variable.shape, variable.dtype, here)
 
-    def own(self, variable: Variable, state: ScriptState, apart: bool = False) -> None:
+    def put_stand_in(self, variable: Variable, state: ScriptState, apart: bool = False) -> None:
         """Put a stand-in wherever the script holds the variable's tensor.
 
         The tensor itself becomes one; where it is ``apart`` it stays what and where it is.

@@ -24,7 +24,7 @@ def taken(placeholder: Any, value: Any, devices: int = 2) -> Any:
 
     job.__annotations__ = {"x": placeholder}
     view = MIRRORED if "ListNumpy" in str(placeholder) else CONSISTENT
-    return job_annotations(job, "job", view).take((value,), {}, devices).args[0]
+    return job_annotations(job, "job", view).convert((value,), {}, devices).args[0]
 
 
 IMAGES = tp.Numpy.Placeholder((4, 2), dtype=torch.float)
@@ -79,18 +79,18 @@ def test_arguments_may_be_mixed_nested_and_given_by_name() -> None:
 
     forms = job_annotations(job, "job", CONSISTENT)
     y, labels = np.ones((4, 2)), np.arange(4)
-    given = forms.take((np.ones(2), "yes", (labels, {"y": y}), labels), {}, 2)
+    given = forms.convert((np.ones(2), "yes", (labels, {"y": y}), labels), {}, 2)
     assert given.args[1] == "yes"
     dtypes = [given.args[0].dtype, given.args[2][1]["y"].dtype, given.args[3].dtype]
     assert dtypes == [torch.float32, torch.float32, torch.int32]
-    assert forms.take((np.ones(2),), {"pair": [labels, {"y": y}], "flag": 1}, 2).args[1] == 1
-    assert forms.take((), {}, 2).args == ()  # what does not fit the signature is said elsewhere
+    assert forms.convert((np.ones(2),), {"pair": [labels, {"y": y}], "flag": 1}, 2).args[1] == 1
+    assert forms.convert((), {}, 2).args == ()  # what does not fit the signature is said elsewhere
 
 
 def test_lists_become_one_tensor_with_an_item_for_each_device() -> None:
     def job(x: tp.ListNumpy.Placeholder((2,)), y: Any) -> tp.ListNumpy: ...
 
-    given = job_annotations(job, "job", MIRRORED).take(([np.zeros(2), torch.ones(2)], 3), {}, 2)
+    given = job_annotations(job, "job", MIRRORED).convert(([np.zeros(2), torch.ones(2)], 3), {}, 2)
     assert given.own == {"x"}
     assert torch.equal(given.args[0], torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
     assert given.args[1] == 3
@@ -101,9 +101,9 @@ def test_a_list_of_arrays_without_a_placeholder_is_refused_in_the_mirrored_view_
 
     arrays = [np.ones(2), np.ones(2)]
     with pytest.raises(CallError, match=r"x is a list of 2 arrays, and has no placeholder; .*tp\.ListNumpy"):
-        job_annotations(job, "job", MIRRORED).take((arrays,), {}, 2)
-    assert job_annotations(job, "job", MIRRORED).take((tuple(arrays),), {}, 2).own == frozenset()
-    assert job_annotations(job, "job", CONSISTENT).take((arrays,), {}, 2).args[0] is arrays
+        job_annotations(job, "job", MIRRORED).convert((arrays,), {}, 2)
+    assert job_annotations(job, "job", MIRRORED).convert((tuple(arrays),), {}, 2).own == frozenset()
+    assert job_annotations(job, "job", CONSISTENT).convert((arrays,), {}, 2).args[0] is arrays
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_annotations_that_are_texts_are_read_where_the_function_is() -> None:
 
     assert isinstance(job.__annotations__["x"], str)
     forms = job_annotations(job, "job", CONSISTENT)
-    assert forms.takes["x"].shape == (3,)
-    assert forms.gives is tp.Numpy
+    assert forms.placeholders["x"].shape == (3,)
+    assert forms.result is tp.Numpy
 
     def unknown(x: tp.Numpy.Placeholder((nowhere,)), y: also_nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
