@@ -25,12 +25,12 @@ from actorflow_compiler.values.reads import warn
 _SET = Tensor.data.__set__  # type: ignore[attr-defined]
 _GRADIENT: Any = Tensor.grad  # a descriptor
 _GRAD = _GRADIENT.__get__
-_LOOKS = {  # that read no values
+_LOOKS = {  # functions that read no values
     Tensor.untyped_storage, Tensor.storage_offset, Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride,
     Tensor.is_floating_point,
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad")),
 }  # fmt: skip
-_KEEPS_STATISTICS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}  # of what they are given
+_KEEPS_STATISTICS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}  # write statistics
 _CHANGING = {f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")} | {
     "__setitem__", "__idiv__",
 }  # fmt: skip
@@ -38,27 +38,27 @@ INSTEAD = "expected: p.copy_(x) under torch.no_grad(), which gives p the values 
 
 
 def _by_user(frame: FrameType | None) -> bool:
-    """Whether the user's code asks, past other modes."""
+    """Whether the user's code made the call, apart from other modes."""
     while frame is not None and frame.f_code.co_name == "__torch_function__":
         frame = frame.f_back
     return frame is not None and is_users(frame.f_code.co_filename)
 
 
 class DataAssignmentMode(TorchFunctionMode):
-    """The mode in which a step is traced; ``kept`` are the tensors that outlive it.
+    """The mode that handles ``p.data = x`` while a step is traced; ``kept`` are the tensors that outlive the step.
 
-    ``asked`` is told of each tensor whose gradient code of the user's asks for.
+    ``asked`` is called with each tensor whose ``.grad`` the user's code reads.
     """
 
     def __init__(self, kept: Iterable[Tensor], asked: Callable[[Tensor], None]) -> None:
         super().__init__()
         self._gradient_read = asked
         self._kept = {memory_of(tensor) for tensor in kept}
-        self._changed: set[int] = set()  # the memories of what has changed since
+        self._changed: set[int] = set()  # memories that were written since
         self._shared: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by x's memory: each x, kept alive, and its p
 
     def holder_of(self, tensor: Tensor) -> Tensor:
-        """What has the values of a tensor as the step leaves it: ``p`` for ``x``.
+        """The tensor with the values that another one has at the end of the step: ``p`` for ``x``.
 
         Raises CaptureError for what shares memory with an ``x`` and is not all of it.
         """
@@ -93,7 +93,7 @@ class DataAssignmentMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _check(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Raise CaptureError for what an op would read or change otherwise if the memory were one."""
+        """Raise CaptureError for an op that would give another result if ``x`` and ``p`` shared their memory."""
         changes = in_place(func, kwargs) or func in _KEEPS_STATISTICS
         for x in _tensors(args, kwargs):
             for _, p in self._shared.get(memory_of(x), ()):
@@ -126,7 +126,7 @@ class DataAssignmentMode(TorchFunctionMode):
 
 
 def in_place(func: Any, kwargs: Any) -> bool:
-    """Whether a function of torch's changes its first argument, or ``out``."""
+    """Whether a function of torch writes its first argument, or ``out``."""
     name = str(getattr(func, "__name__", func)).partition(".")[0]
     changes = name in _CHANGING if name.startswith("__") else name.endswith("_")
     return changes or "out" in kwargs or kwargs.get("inplace") is True
@@ -137,5 +137,5 @@ def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def _view_key(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same elements of the same memory."""
+    """Equal for tensors over the same elements of the same memory."""
     return memory_of(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()

@@ -19,13 +19,13 @@ from actorflow_compiler.hints.tags import in_backward
 
 __all__ = ["FailurePoints"]
 
-BY_VALUE = ("linalg", "cholesky", "multinomial", "assert", "ctc_loss")  # in names of ops that may refuse any values
+BY_VALUE = ("linalg", "cholesky", "multinomial", "assert", "ctc_loss")  # in names of ops that may fail for some values
 
 
 class FailurePoints:
-    """What one run of a step has changed by the lines whose ops may fail.
+    """What one run of a step has changed in Python by each line whose ops may fail.
 
-    ``so_far`` says what it has changed up to now, and what of that cannot be told, for people.
+    ``so_far`` returns what it has changed up to now, and a text that names changes which cannot be recorded.
     """
 
     def __init__(self, so_far: Callable[[], tuple[Any, str]]) -> None:
@@ -34,15 +34,16 @@ class FailurePoints:
         self._changed: dict[str, Any] = {}  # line → what was changed there; None: not the same in each visit
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:
-        """While the step runs."""
+        """Use while the step runs."""
         return before_each_op(self._record)
 
     def changed(self) -> Mapping[str, Any]:
-        """For each line, as ``so_far`` says it, where it is known."""
+        """The changes by each line, as ``so_far`` returns them, for lines where they are known."""
         return {line: changed for line, changed in self._changed.items() if line and changed is not None}
 
     def _record(self, op: Any, args: Iterable[Any]) -> None:
-        if in_backward() or not _may_fail(op, args):  # a backward pass takes what the forward pass has taken
+        # ops of a backward pass take the values that the forward pass has taken
+        if in_backward() or not _may_fail(op, args):
             return
         changed, lost = self._so_far()
         line = self._lines.here()
@@ -51,7 +52,7 @@ class FailurePoints:
 
 
 def _may_fail(op: Any, args: Iterable[Any]) -> bool:
-    """Whether an op takes indices, or refuses values in other ways."""
+    """Whether an op takes indices, or may fail for some values in other ways."""
     name = str(op)
     if any(part in name for part in BY_VALUE):
         return True

@@ -109,9 +109,9 @@ class _Converter:
         self.numbers: dict[int, int] = {}  # a number as a tensor → as it is
         self.after_backward: set[int] = set()
         self.lost: set[int] = set()  # gradients of earlier calls that were not kept
-        self.kept: set[int] = set()  # those that were, and what backward passes have added to them
+        self.kept: set[int] = set()  # kept ones, also after backward passes have added to them
         self.made: dict[int, tuple[str, tuple[Arg, ...]]] = {}
-        self.checks: list[tuple[int, dict[str, int]]] = []  # whether one raises, and how variables stand there
+        self.checks: list[tuple[int, dict[str, int]]] = []  # whether it raises, and the values of variables
 
     def new(self, meta: Meta) -> int:
         number = len(self.metas)
@@ -218,7 +218,7 @@ class _Converter:
             self.checks.append((self.value[fx_node], dict(zip(str(names).splitlines(), values, strict=True))))
             return
         if op.startswith("aten.") and fx_node.meta.get("val") is None:
-            return  # it looks at values and raises (linalg's check of errors); there are no values yet
+            return  # it only looks at values and may raise (linalg's check of errors), and there are no values yet
         try:
             if any(isinstance(a, complex) for a in fx_node.args):
                 op, args = self.with_constants(fx_node)
@@ -257,7 +257,7 @@ class _Converter:
         )
         phase = Phase.FORWARD
         added = op == "aten.add.Tensor" and not self.kept.isdisjoint(node.reads())
-        if added:  # to a gradient of earlier calls, once for all micro-batches
+        if added:  # this adds to a gradient of earlier calls, once for all micro-batches
             self.kept.update(outs)
         if custom.get("phase") == Phase.BACKWARD and not added:
             phase = Phase.BACKWARD
@@ -269,7 +269,7 @@ class _Converter:
         self.nodes.append(replace(node, phase=phase))
 
     def number(self, fx_node: torch.fx.Node, args: tuple[Arg, ...], given: Mapping[str, Arg]) -> None:
-        """A number of the script, read at each call."""
+        """Add a number of the script, which is read at each call."""
         meta = meta_of(fx_node.meta["val"])
         plain = self.scalar(args[0], meta.dtype)
         self.value[fx_node] = self.new(meta)
@@ -278,7 +278,7 @@ class _Converter:
         self.nodes.append(made)
 
     def with_constants(self, fx_node: torch.fx.Node) -> tuple[str, tuple[Arg, ...]]:
-        """An op of complex numbers as one of constants, of the dtype that these give its result."""
+        """An op with complex numbers as arguments, with these as constants of the dtype of its result."""
         target, result = fx_node.target, fx_node.meta.get("val")
         assert isinstance(target, OpOverload)
         if schema_of(target).overload_name == "Scalar":
@@ -351,7 +351,7 @@ class _Converter:
         return uniform_arguments(args[0], given["stream"], seed, given["dtype"], given["device"])
 
     def read_scalars(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
-        """Let what schedulers change be read at each call."""
+        """Replace the settings that schedulers change by scalars that are read at each call."""
         names = arguments(op)
         given = dict(zip(names, args, strict=False))
         group = given.pop("group")
@@ -368,7 +368,7 @@ class _Converter:
         return self.scalars[name, dtype]
 
     def as_they_are(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
-        """The arguments of an op that computes with plain numbers, if it is one, beside tensors."""
+        """The arguments of an op; numbers as plain numbers, if the op can compute with these beside tensors."""
         if op not in TAKES_PLAIN_NUMBER or all(a.index in self.numbers for a in args if isinstance(a, Ref)):
             return args
         return tuple(Ref(self.numbers.get(a.index, a.index)) if isinstance(a, Ref) else a for a in args)
@@ -402,10 +402,10 @@ def _user_line(fx_node: torch.fx.Node) -> str:
 
 
 def _recompute_as_forward(nodes: Sequence[Node], news: set[int]) -> tuple[Node, ...]:
-    """The nodes; those that make something for another backward pass are forward ops, whatever came before them.
+    """The nodes, with those that a later backward pass needs as forward ops, even if they depend on gradients.
 
-    That is a loss of gradients, or of what was updated in the step.  ``news`` are the new values of variables: the
-    ops that make these are of the optimizer.
+    Such are a loss of gradients, or one of variables that the step has updated.  ``news`` are the new values of
+    variables; the ops that make these stay ops of the optimizer.
     """
     needed: set[int] = set()
     found = []
@@ -441,7 +441,7 @@ def _is_plain_view(x: Tensor, size: Sequence[int], stride: Sequence[int], offset
 
 
 def _names_of(tensor: Tensor) -> str:
-    """How the modules that hold a tensor call it; for an error message, so it may look everywhere."""
+    """The names of a tensor in all modules that hold it, for an error message; this searches the heap."""
     kinds: list[type[nn.Module]] = [nn.Module]
     for kind in kinds:
         kinds += kind.__subclasses__()

@@ -31,14 +31,14 @@ from actorflow_compiler.values.reads import place_of
 from actorflow_compiler.values.variables import ScriptState
 
 FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
-OPTIMIZER_MARK = "optimizer"  # of what an op is marked with: whose step it is of
-CHECKS_DEVICE = "_need_device_dtype_check_for_fused"  # of an optimizer: whether its step looks at where it runs
+OPTIMIZER_MARK = "optimizer"  # key of an op's marks: the optimizer whose step it belongs to
+CHECKS_DEVICE = "_need_device_dtype_check_for_fused"  # attribute of an optimizer: whether its step does this check
 StateKey = tuple[str, str, str]  # (optimizer, parameter, key)
 NOTHING: Mapping[StateKey, Tensor] = MappingProxyType({})
 
 
 def is_fused(optimizer: Optimizer) -> bool:
-    """Whether it steps in its fused form in a plan, whose rates are read in each call."""
+    """Whether a plan has the optimizer's fused form, whose rates are read in each call."""
     complexes = (p.is_complex() for group in optimizer.param_groups for p in group["params"])
     return type(optimizer) in FUSABLE and (isinstance(optimizer, torch.optim.SGD) or not any(complexes))
 
@@ -56,26 +56,26 @@ class TracedOptimizers:
     names: Mapping[int, str]  # of the parameters' stand-ins, by id
     tensors: dict[str, Tensor] = field(default_factory=dict)  # as variables, by name
     parameter: dict[str, str] = field(default_factory=dict)  # variable → the parameter that it belongs to
-    made: dict[StateKey, Tensor] = field(default_factory=dict)  # those that the step makes: there is no such state yet
-    unexpected: dict[StateKey, Tensor] = field(default_factory=dict)  # what it has made, and what was not expected
+    made: dict[StateKey, Tensor] = field(default_factory=dict)  # state that the step makes: it does not exist yet
+    unexpected: dict[StateKey, Tensor] = field(default_factory=dict)  # state that the step has made unexpectedly
     before: list[tuple[str, dict[Any, Any], Any, Any]] = field(default_factory=list)  # (optimizer, state, key, value)
-    hidden: dict[int, dict[Tensor, dict[str, Any]]] = field(default_factory=dict)  # by id of the optimizer: its first
-    # step makes that, and the script's code does not see it before
+    # by id of the optimizer: state that its first step makes, and that code of the script must not see before
+    hidden: dict[int, dict[Tensor, dict[str, Any]]] = field(default_factory=dict)
 
     def add_variable(self, slot: StateKey, tensor: Tensor) -> None:
-        """Make a stand-in a variable."""
+        """Register a stand-in as a variable."""
         name = ".".join(slot)
         self.tensors[name], self.parameter[name] = tensor, slot[1]
 
     def hide_until_step(
         self, optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor]
     ) -> None:
-        """Let an optimizer keep nothing of the parameters of which it has kept nothing ``before``, until it steps."""
+        """Hide the state of parameters that had none ``before``, until the optimizer steps."""
         fresh = [fakes[name] for name, held in state.held.items() if name in fakes and not before.get(held.tensor)]
         self.hidden[id(optimizer)] = {p: optimizer.state.pop(p) for p in fresh if p in optimizer.state}
 
     def show(self, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
-        """Give it back what was hidden of these parameters, with what code has put there meanwhile."""
+        """Give an optimizer the hidden state of these parameters back, with what code has put there meanwhile."""
         hidden = self.hidden.get(id(optimizer), {})
         for p in [p for p in parameters if p in hidden]:
             values = hidden.pop(p)
@@ -83,10 +83,10 @@ class TracedOptimizers:
             optimizer.state[p] = values
 
     def settle(self, value: Callable[[Tensor], Tensor]) -> None:
-        """After the step: write tensors that took the places of others into those; the graph knows no others.
+        """After the step: copy tensors that have replaced state tensors into these, which are the graph's variables.
 
-        ``value`` gives for a tensor what has its values at the end.  Raises CaptureError for what an optimizer has
-        changed in Python.
+        ``value`` maps a tensor to the one that has its values at the end.  Raises CaptureError for changes that an
+        optimizer has made in Python.
         """
         written = []
         known = set()
@@ -115,7 +115,7 @@ class TracedOptimizers:
                 values[key] = variable
 
     def count_changed_in_python(self) -> str:
-        """What an optimizer has counted in Python up to now, for people; nothing where none has."""
+        """Names a count that an optimizer has changed in Python so far, as a text; empty if there is none."""
         return next((
             f"state[{key!r}] of an optimizer" for _, values, key, before in self.before
             if not isinstance(before, Tensor) and values.get(key) is not before
@@ -131,16 +131,16 @@ class TracedOptimizers:
         before.env.written[before.expression] = expression_of(now)
 
     def _new_state(self, known: set[tuple[int, Any]]) -> Iterator[tuple[StateKey, dict[Any, Any], Any]]:
-        """State that was not there before: tensors, and what a script keeps beside those of torch's optimizers."""
+        """State that was not there before: tensors, and what a script adds to the state of torch's optimizers."""
         for title, optimizer in self.optimizers.items():
-            torchs = is_torchs(optimizer)  # which hold tensors: numbers there are the script's
+            torchs = is_torchs(optimizer)  # whose own state is tensors: numbers there are the script's
             for p, values in optimizer.state.items():
                 for key, now in values.items() if id(p) in self.names else ():
                     if (torchs or isinstance(now, Tensor)) and (id(values), key) not in known:
                         yield (title, self.names[id(p)], key), values, now
 
     def _refuse(self, title: str, key: str, before: object, now: object) -> NoReturn:
-        """Raise CaptureError for what a plan's optimizer cannot do in every call."""
+        """Raise CaptureError for a change in Python, which a plan cannot repeat in every call."""
         kind = type(self.optimizers[title]).__name__
         raise CaptureError(
             f"optimizer {title} ({kind}): its step changes state[{key!r}] of a parameter from {_shown(before)} to "
@@ -158,10 +158,10 @@ def optimizer_stand_ins(
     state: ScriptState, fakes: Mapping[str, Tensor], mode: Any, train: bool, made: Mapping[StateKey, Tensor] = NOTHING,
     graded: Collection[str] = (), numbers: NumberEnv | None = None,
 ) -> Iterator[TracedOptimizers]:  # fmt: skip
-    """Give every optimizer stand-in state, in its fused or capturable form; restore it at the end.
+    """Give every optimizer stand-ins for its state, in its fused or capturable form; restore the state at the end.
 
-    ``graded`` are parameters that have a gradient already, by which they are stepped even where they are frozen.
-    ``made`` are tensors like those that the step was seen to make for state that is not there yet; ``numbers`` takes
+    ``graded`` are parameters that have a gradient already, and so are stepped even if they are frozen.  ``made`` are
+    tensors like those that an earlier trace saw the step make for state that does not exist yet.  ``numbers`` records
     what is done with settings that calls may change.
     """
     saved: list[tuple[Optimizer, Any, list[dict[str, Any]], Any]] = []
@@ -192,7 +192,7 @@ def optimizer_stand_ins(
             else:
                 _stand_in_state(optimizer, before, state, fakes, mode, numbers, name)
             for p, values in optimizer.state.items():
-                if id(p) not in names:  # what it holds beside its parameters
+                if id(p) not in names:  # state that belongs to no parameter
                     found.before.append((name, optimizer.state, p, values))
                     continue
                 for key, value in values.items():
@@ -220,7 +220,7 @@ def optimizer_stand_ins(
 def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[NumberSource, int | float]]:
     """The numbers among an optimizer's settings that a step may compute with, as they are now.
 
-    What steps in its fused form has constants among them.
+    In a fused form, settings other than rates are constants, and are left out.
     """
     constants = optimizer.defaults.keys() - READ if is_fused(optimizer) else ()
     for at, group in enumerate(optimizer.param_groups):
@@ -239,7 +239,7 @@ def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[NumberSource
 
 
 def _floats(value: Any) -> Any:
-    """NumPy's numbers, float32 or int64 say, and other real ones as floats; anything else as it is."""
+    """Real numbers of other types (of NumPy, say) as floats; anything else as it is."""
     if isinstance(value, tuple | list):
         return tuple(map(_floats, value))
     return float(value) if isinstance(value, Real) and not isinstance(value, bool | int | float) else value
@@ -264,7 +264,7 @@ def _set_setting(group: dict[str, Any], source: NumberSource, value: Any) -> Non
 
 
 def _keyed_by_stand_ins(kept: Any, state: ScriptState, fakes: Mapping[str, Tensor]) -> Any:
-    """What an optimizer keeps, with the stand-ins of parameters in their places."""
+    """The state of an optimizer, keyed by the stand-ins of its parameters."""
     names = {id(held.tensor): name for name, held in state.held.items()}
     found = _empty_like(kept)
     found.update({fakes.get(names.get(id(p), ""), p): values for p, values in kept.items()})
@@ -276,7 +276,7 @@ def _empty_like(state: Any) -> Any:
 
 
 def _settle_groups(optimizer: Optimizer) -> None:
-    """Let it step in its fused form, or else in its capturable one."""
+    """Make an optimizer step in its fused form, or else in its capturable one."""
     fused = is_fused(optimizer)
     for group in optimizer.param_groups:
         group["foreach"] = False
@@ -289,7 +289,7 @@ def _settle_groups(optimizer: Optimizer) -> None:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether an optimizer's step computes the loss itself, as often as it likes."""
+    """Whether an optimizer's step needs a closure, with which it computes the loss itself."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
@@ -298,7 +298,7 @@ def _make_state(
     title: str, optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any,
     graded: Collection[int],
 ) -> None:  # fmt: skip
-    """Let an optimizer of torch's make its state, by a step without gradients, of which its hooks hear nothing."""
+    """Let an optimizer of torch make its state by a step with zero gradients, without its hooks."""
     step = inspect.unwrap(type(optimizer).step)
     with mode, looks_compiling(), torch.no_grad():
         for group in optimizer.param_groups:
@@ -307,7 +307,7 @@ def _make_state(
         try:
             try:
                 step(optimizer)
-            except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
+            except KeyError:  # torch 2.11's Adagrad makes its state in its __init__ only
                 _stand_in_state(optimizer, before, state, fakes, mode)
                 step(optimizer)
         except ActorflowError:
@@ -325,7 +325,7 @@ def _make_state(
 def _keep_others(
     optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any
 ) -> None:  # fmt: skip
-    """Let an optimizer of torch's have what the script keeps with its state, too."""
+    """Add what the script keeps in the state of an optimizer of torch."""
     for name, held in state.held.items():
         for key, value in before.get(held.tensor, {}).items() if name in fakes else ():
             kept = optimizer.state.setdefault(fakes[name], {})
@@ -337,7 +337,7 @@ def _stand_in_state(
     optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any,
     numbers: NumberEnv | None = None, title: str = "",
 ) -> None:  # fmt: skip
-    """Give an optimizer stand-ins for the state that it has: tensors, and with ``numbers`` counts, too."""
+    """Give an optimizer stand-ins for its state: for tensors, and with ``numbers`` for Python numbers, too."""
     by_id = {id(h.tensor): h.name for h in state.held.values()}
 
     def one(name: str, key: Any, value: Any) -> Any:
@@ -356,16 +356,16 @@ def _stand_in_state(
 
 
 def _fake_like(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
-    """One of the same shape, strides and dtype, without memory."""
+    """A fake tensor of the same shape, strides and dtype."""
     with mode:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
 @contextlib.contextmanager
 def marked_optimizer_steps(state: ScriptState, stepped: TracedOptimizers) -> Iterator[None]:
-    """In which each op of an optimizer's step is marked with its name: several may step one parameter.
+    """Mark each op of an optimizer's step with the optimizer's name, since several may step one parameter.
 
-    What an optimizer makes in its first step is there from then on.
+    State that the first step of an optimizer makes is shown from then on.
     """
     titles = {id(optimizer): title for title, optimizer in state.optimizers.items()}
 

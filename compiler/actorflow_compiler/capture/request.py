@@ -27,63 +27,63 @@ from actorflow_compiler.values.variables import ScriptState
 
 @dataclass(frozen=True, slots=True)
 class UserStep:
-    """What is compiled."""
+    """The step that is compiled."""
 
     name: str  # of the job
     function: Callable[[list[Tensor]], list[Tensor]]  # argument tensors → result tensors
     arguments: Sequence[TensorArgument]
-    state: ScriptState  # that the function reads and changes
-    train: bool  # False: it only predicts
-    defined: str = ""  # the line that it begins in, "train.py:12", for errors
+    state: ScriptState  # what the function reads and changes
+    train: bool  # False: the step only predicts
+    defined: str = ""  # its first line, as "train.py:12", for errors
     own: Sequence[bool] | None = None  # mirrored view: for each argument, whether dim 0 is for the devices' own items
 
 
 @dataclass(frozen=True, slots=True)
 class TargetDevices:
-    """What it is compiled for."""
+    """The devices that a step is compiled for."""
 
     world: int  # ranks
     type: str = "cpu"  # "cpu" | "cuda"
-    hardware: Hardware = CPU_CORE  # by which stages are cut and layouts priced
+    hardware: Hardware = CPU_CORE  # by which layouts are priced and stages cut
 
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """How the caller asked for it."""
+    """The options of a compilation."""
 
     hints: ResolvedHints
     micro_batches: int = 1
     goal: Goal = DATA
     schedule: str = "auto"  # the schedule's name
-    explain: str | None = None  # a regular expression of ops, modules and variables whose alternatives are noted
+    explain: str | None = None  # a regular expression of ops, modules and variables to explain
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What earlier plans and calls have decided."""
+    """What earlier plans and calls have fixed."""
 
     fixed: Mapping[str, Variable] = field(default_factory=lambda: MappingProxyType({}))  # already laid out
     fresh: bool = False  # no optimizer has stepped yet
-    later: bool = False  # the job has run with another batch, so that this one may go in fewer pieces
+    later: bool = False  # the job has run with another batch size: this one may be cut into fewer pieces
     standing: GradientState = NO_GRADIENTS  # of gradients that other calls have left
 
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """What is told, or asked, while the step is compiled."""
+    """Callbacks and recorders that are used while the step is compiled."""
 
-    doing: Callable[[str], None] = lambda _: None  # the name of each pass as it begins
+    doing: Callable[[str], None] = lambda _: None  # called with the name of each pass as it begins
     learn: Callable[[GradientEffects, ValueDecisions, Sequence[Check]], None] = lambda *_: (
         None
-    )  # what the step does with these
-    numbers: NumberEnv | None = None  # takes what it does with numbers that calls may change; None: they are constants
-    value: Callable[[str], Tensor] | None = None  # gives what a variable has now; None: values cannot be had
-    checks: BranchExplorer | None = None  # takes the branches that only raise on one side; None: all are refused
+    )  # called with what the step does with these
+    numbers: NumberEnv | None = None  # records what the step does with Python numbers; None: they are constants
+    value: Callable[[str], Tensor] | None = None  # returns the value of a variable; None: values cannot be had
+    checks: BranchExplorer | None = None  # explores branches of which one side raises; None: all are refused
 
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """One compilation."""
+    """Everything that one compilation depends on."""
 
     step: UserStep
     devices: TargetDevices
@@ -93,12 +93,12 @@ class StepRequest:
 
     @property
     def mirrored(self) -> int:
-        """The number of devices of a step that each of them runs on values of its own; 0 where values are logical."""
+        """The number of devices that each run the step on values of their own; 0: values are logical."""
         return 0 if self.step.own is None else self.devices.world
 
 
 def capture_request(request: StepRequest) -> Capture:
-    """Trace the step as ``request`` says, and tell its listener what it does with gradients and values.
+    """Trace the step of a request, and tell its listeners what the step does with gradients and values.
 
     Raises CaptureError and StateError, as ``capture`` does.
     """

@@ -53,12 +53,12 @@ class _Walk:
         self.next = max(self.metas, default=0) + 1
         self.nodes: list[Node] = []
         self.made: dict[int, Node] = {}
-        self.same: dict[int, int] = {}  # value → an equal one for which nothing need be sorted
+        self.same: dict[int, int] = {}  # value → an equal one that needs no sort
         self.of: dict[int, SortedRows] = {}
-        self.alike: set[int] = set()  # values whose rows may as well be in any other order
+        self.alike: set[int] = set()  # values whose rows may be in any order
         self.step: dict[int, int] = {}  # value → k where its element i is i // k
-        # values → the sort that they have to do with
-        self.keys: dict[int, int] = {}  # what is sorted by
+        # values → the sort that they belong to
+        self.keys: dict[int, int] = {}  # the keys that are sorted
         self.inverse: dict[int, int] = {}  # index that undoes the sort
         self.counts: dict[int, int] = {}  # how often each of the keys 0, 1, … is there
         self.ends: dict[int, int] = {}  # where the rows of each of the keys 0, 1, … end
@@ -89,7 +89,7 @@ class _Walk:
         return value
 
     def look(self, n: Node) -> None:
-        """Find out what the outputs of a node are."""
+        """Learn what the outputs of a node are."""
         call, reads = call_of(n, self.metas)
         if rule := RULES.get(n.op):
             rule(self, n, call, reads)
@@ -218,7 +218,7 @@ def _divide(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
 
 
 def _index(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
-    """Rows by their numbers: into sorted order, by the order's own numbers, or back."""
+    """Index rows by the sort's permutation, or by its inverse, which undoes the sort."""
     if len(reads) != 2 or call.args[1][0] is None:
         return
     source, index = reads
@@ -237,7 +237,7 @@ def _index(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
 
 
 def _index_put(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
-    """The same in the other direction: the gradients of ``_index``, and how the order is inverted."""
+    """The inverse of ``_index``: its gradient, and the inversion of a permutation."""
     if len(reads) != 3 or call.args[1][0] is None:
         return
     base, index, source = reads
@@ -277,7 +277,7 @@ def _cumsum(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
 
 
 def _search(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
-    """The sorted keys are looked through for 0, 1, …: to the right of each its rows end."""
+    """A search for 0, 1, … in the sorted keys, from the right, gives where the rows of each key end."""
     given = dict(call.kwargs)
     right = given.get("right") or given.get("side") == "right"
     found = walk.of.get(reads[0])
@@ -301,7 +301,7 @@ def _product(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None
 
 
 def _product_backward(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
-    """Of ``transformers``' own product: the gradients of both operands at once."""
+    """The backward op of the grouped product in ``transformers``: the gradients of both operands."""
     left, weight, ends, upstream = reads
     if ends not in walk.ends:
         return

@@ -30,15 +30,15 @@ from actorflow_compiler.values.gradients import GradientEffects
 __all__ = ["CHECKED", "UNKNOWN_TEXT", "Retrace", "Check", "BranchExplorer", "ExceptionRecord", "within_branch"]
 
 CHECKED = "actorflow.checked.default"  # in a trace: a condition, and the variables as they are where it is asked for
-MAX_EXPLORED = 8  # decisions at one place whose raising sides are each traced; others there are taken to be like those
-UNKNOWN_TEXT = "…"  # in place of a value in a text
+MAX_EXPLORED = 8  # decisions at one place of which each side is traced; later ones there are taken to be like them
+UNKNOWN_TEXT = "…"  # stands for a value in the text of an exception
 TRACING = tuple(f"/torch/{part}" for part in (
     "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations", "_decomp", "_dynamo", "_higher_order_ops",
     "fx", "_library", "_ops", "_tensor_str", "functional.py", "utils/_python_dispatch",
-))  # fmt: skip  # which raise what an op refuses, not what a script has found
-RAISES_FOR_CALLER = ("/torch/__init__.py", "/torch/overrides.py")  # whose functions raise for those that call them
+))  # fmt: skip  # whose exceptions are refusals of an op, not findings of a script
+RAISES_FOR_CALLER = ("/torch/__init__.py", "/torch/overrides.py")  # whose functions raise on behalf of their callers
 REPLACED_LAYERS = (
-    "/actorflow_compiler/substitutes/adaptive_softmax.py"  # of ours, which finds what a layer of a script would
+    "/actorflow_compiler/substitutes/adaptive_softmax.py"  # of ours: it raises what a layer of torch would raise
 )
 PLAIN = (type(None), bool, int, float, str)
 
@@ -56,12 +56,12 @@ def _(raises: Any, held: Any, names: str) -> Any:
 
 _branches_taken: list[
     Tensor
-] = []  # of the branches that a trace is in, of which both sides are computed: whether each is taken
+] = []  # one for each branch around, of which both sides are computed: whether its side is taken
 
 
 @contextlib.contextmanager
 def within_branch(taken: Tensor) -> Iterator[None]:
-    """In which checks only raise where a branch is ``taken``, a bool without dims."""
+    """Let checks only raise where a branch is ``taken``, a bool without dims, around the trace of one side of it."""
     _branches_taken.append(taken.detach())
     try:
         yield
@@ -69,23 +69,23 @@ def within_branch(taken: Tensor) -> Iterator[None]:
         _branches_taken.pop()
 
 
-class Retrace(BaseException):  # no error: nobody is to catch it on its way
-    """The step is to be traced again: a side of a decision is known now, or to be tried."""
+class Retrace(BaseException):  # not an Exception, so that no code of the step catches it
+    """The step has to be traced again, because a side of a decision became known or is to be tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExceptionRecord:
-    """An exception that a side of a branch ends the step with, and what it has printed before."""
+    """An exception that ends the step on a side of a branch, and what that side prints before."""
 
     module: str
     name: str  # of its class
     args: tuple[Any, ...]  # plain values
     printed: tuple[tuple[str, str], ...] = ()  # ("stdout" or "stderr", text)
-    left: Any = None  # what of Python the step has changed in the end, where the side changes more; see ``Check``
+    left: Any = None  # what the step has changed in Python at the end of the side; None: no more than at its begin
 
     @staticmethod
     def of(error: BaseException, printed: Sequence[tuple[str, str]]) -> ExceptionRecord:
-        """What is known of an exception."""
+        """The record of an exception."""
         plain = all(isinstance(arg, PLAIN) for arg in error.args)
         args = tuple(error.args) if plain else (str(error),)
         args = tuple(arg.replace("FakeTensor", "Tensor") if isinstance(arg, str) else arg for arg in args)
@@ -93,7 +93,7 @@ class ExceptionRecord:
 
     @property
     def text(self) -> str:
-        """What it says, for people: ``ValueError: no``."""
+        """The exception as a message: ``ValueError: no``."""
         said = ", ".join(map(str, self.args))
         return f"{self.name}: {said}" if said else self.name
 
@@ -106,7 +106,7 @@ class ExceptionRecord:
             return ActorError(f"{self.module}.{self.text}")
         try:
             made: BaseException = found(*self.args)
-        except Exception:  # of a class that is made of other things than it says
+        except Exception:  # of a class whose __init__ takes other arguments
             made = found.__new__(found, *self.args)
         if made.args != self.args and not isinstance(made, SystemExit):
             made = found.__new__(found, *self.args)
@@ -120,19 +120,19 @@ class Check:
 
     where: str  # the line
     raised: ExceptionRecord
-    left: Any = ()  # what of Python the step has changed before, as ``BranchExplorer.changed`` says it
-    lost: str = ""  # what of it no call can leave so, for people
+    left: Any = ()  # what the step has changed in Python before, as ``BranchExplorer.changed`` returns it
+    lost: str = ""  # which of these changes no call can repeat, as a text; else empty
     stepped: bool = False  # whether an optimizer has stepped before
-    gradients: GradientEffects = field(default_factory=GradientEffects)  # what the step has made of them until then
+    gradients: GradientEffects = field(default_factory=GradientEffects)  # what the step has done to them until then
 
     def to_json(self) -> dict[str, Any]:
-        """As it travels."""
+        """The check as JSON data."""
         found = asdict(replace(self, gradients=GradientEffects()))
         return found | {"gradients": [sorted(self.gradients.cleared), sorted(self.gradients.loses)]}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Check:
-        """What ``to_json`` made."""
+        """The check of data that ``to_json`` made."""
         raised = data["raised"]
         printed = tuple((name, text) for name, text in raised["printed"])
         cleared, loses = map(frozenset, data["gradients"])
@@ -144,46 +144,47 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class _Decision:
     place: tuple[Any, ...]
-    side: bool | None  # the one that raises; None: neither does
+    side: bool | None  # the one that raises; None: neither side does
     raised: ExceptionRecord | None = None
-    paths: ConditionPaths | None = None  # through a condition that is asked for in parts
+    paths: ConditionPaths | None = None  # through a condition that Python evaluates in parts
 
 
 class BranchExplorer:
-    """What is known of the decisions of one step, over the traces that find it out.
+    """Explores the data-dependent branches of one step, over as many traces as that takes.
 
-    ``changed`` says what the step that runs has changed in Python so far, as data that travel, and what of it cannot
-    be told so, for people; ``standing`` how variables are, and which gradients of the step are there.
+    ``changed`` returns what the running step has changed in Python so far, as JSON data, and a text that names changes
+    which cannot be expressed so.  ``standing`` returns the state of variables (comparable), and the names of the
+    parameters with gradients of this step.
     """
 
     def __init__(self) -> None:
         self.changed: Callable[[], tuple[Any, str]] = lambda: ((), "")
         self.standing: Callable[[], tuple[Any, frozenset[str]]] = lambda: ((), frozenset())
-        self._at_decision = self._at_end = self._observed()  # the side that a trace tries
-        self.found: list[tuple[Tensor, Check]] = []  # by the trace under way; a bool without dims: whether it raises
-        self._decided: list[tuple[Tensor, int, bool]] = []  # what the trace has decided: tensors, their versions
-        self._decisions: list[_Decision] = []  # in the order in which the step comes to them
+        self._at_decision = self._at_end = self._observed()  # of the side that a trace tries
+        self.found: list[tuple[Tensor, Check]] = []  # of the trace under way; a bool without dims: whether it raises
+        self._decided: list[tuple[Tensor, int, bool]] = []  # tensor, its version, answer
+        self._decisions: list[_Decision] = []  # in the order of the step
         self._next_decision = 0
-        self._side: bool | None = None  # that the trace under way is to try at the first decision that is not known
+        self._side: bool | None = None  # to try at the first unknown decision
         self._tried: dict[bool, ExceptionRecord | None] = {}
         self._place: tuple[Any, ...] = ()
-        self._condition_start: ConditionPaths | None = None  # of the condition that a side is tried of
-        self._exploring: ConditionPaths | None = None  # of the condition that is being found out about
-        self._answers: PathAnswers = ()  # that the trace has given to its questions, or to those of one that is known
-        self._current: _Decision | None = None  # the one that is known, which the trace is in the middle of
-        self._part_values: dict[Any, Tensor] = {}  # its questions, by where they are
-        self._inside = False  # whether the trace is on a side that it tries
+        self._condition_start: ConditionPaths | None = None  # of the tried decision, if it has parts
+        self._exploring: ConditionPaths | None = None  # the condition whose paths are explored
+        self._answers: PathAnswers = ()  # answers to its parts so far, or to those of ``_current``
+        self._current: _Decision | None = None  # the known decision that the trace is in the middle of
+        self._part_values: dict[Any, Tensor] = {}  # values of its parts, by where they are
+        self._inside = False  # whether the trace is on a side that is only tried
         self._printed = _Printed()
-        self._shown = 0  # characters that traces have let through
+        self._shown = 0  # characters that traces have printed
 
     @property
     def inside(self) -> bool:
-        """Whether the trace under way tries a side, and shows nothing to anybody."""
+        """Whether the trace under way only tries a side, so that nothing it prints or logs is shown."""
         return self._inside
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Around one trace.  Raises Again where it was one that tried a side, and where it is to try one."""
+        """Use around one trace.  Raises Retrace after a trace that only tried a side."""
         self._next_decision, self._inside = 0, False
         self.found, self._decided = [], []
         self._current = None
@@ -206,7 +207,7 @@ class BranchExplorer:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around the step, where what it has changed is still there."""
+        """Use around the step, where its changes are not undone yet: they are compared at the end of a tried side."""
         try:
             yield
         finally:
@@ -217,8 +218,9 @@ class BranchExplorer:
         return self.changed(), self.standing()
 
     def _with_changes(self, raised: ExceptionRecord) -> ExceptionRecord | None:
-        """An exception, with what its side leaves in Python; None where it leaves what only a branch could: tensors
-        that were written since the decision, or gradients.
+        """The record of an exception, with what its side changed in Python.
+
+        None where the side also wrote tensors or made gradients, which a check cannot do: the branch is refused.
         """
         (changes, lost), (variables, gradients) = self._at_decision
         (changes_after, lost_after), (variables_after, gradients_after) = self._at_end
@@ -229,9 +231,9 @@ class BranchExplorer:
     def decide(
         self, tensor: Tensor, frame: FrameType | None, found: Callable[[Tensor, ExceptionRecord], None]
     ) -> bool | None:
-        """The side of a branch that the trace takes; None where neither ends the step by raising.
+        """The side of a branch that the trace takes; None where neither side ends the step by raising.
 
-        ``found`` is told of a check: whether it raises, and what.
+        For a check, ``found`` is called with whether it raises (a bool tensor), and with what.
         """
         for asked, version, answer in self._decided:
             if asked is tensor and version == tensor._version:
@@ -242,12 +244,12 @@ class BranchExplorer:
                 return told
             raise self._trace_ended(
                 None
-            )  # what follows is of no interest: the side does not raise before it decides again
+            )  # the side does not raise before its next decision: it is no check
         way = None if self._current is None else self._current.paths
         if way is not None and way.is_at(_condition(frame), self._answers):
             return self._continue_condition(tensor, found)
         place = _place(frame)
-        if any("/torch/jit/" in code.co_filename for code, _ in place):  # it compares what it has traced
+        if any("/torch/jit/" in code.co_filename for code, _ in place):  # torch.jit.trace compares its results
             return None
         if self._next_decision < len(self._decisions):
             decision = self._decisions[self._next_decision]
@@ -293,13 +295,13 @@ class BranchExplorer:
         return side
 
     def _begin_side(self) -> None:
-        """A side is tried from now on."""
+        """From here on, a side is only tried: hide what it logs and prints."""
         self._at_decision = self._at_end = self._observed()
         logging.disable(logging.CRITICAL)
         self._printed.begin()
 
     def _next_answer(self, paths: ConditionPaths, frame: FrameType | None) -> bool | None:
-        """The answer of the way that is tried to another question of its condition; None where that is no such one."""
+        """The answer that the tried path gives to the next part of its condition; None if this is no part of it."""
         condition, tried = _condition(frame), paths.next
         if condition is None or tried is None or _place(condition.frame.f_back) != _caller_place(paths.place):
             return None
@@ -313,7 +315,7 @@ class BranchExplorer:
         return None
 
     def _continue_condition(self, tensor: Tensor, found: Callable[[Tensor, ExceptionRecord], None]) -> bool | None:
-        """The answer with which the step goes on; where all is asked, what is checked is whether it would not."""
+        """The answer by which the step goes on at the next part of a known condition; adds the check after the last."""
         decision = self._current
         assert decision is not None
         assert decision.paths is not None
@@ -340,7 +342,7 @@ class BranchExplorer:
         return self._answers[-1]
 
     def _trace_ended(self, raised: ExceptionRecord | None) -> Retrace:
-        """A trace has tried a side."""
+        """Record what a trace has found on the side that it tried; returns the Retrace to raise."""
         if self._exploring is not None:
             paths, tried = self._exploring, self._exploring.next
             assert tried is not None
@@ -369,7 +371,7 @@ class BranchExplorer:
 
 
 class _Stream:
-    """A standard stream while a step is traced: what is printed goes through it, or is kept."""
+    """A standard stream while a step is traced."""
 
     def __init__(self, name: str, real: Any, printed: _Printed) -> None:
         self._name, self._real, self._printed = name, real, printed
@@ -383,18 +385,18 @@ class _Stream:
 
 
 class _Printed:
-    """What a trace prints: each character once, however often the step is traced, and none of a side that is tried."""
+    """Lets prints of a step through once, however often it is traced; keeps back those of a side that is only tried."""
 
     def __init__(self) -> None:
-        self.since: list[tuple[str, str]] = []  # on the side that is tried
-        self.passed = 0  # characters before it
-        self._before = 0  # characters that earlier traces have let through
+        self.since: list[tuple[str, str]] = []  # (stream, text) of the side that is tried
+        self.passed = 0  # characters printed before it, in this trace
+        self._before = 0  # characters that earlier traces have already shown
         self._inside = False
         self._thread = threading.get_ident()
 
     @contextlib.contextmanager
     def kept(self, before: int) -> Iterator[None]:
-        """While the step is traced; ``before`` characters were shown by traces of it before."""
+        """Use while the step is traced; earlier traces of it have shown ``before`` characters."""
         self._before = before
         real = {"stdout": sys.stdout, "stderr": sys.stderr}
         ours = {name: _Stream(name, stream, self) for name, stream in real.items()}
@@ -408,11 +410,11 @@ class _Printed:
                     setattr(sys, name, plain)
 
     def begin(self) -> None:
-        """A side is tried from now on."""
+        """From here on, a side is only tried."""
         self._inside = True
 
     def take(self, name: str, text: str, real: Any) -> None:
-        """Something is printed."""
+        """Print a text, or keep it back."""
         if threading.get_ident() != self._thread:
             real.write(text)
             return
@@ -426,13 +428,13 @@ class _Printed:
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Whether code of the script, or of a library, has raised an exception on purpose, or ended the program."""
+    """Whether code of the script or of a library raised the exception by ``raise``, or ended the program."""
     if isinstance(error, SystemExit):
         return True
     if isinstance(error, ActorflowError | GeneratorExit):
         return False
     at: TracebackType | None = error.__traceback__
-    asks = ""  # who has raised it, or has called what raises it for others
+    asks = ""  # the file that raises, or that called a function which raises on behalf of its caller
     while at is not None:
         code, last = at.tb_frame.f_code, at.tb_lasti
         passes_on = code.co_name == "__torch_function__" or code.co_filename.endswith(RAISES_FOR_CALLER)
@@ -449,7 +451,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _place(frame: FrameType | None) -> tuple[Any, ...]:
-    """Where a decision is made: the code of all that runs, and how far each is."""
+    """Where a decision is made: the code of each frame on the stack, and its instruction."""
     found: list[tuple[CodeType, int]] = []
     while frame is not None and not frame.f_code.co_filename.endswith("actorflow_compiler/capture/capture.py"):
         found.append((frame.f_code, _instruction(frame)))
@@ -458,21 +460,21 @@ def _place(frame: FrameType | None) -> tuple[Any, ...]:
 
 
 def _instruction(frame: FrameType) -> int:
-    """How far a frame is; Python 3.11 stops one instruction earlier at a call that it has made often."""
+    """The instruction of a frame.  Python 3.11 stops one earlier at calls that it has specialized."""
     at = frame.f_lasti
     early = at >= 0 and dis.opname[frame.f_code.co_code[at]] == "PRECALL"
-    return at + 4 if early else at  # the instruction, and its cache
+    return at + 4 if early else at  # the size of the instruction, with its cache
 
 
 def _condition(frame: FrameType | None) -> ConditionPart | None:
-    """The condition that is asked for in parts, by whoever has asked us."""
+    """The part of a condition that the innermost frame outside our code evaluates; None if it has no parts."""
     while frame is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return condition_of(frame)
 
 
 def _caller_place(place: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Where what asks was called."""
+    """The part of a place from the caller of the innermost frame outside our code on."""
     inside = next((i for i, (code, _) in enumerate(place) if not _is_ours(code.co_filename)), 0)
     return place[inside + 1 :]
 
@@ -482,7 +484,7 @@ def _truth(tensor: Tensor) -> Tensor:
 
 
 def _likely_raising_side(frame: FrameType | None) -> bool:
-    """The side that is likely to raise, by what is written there."""
+    """The side that is likely to raise, by the text of the line; it is tried first."""
     if frame is None:
         return True
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
@@ -490,9 +492,7 @@ def _likely_raising_side(frame: FrameType | None) -> bool:
 
 
 def _merged_records(raised: Sequence[ExceptionRecord]) -> ExceptionRecord | None:
-    """What several exceptions have in common, as one: they are raised at one place.  None where they leave other
-    things behind.
-    """
+    """One record for several exceptions that are raised at one place; None where their changes differ."""
     last = raised[-1]
     if all(one == last for one in raised):
         return last

@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["MAX_PARTS", "PathAnswers", "ConditionPart", "ConditionPaths", "condition_of"]
 
 NAMES = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.comprehension)
-MAX_PARTS = 6  # questions of one condition
+MAX_PARTS = 6  # at most, of one condition
 PathAnswers = tuple[bool, ...]
 SourcePosition = tuple[int, int]  # line and column
 Statement = ast.If | ast.Assert
@@ -25,15 +25,15 @@ Statement = ast.If | ast.Assert
 
 @dataclass(frozen=True, slots=True)
 class ConditionPart:
-    """A condition of an ``if`` or an ``assert`` that is asked for in parts, and the part that a frame is at."""
+    """A condition of several parts (of an ``if`` or ``assert``), and the part that a frame evaluates."""
 
     frame: FrameType
     start: SourcePosition
-    part: int  # how far the frame is
+    part: int  # the instruction that the frame is at
 
 
 def condition_of(frame: FrameType | None) -> ConditionPart | None:
-    """The condition that a frame is in the middle of; None where it is asked for at once, or is more than one."""
+    """The condition with parts that a frame is in the middle of; None if there is none."""
     if frame is None:
         return None
     positions = [*frame.f_code.co_positions()][frame.f_lasti // 2]
@@ -42,14 +42,14 @@ def condition_of(frame: FrameType | None) -> ConditionPart | None:
         return None
     for statement in _statements("".join(linecache.getlines(frame.f_code.co_filename))):
         first, last = (statement.lineno, statement.col_offset), statement.test.end_lineno or 0
-        if first <= (line, column) < (last, statement.test.end_col_offset or 0):  # Python may say the whole statement
+        if first <= (line, column) < (last, statement.test.end_col_offset or 0):  # perhaps of the whole statement
             return ConditionPart(frame, first, frame.f_lasti)
     return None
 
 
 @functools.lru_cache(8)
 def _statements(source: str) -> tuple[Statement, ...]:
-    """Those of a source whose conditions have parts, the innermost first; none that gives names to values."""
+    """Statements of a source whose conditions have parts and bind no names, innermost first."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -67,53 +67,53 @@ def _has_parts(test: ast.expr) -> bool:
 
 @dataclass(slots=True)
 class ConditionPaths:
-    """The ways through one condition: answers to its questions, in order, and what is raised behind them, if so.
+    """The paths through one condition: the answers to its parts, in order, and what is raised after them, if anything.
 
-    It is found out one way at a time: ``next`` is the one to try.
+    They are explored one by one: ``next`` is the path to try.
     """
 
-    place: Any  # of what runs the frame
+    place: Any  # where the condition is, see ``checks``
     start: SourcePosition
-    part: dict[PathAnswers, int]  # which question is asked behind some answers
-    outcomes: dict[PathAnswers, Any] = field(default_factory=dict)  # None: the step goes on
+    part: dict[PathAnswers, int]  # the part that follows after some answers
+    outcomes: dict[PathAnswers, Any] = field(default_factory=dict)  # by path: what is raised; None: the step goes on
     untried: list[PathAnswers] = field(default_factory=lambda: [(False,), (True,)])
 
     @property
     def next(self) -> PathAnswers | None:
-        """The way to try; None once all are known."""
+        """The path to try; None once all are known."""
         return self.untried[-1] if self.untried else None
 
     def is_at(self, condition: ConditionPart | None, answers: PathAnswers) -> bool:
-        """Whether a condition's frame asks the question behind some answers, and does not begin anew."""
+        """Whether a frame evaluates the part that follows after some answers, and has not started anew."""
         if condition is None or condition.start != self.start:
             return False
         known = self.part.get(answers)
         return condition.part == known if known else condition.part > self.part[answers[:-1]]
 
     def add_part(self, answers: PathAnswers, part: int) -> bool:
-        """There is another question behind some answers; False where these are too many."""
+        """Add the part that follows after some answers; returns False if there are more than ``MAX_PARTS``."""
         self.part[answers] = part
         self.untried.remove(answers)
         self.untried += [(*answers, False), (*answers, True)]
         return len(answers) < MAX_PARTS
 
     def record(self, answers: PathAnswers, behind: Any) -> None:
-        """What is behind a way."""
+        """Record the outcome of a path."""
         self.untried.remove(answers)
         self.outcomes[answers] = behind
 
     @property
     def raising(self) -> list[PathAnswers]:
-        """The ways that end the step."""
+        """The paths that end the step."""
         return [way for way, behind in self.outcomes.items() if behind is not None]
 
     @property
     def continuing(self) -> PathAnswers | None:
-        """A way on which the step goes on and all is asked that those ask that end it; None where there is none."""
+        """A path on which the step goes on, with all parts that the raising paths evaluate; None if there is none."""
         needed = {self.part[way[:i]] for way in self.raising for i in range(len(way))}
         on = (way for way, behind in self.outcomes.items() if behind is None)
         return next((way for way in on if needed <= {self.part[way[:i]] for i in range(len(way))}), None)
 
     def questions(self, way: PathAnswers) -> Sequence[tuple[int, bool]]:
-        """The questions of a way, with their answers."""
+        """The parts of a path, with their answers."""
         return [(self.part[way[:i]], answer) for i, answer in enumerate(way)]

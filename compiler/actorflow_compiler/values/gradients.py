@@ -31,7 +31,7 @@ class GradientState:
     """Gradients between two calls, by the names of their parameters; those of all others are None."""
 
     kept: frozenset[str] = frozenset()
-    lost: frozenset[str] = frozenset()  # there are some, and nobody has them
+    lost: frozenset[str] = frozenset()  # gradients that exist in the script, but were not kept
 
 
 NO_GRADIENTS = GradientState()
@@ -39,17 +39,17 @@ NO_GRADIENTS = GradientState()
 
 @dataclass(frozen=True, slots=True)
 class GradientEffects:
-    """What a step takes gradients to be when it begins, and what it leaves, by the names of their parameters."""
+    """What a step expects of gradients when it begins, and how it leaves them, by the names of their parameters."""
 
-    none: frozenset[str] = frozenset()  # they have to be None
-    kept: frozenset[str] = frozenset()
-    lost: frozenset[str] = frozenset()
-    cleared: frozenset[str] = frozenset()  # they are None afterwards
-    keeps: frozenset[str] = frozenset()
-    loses: frozenset[str] = frozenset()
+    none: frozenset[str] = frozenset()  # have to be None when it begins
+    kept: frozenset[str] = frozenset()  # have to be kept ones
+    lost: frozenset[str] = frozenset()  # have to be lost ones
+    cleared: frozenset[str] = frozenset()  # are None afterwards
+    keeps: frozenset[str] = frozenset()  # are left for later calls
+    loses: frozenset[str] = frozenset()  # are left, and not kept
 
     def fit(self, standing: GradientState) -> bool:
-        """Whether gradients stand as the step takes them to."""
+        """Whether gradients are as the step expects them."""
         return (
             self.kept <= standing.kept
             and self.lost <= standing.lost
@@ -58,17 +58,17 @@ class GradientEffects:
         )
 
     def after(self, before: GradientState) -> GradientState:
-        """How gradients stand when the step is done."""
+        """The state of gradients after the step."""
         gone = self.cleared | self.keeps | self.loses
         return GradientState((before.kept - gone) | self.keeps, (before.lost - gone) | self.loses)
 
 
 class GradientTracker:
-    """Watches the gradients of a step while it is traced.
+    """Tracks the gradients of a step while it is traced.
 
-    Gradients that no plan has are first taken to be there, as tensors that the step may only get rid of.  Where it does
-    anything else with them, it is traced again with them as they are: those of ``sure``, parameter → whether the step
-    goes on with its gradient, rather than to zero it.
+    Gradients that no plan keeps are first assumed to exist, as tensors that the step may only clear.  If it does
+    anything else with one, the step is traced again with that gradient as it really is.  ``sure`` names these
+    parameters, each with whether the step accumulates into its gradient (True) or begins by zeroing it (False).
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class GradientTracker:
         self._first: dict[str, Tensor | None] = {}  # their gradients as the step begins
         self.variables: dict[str, Tensor] = {}  # their gradients as variables, whether they are used or not
         self.inputs: dict[str, Tensor] = {}  # their gradients that were lost
-        self._added_to: set[str] = set()  # taken to be clear where a backward pass has added to them
-        self._grown: set[str] = {name for name, goes_on in sure.items() if goes_on}  # a gradient of before goes on
+        self._added_to: set[str] = set()  # assumed to be None where a backward pass has added to them
+        self._grown: set[str] = {name for name, goes_on in sure.items() if goes_on}  # accumulated into
         self._stepped: set[str] = set()  # an optimizer has used their gradients
         self._read_by_user: set[str] = set()  # the user's code has asked for their gradients of before
         self._inside = False  # a backward pass is under way
         for h in state.held.values():
             fake = fakes[h.name]
-            stands = h.name in before.kept or h.name in before.lost  # also where it is frozen by now
+            stands = h.name in before.kept or h.name in before.lost  # also if it is frozen by now
             if fake.is_leaf and (fake.requires_grad or stands):
                 self._parameters[h.name], self.variables[h.name] = fake, torch.zeros_like(fake).detach()
                 fake.grad = self._first[h.name] = self._stand_in_gradient(h.name)
         self._names = {id(fake): name for name, fake in self._parameters.items()}
-        self._end_only = self._parameters.keys() - before.kept - sure.keys()  # those of which only their end is known
+        self._end_only = self._parameters.keys() - before.kept - sure.keys()  # those of which only the end matters
 
     def _stand_in_gradient(self, name: str) -> Tensor | None:
         if name in self._standing.kept:
@@ -109,7 +109,7 @@ class GradientTracker:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While the step is traced."""
+        """Use while the step is traced."""
         names = self._names
 
         def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -128,7 +128,7 @@ class GradientTracker:
         return bool(self._stepped)
 
     def effects_so_far(self) -> GradientEffects:
-        """What the step has made so far of gradients of other calls: what it has is lost if it ends here."""
+        """What the step has done to gradients of other calls so far; what it has made is lost if it ends here."""
         ends = {name: self._end_so_far(name) for name in self._parameters}
         return GradientEffects(
             cleared=frozenset(name for name, end in ends.items() if end == "none"),
@@ -142,7 +142,7 @@ class GradientTracker:
         return "none" if grad is None and not self._inside else "lost"
 
     def _goes_on(self, name: str) -> bool:
-        """Whether a gradient is the variable that another call has left it in."""
+        """Whether a gradient is still the variable that another call has left it in."""
         return name in self._standing.kept and self._parameters[name].grad is self.variables[name]
 
     def variables_now(self) -> dict[str, Tensor]:
@@ -151,7 +151,7 @@ class GradientTracker:
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Around a backward pass; what it does not reach is as it was."""
+        """Use around a backward pass; gradients that it does not reach are as they were."""
         cleared = []
         self._inside = True
         for name, fake in self._parameters.items():
@@ -171,13 +171,13 @@ class GradientTracker:
                 self._added_to.add(name)
 
     def gradient_read(self, fake: Tensor) -> None:
-        """Code of the user's asks for a gradient: whether there is one may be all that it wants to know."""
+        """Note that the user's code reads ``.grad``, perhaps only to see whether there is one."""
         name = self._names.get(id(fake), "")
         if name and fake.grad is self._first[name]:
             self._read_by_user.add(name)
 
     def write_kept(self) -> None:
-        """The step has ended: write what is kept into the variables that it is kept in."""
+        """At the end of the step: write gradients that are kept into their variables."""
         with torch.no_grad():
             for name, fake in self._parameters.items():
                 grad, variable = fake.grad, self.variables[name]
@@ -202,10 +202,11 @@ class GradientTracker:
         return "kept" if goes_on or name not in self._stepped else "lost"
 
     def result(self, trace: torch.fx.GraphModule, known: Mapping[str, str]) -> tuple[GradientEffects, dict[str, bool]]:
-        """The trace is there; ``known`` are its placeholders, with the names of the variables that they are.
+        """The effects of the step on gradients, from its finished trace.
 
-        The second result names parameters of which it is not known yet whether something depends on their gradients
-        of earlier calls: trace again with these ``sure`` as well.
+        ``known`` maps placeholders of the trace to names of variables.  The second result names parameters of which it
+        is not known yet whether something depends on their gradients of earlier calls: trace again with these
+        ``sure``, too.
         """
         constants: dict[int, torch.fx.Node] = {}
         for n in trace.graph.find_nodes(op="get_attr"):
@@ -236,12 +237,12 @@ class GradientTracker:
 
 
 def _is_read(placeholder: torch.fx.Node) -> bool:
-    """Whether a trace does more with a placeholder than to write it."""
+    """Whether a trace does more with a placeholder than overwriting it."""
     return any(n.target is not torch.ops.aten.copy_.default or n.args[0] is not placeholder for n in placeholder.users)
 
 
 def _is_zeroed_first(constant: torch.fx.Node) -> bool:
-    """Whether a trace begins by filling a tensor, so that what was in it makes no difference."""
+    """Whether the first use of a tensor in a trace overwrites it, so that its values make no difference."""
     first = next(n for n in constant.graph.nodes if constant in n.all_input_nodes)
     return str(first.target).split(".")[1] in ("zero_", "fill_", "copy_") and first.args[0] is constant
 
@@ -258,5 +259,5 @@ def refuse_lost(graph: Graph) -> None:
 
 
 def some(names: Collection[str]) -> str:
-    """The first of many names."""
+    """The first three names, as text."""
     return ", ".join([*names][:3]) + (", …" if len(names) > 3 else "")

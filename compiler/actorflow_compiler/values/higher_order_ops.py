@@ -27,13 +27,13 @@ METADATA = {
 
 @contextlib.contextmanager
 def unrolled_higher_order_ops() -> Iterator[None]:
-    """In which they run so."""
+    """Replace these functions of torch by ones that a trace can follow."""
     with replaced_higher_order({"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map": _map}):
         yield
 
 
 class _GradientWhere(torch.autograd.Function):
-    """The identity; no gradient passes where the side that it is for was not taken, whatever it is, also nan."""
+    """The identity.  Its gradient is zero where a side of a branch was not taken, even if what comes back is NaN."""
 
     @staticmethod
     def forward(ctx: Any, taken: Tensor, x: Tensor) -> Tensor:
@@ -49,12 +49,15 @@ class _GradientWhere(torch.autograd.Function):
 
 
 class _BranchMode(TorchFunctionMode):
-    """In which gradients reach what was there before, operands and what a function closes over, where it is taken."""
+    """The mode in which one side of a branch is traced.
+
+    Tensors from before the branch (operands, and what a function closes over) get gradients only where it is taken.
+    """
 
     def __init__(self, taken: Tensor) -> None:
         super().__init__()
         self._taken = taken
-        self._guarded: dict[int, tuple[Tensor, Tensor]] = {}  # by id: what was there, kept alive, and what is used
+        self._guarded: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a tensor (kept alive), and its copy
         self._made: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

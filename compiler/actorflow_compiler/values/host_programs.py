@@ -20,9 +20,9 @@ from actorflow_compiler.core.torch_internals import OpOverload, constant_of, nod
 
 __all__ = ["EQUAL_TABLE", "VALUE_METHODS", "ValueGuard", "ValueDecisions", "HostProgram", "HostProgramFinder"]
 
-MAX_ELEMENTS = 1024  # elements of a tensor that the host computes
-MAX_STEPS = 200  # ops that it does
-VALUE_METHODS: Mapping[str, Callable[[Tensor], Any]] = MappingProxyType({  # what Python calls for a value
+MAX_ELEMENTS = 1024  # of a tensor that the host computes
+MAX_STEPS = 200  # at most, in one program
+VALUE_METHODS: Mapping[str, Callable[[Tensor], Any]] = MappingProxyType({  # methods by which Python reads a value
     "__bool__": bool, "__float__": float, "__index__": int, "__int__": int, "item": Tensor.item,
     "tolist": Tensor.tolist,
 })  # fmt: skip
@@ -32,14 +32,14 @@ Step = tuple[str, list[Any], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """Ops in order, over variables and each other; ``result`` is the position of the one that is wanted."""
+    """Ops in order over variables and earlier ops; ``result`` is the position of the wanted one."""
 
     inputs: tuple[str, ...]  # variables, which come first
     steps: tuple[Step, ...]
     result: int
 
     def run(self, values: Sequence[Tensor]) -> Tensor:
-        """Compute it from the values of its inputs, which stay as they are."""
+        """Compute the result from the values of the inputs, which are not changed."""
         with torch.no_grad():
             made: list[Any] = [value.detach().clone() for value in values]
             for name, args, kwargs in self.steps:
@@ -51,7 +51,7 @@ class HostProgram:
 
 @dataclass(frozen=True, slots=True)
 class ValueGuard:
-    """A value that a step asked for: the plan holds while it is the same."""
+    """A value that a step read while it was captured: the plan holds while the value is the same."""
 
     where: str  # the line
     method: str  # of NUMBERS
@@ -59,25 +59,25 @@ class ValueGuard:
     found: Any
 
     def now(self, values: Sequence[Tensor]) -> Any:
-        """What it is with these values."""
+        """The value for these inputs."""
         return VALUE_METHODS[self.method](self.program.run(values))
 
 
 @dataclass(frozen=True, slots=True)
 class ValueDecisions:
-    """What a plan depends on of the values of small variables, and what it makes of them."""
+    """How a plan depends on the values of small variables, and what it makes of them."""
 
     asked: tuple[ValueGuard, ...] = ()
-    updates: Mapping[str, HostProgram] = field(default_factory=dict)  # variable → what a call leaves in it
-    loses: frozenset[str] = frozenset()  # variables that depend on more than such variables, after a call
+    updates: Mapping[str, HostProgram] = field(default_factory=dict)  # variable → its value after a call
+    loses: frozenset[str] = frozenset()  # variables that the host cannot compute after a call
 
     @property
     def numbers(self) -> tuple[ValueGuard, ...]:
-        """What was asked for that may be more than one of two things."""
+        """The guards on more than a bool."""
         return tuple(asked for asked in self.asked if not isinstance(asked.found, bool))
 
     def to_json(self) -> dict[str, Any]:
-        """As it travels."""
+        """These as JSON data."""
         return {
             "asked": [[a.where, a.method, _listed(a.program), a.found] for a in self.asked],
             "moves": {name: _listed(program) for name, program in self.updates.items()},
@@ -86,7 +86,7 @@ class ValueDecisions:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ValueDecisions:
-        """What ``to_json`` made."""
+        """The value of data that ``to_json`` made."""
         asked = tuple(
             ValueGuard(where, method, _program(program), found) for where, method, program, found in data["asked"]
         )
@@ -95,9 +95,10 @@ class ValueDecisions:
 
 
 class HostProgramFinder:
-    """Finds programs in a trace.
+    """Finds host programs in a trace.
 
-    ``names`` are its first placeholders' variables, ``known`` those to begin with, and ``root`` holds its constants.
+    ``names`` are the variables of its first placeholders; those in ``known`` may be inputs of programs.  ``root`` holds
+    the constants of the trace.
     """
 
     def __init__(self, graph: fx.Graph, root: Any, names: Sequence[str], known: Collection[str]) -> None:
@@ -106,8 +107,8 @@ class HostProgramFinder:
         self._known = known
         self._nodes = [*graph.nodes]
         self._order = {node: at for at, node in enumerate(self._nodes)}
-        self._memory: dict[fx.Node, fx.Node] = {}  # a node → the one whose memory its result has
-        self._touching: dict[fx.Node, list[fx.Node]] = {}  # that one → all that look at its memory, or write it
+        self._memory: dict[fx.Node, fx.Node] = {}  # view → the node in whose memory it lies
+        self._touching: dict[fx.Node, list[fx.Node]] = {}  # such a node → its views, and what writes its memory
         self._written: set[fx.Node] = set()
         self.writes = 0  # into memory of placeholders
         for node in self._nodes:
@@ -121,7 +122,7 @@ class HostProgramFinder:
         return moves, frozenset(programs.keys() - moves.keys())
 
     def program(self, wanted: fx.Node) -> HostProgram | None:
-        """What computes a node, as it is when the trace ends; None where more than ``known`` is needed."""
+        """The program that computes a node as it is when the trace ends; None if it needs more than ``known``."""
         needed: set[fx.Node] = set()
         pending = [wanted]
         while pending:
@@ -146,7 +147,7 @@ class HostProgramFinder:
         return HostProgram(tuple(self._names[node] for node in inputs), tuple(steps), at[wanted])
 
     def is_outdated(self, copy: fx.Node, whole: fx.Node) -> bool:
-        """Whether a copy, or a view of it, is used after what it was taken of has changed."""
+        """Whether a copy, or a view of it, is used after its original has changed."""
         mine, memory = self._memory.get(copy, copy), self._memory.get(whole, whole)
         made = self._order[mine]
         changes = [self._order[n] for n in self._touching.get(memory, ()) if _writes(n) and self._order[n] > made]
@@ -161,7 +162,7 @@ class HostProgramFinder:
         return all(not isinstance(v, Tensor) or v.numel() <= MAX_ELEMENTS for v in values)
 
     def _step_of(self, node: fx.Node, at: Mapping[fx.Node, int]) -> Step | None:
-        """A node as a step; None for one that the host cannot do."""
+        """A node as a step of a program; None if the host cannot run it."""
         op = node.target
         try:
             if node.op == "get_attr":
@@ -204,7 +205,7 @@ class HostProgramFinder:
 
 
 def _equal(one: Tensor, other: Tensor) -> Any:
-    """``torch.equal`` of tensors that are made of constants, which functions of torch ask for themselves."""
+    """``torch.equal`` of tensors that depend on constants alone; functions of torch call it themselves."""
     found = [node_of(tensor) for tensor in (one, other)]
     programs = [at and HostProgramFinder(at[0].graph, at[1], (), ()).program(at[0]) for at in found]
     if None in programs:

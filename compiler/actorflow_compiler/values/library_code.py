@@ -55,7 +55,7 @@ ALWAYS_FALSE = (  # (end of a file, function, pattern of its code): conditions f
 
 
 def remedy(frames: Iterable[FrameSummary]) -> str:
-    """What to do instead, in brackets and after a space; nothing where that is not known."""
+    """What to do instead, in brackets and after a space; empty if that is not known."""
     for frame in reversed([*frames]):
         for file, function, text in KNOWN:
             if frame.filename.endswith(file) and function in ("", frame.name):
@@ -64,7 +64,7 @@ def remedy(frames: Iterable[FrameSummary]) -> str:
 
 
 def cannot_be_traced(node: torch.fx.Node) -> str:
-    """What is said of an op that torch's own tracing does not carry."""
+    """The error text for an op that torch itself cannot trace."""
     return f"torch cannot make {node.target} a part of a plan; expected: other ops, or this outside of the job"
 
 

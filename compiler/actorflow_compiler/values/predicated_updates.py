@@ -14,11 +14,11 @@ from actorflow_compiler.graph.graph import Graph, Node
 
 __all__ = ["predicate_updates"]
 
-FOUND_INF = "found_inf"  # the operand that tells an optimizer to do nothing
+FOUND_INF = "found_inf"  # operand of optimizers: where it is 1, they do nothing
 
 
 def predicate_updates(graph: Graph, checks: Sequence[tuple[int, Mapping[str, int]]]) -> Graph:
-    """Guard all updates by ``checks``, in order: whether one raises, and the values that variables have there."""
+    """Predicate all updates on ``checks``, in order: for each, whether it raises, and the values of variables there."""
     return _Predication(graph, checks).run() if checks else graph
 
 
@@ -29,11 +29,11 @@ class _Predication:
         self.metas = dict(graph.metas)
         self.names = {i.value: i.name for i in graph.inputs}
         self.checks = checks
-        self.any: dict[tuple[int, ...], int] = {}  # conditions → whether one of them holds
+        self.any: dict[tuple[int, ...], int] = {}  # conditions → the value that says whether one of them holds
         self.maker = {out: at for at, node in enumerate(graph.nodes) for out in node.outs if out >= 0}
 
     def run(self) -> Graph:
-        """The graph."""
+        """The predicated graph."""
         alternatives = {old: self.alternatives(old, new) for old, new in self.graph.updates}
         predicated = self.predicate_optimizers(alternatives)
         updates = []
@@ -47,11 +47,11 @@ class _Predication:
         return replace(self.graph, nodes=tuple(self.nodes), metas=self.metas, updates=tuple(updates))
 
     def alternatives(self, old: int, new: int) -> list[tuple[tuple[int, ...], int]]:
-        """In the order of the program: which conditions keep a variable from what comes after, and its value there."""
+        """In program order: conditions under which a variable keeps an earlier value, and that value."""
         found: list[tuple[tuple[int, ...], int]] = []
         for raises, there in self.checks:
             stays = there.get(self.names[old], old)
-            if stays == new:  # it does not change behind this one, nor behind those that follow
+            if stays == new:  # the variable does not change after this check, nor after later ones
                 break
             if found and found[-1][1] == stays:
                 found[-1] = (*found[-1][0], raises), stays
@@ -60,7 +60,7 @@ class _Predication:
         return found
 
     def predicate_optimizers(self, alternatives: Mapping[int, list[tuple[tuple[int, ...], int]]]) -> set[int]:
-        """Let ops of optimizers do nothing where a check raises; returns the variables that are guarded by that."""
+        """Let ops of optimizers do nothing where a check raises; returns the variables that this predicates."""
         made: dict[int, list[tuple[int, int]]] = {}  # node → (variable, its new value)
         for old, new in self.graph.updates:
             if new in self.maker and self.nodes[self.maker[new]].op in IN_PLACE and alternatives[old]:
@@ -82,7 +82,7 @@ class _Predication:
         return predicated
 
     def in_order(self) -> None:
-        """Put what is read before what reads it: what was added lies behind."""
+        """Move the added nodes, which are at the end, before those that read them."""
         added = {out: node for node in self.nodes[len(self.graph.nodes) :] for out in node.outs}
         ordered: list[Node] = []
 
@@ -97,7 +97,7 @@ class _Predication:
         self.nodes = [*ordered, *added.values()]
 
     def either(self, conditions: tuple[int, ...]) -> int:
-        """Whether one of some conditions holds."""
+        """The value that says whether one of some conditions holds."""
         if len(conditions) == 1:
             return conditions[0]
         if conditions not in self.any:
@@ -107,13 +107,13 @@ class _Predication:
         return self.any[conditions]
 
     def number(self, conditions: tuple[int, ...]) -> int:
-        """The same as a number."""
+        """The same as a float32 number."""
         dtype = (("dtype", Symbol("torch.float32")),)
         node = Node("aten._to_copy.default", (Ref(self.either(conditions)),), dtype, ())
         return self.add(node, Meta((), "float32"))
 
     def add(self, node: Node, meta: Meta) -> int:
-        """The value that a new node makes."""
+        """Add a node; returns its value."""
         value = len(self.metas)
         assert value not in self.metas
         self.metas[value] = meta

@@ -61,9 +61,9 @@ TEXTS = {
     "__format__": SHOWS, "__repr__": SHOWS, "__str__": SHOWS, "__reduce_ex__": SAVES, "data_ptr": ADDRESS,
     "as_subclass": CLASS,
 }  # fmt: skip
-FOR_USERS = (SHOWS, ADDRESS)  # what torch and we do, too, for themselves
+FOR_USERS = (SHOWS, ADDRESS)  # which torch and our code also do for themselves
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-OURSELVES = (  # warnings of torch that are about how a step is captured
+OURSELVES = (  # warnings of torch about how a step is captured, which users need not see
     "Accessing the data pointer of FakeTensor",
     "Using `torch.compile\\(module\\)` when there are global hooks",
     "Converting a tensor with requires_grad=True to a scalar",
@@ -74,11 +74,11 @@ Decide = Callable[[Callable[[], tuple[str, str]], str, torch.Tensor], Any]
 
 
 class ValueReadHandler:
-    """Refuses reads while a step runs; ``check`` raises again what the step has caught.
+    """Answers or refuses reads of values while a step runs; ``check`` raises again what the step has caught.
 
-    ``decide(place, name, tensor)``, where ``place()`` is where it is and what to do instead, gives what is known all
-    the same, and None for what is not.  With ``late`` what ``item`` gives may be a number that is there later.
-    ``checks`` knows of branches that only raise on one side; ``found(raises, line, what)`` is told of each.
+    ``decide(place, name, tensor)`` returns a value that is known although a step is captured, else None; ``place()``
+    is the user's line, and what to do instead.  With ``late``, ``item`` may give an unbacked number.  ``checks``
+    explores branches of which one side raises; ``found(raises, line, what)`` is called for each.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class ValueReadHandler:
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
-        """In which what needs values raises CaptureError, and torch does not warn of what we do with it."""
+        """Handle reads of values, and hide torch's warnings about how a step is captured."""
         with watching_reads(self._on_read), warnings.catch_warnings():
             for message in OURSELVES:
                 warnings.filterwarnings("ignore", message)
             yield
 
     def check(self) -> None:
-        """Raise the first refusal."""
+        """Raise the first refusal again, if there was one."""
         if self._refused:
             raise self._refused[0]
 
     def refusal(self, text: str) -> CaptureError:
-        """The error that refuses what the user's line does, which is raised again where the step catches it."""
+        """The error that refuses what the user's line does; ``check`` raises it again if the step catches it."""
         frames = traceback.extract_stack(sys._getframe(1))
         more = remedy(frames) or (suggested_rewrite(frames) if text == LOOKS_AT_A_VALUE else "")
         return self._refused_at(place_of(frames), text + more)
@@ -144,7 +144,7 @@ class ValueReadHandler:
             if not _asked_by_user(asking):
                 return read()
             refusal = self.refusal(text)
-            if _is_in(asking, logging.__file__):  # which prints what is raised there, and goes on
+            if _is_in(asking, logging.__file__):  # logging prints exceptions of handlers, and goes on
                 return "a tensor without values"
             raise refusal
         if text is SAVES and not _is_in(asking, copy.__file__, depth=1):
@@ -157,7 +157,7 @@ class ValueReadHandler:
         return found
 
     def _text(self) -> str:
-        """What stands for a value in a text, where that is one of a side that raises; else nothing."""
+        """What stands for a value in a text on a side that is only tried; else empty."""
         return UNKNOWN_TEXT if self._checks is not None and self._checks.inside else ""
 
 
@@ -179,7 +179,7 @@ def place_of(frames: Iterable[FrameSummary]) -> str:
 
 
 def warn(text: str) -> None:
-    """Warn of what the innermost line of the user's own code does."""
+    """Issue a warning at the innermost line of the user's own code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -188,7 +188,7 @@ def warn(text: str) -> None:
 
 
 def _library_line(frame: FrameSummary) -> str:
-    """A line of a library, but for ours, on a line of its own; or nothing."""
+    """Where a frame is in a library other than ours, as a line of text; else empty."""
     for folder in ("site-packages", "dist-packages"):
         _, found, path = frame.filename.rpartition(f"/{folder}/")
         if found and not path.startswith("actorflow"):
@@ -197,7 +197,7 @@ def _library_line(frame: FrameSummary) -> str:
 
 
 def _is_in(frame: FrameType | None, file: str, depth: int = 8) -> bool:
-    """Whether a file is among the innermost ``depth`` that run."""
+    """Whether one of the innermost ``depth`` frames runs code of a file."""
     for _ in range(depth):
         if frame is None:
             return False

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from actorflow_compiler.core.errors import CaptureError
 
-WITH_PARAMETERS = ("optimizer", "gradient")  # kinds of variables that lie as the parameter that they belong to
-RECURRENT = ("_flat_weights", "_flat_weight_refs")  # attributes by which recurrent layers work
+WITH_PARAMETERS = ("optimizer", "gradient")  # kinds of variables that have the layout of their parameter
+RECURRENT = ("_flat_weights", "_flat_weight_refs")  # lists of parameters that recurrent layers compute with
 
 
 def attributes_given(tensor: Tensor) -> dict[str, Any]:
-    """The attributes that a script has given a tensor, or one that a stand-in is for."""
+    """The attributes that a script has set on a tensor or a stand-in."""
     if type(tensor) not in (Tensor, nn.Parameter) and not hasattr(type(tensor), "name_in_plan"):
         return {}
     return {name: value for name, value in vars(tensor).items() if not hasattr(type(tensor), name)}
@@ -30,10 +30,10 @@ class StateTensor:
     name: str
     kind: str  # "parameter" | "buffer" | "optimizer" | "tensor"
     tensor: Tensor
-    places: list[Callable[[Tensor], None]] = field(default_factory=list)  # each puts another tensor in its place
+    places: list[Callable[[Tensor], None]] = field(default_factory=list)  # each function puts another tensor there
 
     def put(self, tensor: Tensor) -> None:
-        """Let every place hold ``tensor`` instead."""
+        """Put ``tensor`` in every place."""
         for place in self.places:
             place(tensor)
 
@@ -46,9 +46,9 @@ class ScriptState:
     modules: dict[str, nn.Module] = field(default_factory=dict)  # roots, by name
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # that are enabled
-    beside: dict[str, str] = field(default_factory=dict)  # a tensor → the one that it is to be placed with
+    beside: dict[str, str] = field(default_factory=dict)  # tensor → the one with which it is to be placed
     named: frozenset[str] = frozenset()  # globals and attributes that the script's functions name
-    looks_at_steps: bool = False  # whether the script's functions look at what optimizers keep, where there is some
+    looks_at_steps: bool = False  # whether functions of the script read ``optimizer.state``
 
     def name_of(self, tensor: Tensor) -> str | None:
         """The name of a tensor that was found."""

@@ -18,7 +18,7 @@ from actorflow_compiler.core.user_code import is_users
 __all__ = ["suggested_rewrite"]
 
 Branch = ast.If | ast.While | ast.IfExp | ast.Assert
-MAX_LINE = 300  # characters of a line that is shown
+MAX_LINE = 300  # characters of a line that is shown, at most
 CHECKS = " This check can be made after the call, on what it returns."
 SKIPS = (
     " To leave a batch out, raise an error here, and catch it around the call: what the step does behind this line is "
@@ -31,7 +31,7 @@ BOTH = (
 
 
 def suggested_rewrite(frames: Iterable[FrameSummary]) -> str:
-    """What may stand in place of the innermost line of the user's own, after a full stop; nothing where it is unknown.
+    """A sentence that suggests a replacement for the innermost line of the user's code; empty if there is none.
 
     >>> rewritten([])
     ''
@@ -61,7 +61,7 @@ def _parsed(source: str) -> ast.Module | None:
 
 
 def _branches_on_line(filename: str, line: int) -> Iterator[tuple[Branch, list[ast.AST]]]:
-    """What decides by a condition on a line, the outermost first, each with what it is in."""
+    """Branches whose condition is on a line, outermost first, each with its enclosing nodes."""
     tree = _parsed("".join(linecache.getlines(filename)))
     pending: list[tuple[ast.AST, list[ast.AST]]] = [] if tree is None else [(tree, [])]
     while pending:
@@ -76,7 +76,7 @@ def _only_raises(node: ast.If) -> bool:
 
 
 def _gives_nothing(node: ast.If) -> bool:
-    """Whether it ends the step with nothing."""
+    """Whether it ends by returning None."""
     match node.body[-1]:
         case ast.Return(value=None) | ast.Return(value=ast.Constant(value=None)):
             return True
@@ -84,7 +84,7 @@ def _gives_nothing(node: ast.If) -> bool:
 
 
 def _rewritten_line(node: Branch, parents: list[ast.AST]) -> str:
-    """The line that says the same; nothing where there is none."""
+    """One line with ``torch.where`` that means the same; empty if there is none."""
     turned = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
     condition = _condition(node.test.operand if isinstance(node.test, ast.UnaryOp) and turned else node.test)
 
@@ -112,7 +112,7 @@ def _rewritten_line(node: Branch, parents: list[ast.AST]) -> str:
 
 
 def _assigned(statement: ast.stmt) -> tuple[str, str]:
-    """A name, and what it becomes; two empty texts for any other statement."""
+    """The name that a statement assigns, and its new value; two empty texts for other statements."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             return name, ast.unparse(value)
@@ -122,7 +122,7 @@ def _assigned(statement: ast.stmt) -> tuple[str, str]:
 
 
 def _following_statement(node: ast.stmt, parents: list[ast.AST]) -> ast.stmt | None:
-    """The statement behind another one."""
+    """The statement that follows another one in its block."""
     for block in ("body", "orelse", "finalbody"):
         statements = getattr(parents[-1], block, None)
         if isinstance(statements, list) and node in statements[:-1]:
@@ -132,7 +132,7 @@ def _following_statement(node: ast.stmt, parents: list[ast.AST]) -> ast.stmt | N
 
 
 def _condition(test: ast.expr) -> str:
-    """A condition as a tensor of it."""
+    """A condition rewritten as an expression over tensors."""
     if isinstance(test, ast.BoolOp):
         sign = " & " if isinstance(test.op, ast.And) else " | "
         return sign.join(f"({_condition(value)})" for value in test.values)
@@ -141,7 +141,7 @@ def _condition(test: ast.expr) -> str:
 
 
 def _in_place_of(node: ast.IfExp, text: str, parents: list[ast.AST]) -> str:
-    """The statement that an expression is in, with another one in its place."""
+    """The statement around a conditional expression, with ``text`` in place of the expression."""
     statement = next((p for p in reversed(parents) if isinstance(p, ast.stmt)), None)
     if statement is None or hasattr(statement, "body"):
         return text
