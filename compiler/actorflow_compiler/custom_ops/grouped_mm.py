@@ -14,7 +14,7 @@ from torch import Tensor
 
 GROUPED = "actorflow.grouped_mm"
 GROUPED_WEIGHT = "actorflow.grouped_mm_weight"
-ALIGNED = 16  # bytes: what torch's kernel for CUDA wants rows of matrices to be a multiple of
+ALIGNED = 16  # bytes; torch's CUDA kernel needs rows of matrices to be multiples of it
 
 
 def grouped_mm(x: Tensor, weight: Tensor, group: Tensor, first: int, groups: int) -> Tensor:
@@ -23,7 +23,7 @@ def grouped_mm(x: Tensor, weight: Tensor, group: Tensor, first: int, groups: int
     x (rows, k), weight (groups here, k, n), group int (rows,) → (rows, n).  The first matrix is that of
     group ``first`` of ``groups``; the sum over all parts of the groups is the whole.
     """
-    del groups  # for those who count the work
+    del groups  # it is used to count the operations only
     out = x.new_zeros(x.shape[0], weight.shape[2])
     if _has_kernel(x, weight):
         order, ends = _by_group(group, first, weight.shape[0])
@@ -52,7 +52,7 @@ def grouped_mm_weight(x: Tensor, grad: Tensor, group: Tensor, first: int, count:
 
 
 def _has_kernel(*tensors: Tensor) -> bool:
-    """Whether torch's grouped product, which does not wait for the device, takes these."""
+    """Whether torch's grouped product, which does not synchronize with the device, supports these."""
     return all(
         t.is_cuda and t.dtype == torch.bfloat16 and t.numel() > 0 and t.shape[-1] * t.element_size() % ALIGNED == 0
         for t in tensors
@@ -68,7 +68,7 @@ def _by_group(group: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _rows_by_group(group: Tensor, first: int, count: int) -> Iterator[tuple[int, Tensor]]:
-    """Each group here that has rows, and these."""
+    """Each group of this part that has rows, with its rows."""
     order, ends = _by_group(group, first, count)
     start = 0
     for e, end in enumerate(ends.tolist()):

@@ -34,12 +34,12 @@ def _call_with_layout(call: Callable[..., Any], lay: Callable[[Args], Args], *ar
 
 
 def _dense(x: Any) -> Any:
-    """Row by row."""
+    """Contiguous."""
     return x.contiguous() if isinstance(x, Tensor) else x
 
 
 def _dense_last(x: Any) -> Any:
-    """With the elements of the last dim side by side."""
+    """With stride 1 in the last dim."""
     return x.contiguous() if isinstance(x, Tensor) and x.dim() and x.stride(-1) != 1 else x
 
 
@@ -52,23 +52,23 @@ def _last_dim_dense(args: Args) -> Args:
 
 
 def _vectors_dense(args: Args) -> Args:
-    """What has one number for each channel side by side, the others as they lie."""
+    """Vectors (one number for each channel) contiguous, other operands as they are."""
     return tuple(_dense(a) if isinstance(a, Tensor) and a.dim() == 1 else a for a in args)
 
 
 def _normed(args: Args) -> Args:
-    """Row by row, or with channels innermost, as the input lies."""
+    """Contiguous, or with channels innermost if the input is."""
     return _in_format(args, _format(args[0]), args[0].shape)
 
 
 def _normed_backward(args: Args) -> Args:
-    """As ``_normed``; where no gradient of the input is asked for, row by row: torch's other kernel writes it still."""
+    """As ``_normed``; contiguous if no gradient of the input is needed, as torch's other kernel writes it anyway."""
     x, mask = args[1], args[9]
     return _in_format(args, _format(x) if mask[0] else torch.contiguous_format, x.shape)
 
 
 def _in_format(args: Args, format_: torch.memory_format, shape: torch.Size) -> Args:
-    """Tensors of this shape in a format, others row by row."""
+    """Tensors of this shape in a format, others contiguous."""
     return tuple(
         a.contiguous(memory_format=format_) if isinstance(a, Tensor) and a.shape == shape else _dense(a) for a in args
     )
@@ -82,19 +82,19 @@ def _format(x: Tensor) -> torch.memory_format:
 
 
 def _pooled(args: Args) -> Args:
-    """Row by row, or with channels innermost where there is a batch."""
+    """4-d operands contiguous, which have no batch; with a batch, channels may be innermost."""
     return tuple(_dense(a) if isinstance(a, Tensor) and a.dim() == 4 else a for a in args)
 
 
 def _strided(args: Args) -> Args:
-    """Strides and offset are counted in an operand that lies row by row and begins at 0."""
+    """Strides and offset count in a contiguous operand that begins at 0."""
     x, size, stride, *offset = args
     x = x.contiguous()
     return x, size, stride, x.storage_offset() + _offset(offset)
 
 
 def _strided_scatter(args: Args) -> Args:
-    """As ``_strided``, with what is put there behind the operand."""
+    """As ``_strided``, with the source after the operand."""
     x, source, size, stride, *offset = args
     return x.clone(memory_format=torch.contiguous_format), source, size, stride, _offset(offset)
 

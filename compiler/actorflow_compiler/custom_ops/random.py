@@ -122,7 +122,7 @@ def splitmix64(value: int) -> int:
 
 
 def _splitmix64_(bits: Tensor) -> Tensor:
-    """The same for every element of an int64 tensor, in place (``_GAMMA`` is added before)."""
+    """``splitmix64`` of every element of an int64 tensor, in place (``_GAMMA`` is added before)."""
     bits.bitwise_xor_((bits >> 30).bitwise_and_(2**34 - 1)).mul_(_signed(_MIX_1))
     bits.bitwise_xor_((bits >> 27).bitwise_and_(2**37 - 1)).mul_(_signed(_MIX_2))
     return bits.bitwise_xor_((bits >> 31).bitwise_and_(2**33 - 1))

@@ -38,9 +38,9 @@ def pick_backward(grad: Tensor, target: Tensor, size: int, dim: int, ignore: int
 
 
 def _places(target: Tensor, size: int, ignore: int, first: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Where each target is in a part of ``size`` classes, and whether it is there.
+    """The index of each target in a part of ``size`` classes, and whether it is in it.
 
-    What belongs elsewhere is at 0; what is no class stays out of bounds, for an index op to refuse.
+    Targets of other parts get index 0; those that are no class stay out of bounds, for an index op to refuse.
     """
     target = target.long()
     at = target - first

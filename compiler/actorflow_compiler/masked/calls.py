@@ -30,7 +30,7 @@ from actorflow_compiler.masked.tensor import MaskedRows, read_refusal, refuse, s
 
 __all__ = ["SelectionMode", "check_results", "selection_mode"]
 
-_ = gathers, losses, products, reduce, rows, shapes  # which enter their rules
+_ = gathers, losses, products, reduce, rows, shapes  # imported for their rules
 PROPERTIES = (
     "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "is_nested", "is_sparse", "is_quantized",
     "is_meta", "is_mkldnn",
@@ -57,7 +57,7 @@ MAKES = (torch.zeros, torch.ones, torch.full)
 
 
 def _sizes(v: MaskedRows) -> tuple[Any, ...]:
-    """The shape, with a tensor where the number of rows is."""
+    """The shape, with the count of selected rows as a tensor."""
     return tuple(v._selection.count if d == v._row_dim else n for d, n in enumerate(v._whole.shape))
 
 
@@ -67,7 +67,7 @@ def _numel(v: MaskedRows) -> Any:
 
 
 def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch where there are selections among the arguments."""
+    """Call a function of torch that has selected rows among its arguments."""
     found = RULES.get(func)
     if found is not None:
         return found(func, tuple(args), kwargs)
@@ -111,7 +111,7 @@ tensor.dispatchers.append(call)
 
 
 class SelectionMode(TorchFunctionMode):
-    """In which what selects by values gives selections of known size."""
+    """The mode in which functions that select by values give ``MaskedRows``."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -142,9 +142,9 @@ class SelectionMode(TorchFunctionMode):
 
 @contextlib.contextmanager
 def selection_mode(refusal: Callable[[str], Exception]) -> Iterator[Callable[[], SelectionMode]]:
-    """In which a step is captured; gives what makes the mode, for backward passes, which run outside of it.
+    """Use while a step is captured; yields the class of the mode, for backward passes, which run outside of it.
 
-    ``refusal`` makes the error of what selected rows cannot be used for.
+    ``refusal`` makes the error for what selected rows cannot be used for.
     """
 
     def check(given: Sequence[Any]) -> None:

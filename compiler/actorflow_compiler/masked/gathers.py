@@ -26,7 +26,7 @@ __all__: list[str] = []
 
 @rule("gather", "take_along_dim")
 def gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of each row what its indices say."""
+    """Elements of each row by indices of its own."""
     first = ("input", "dim", "index") if called(func) == "gather" else ("input", "index", "dim")
     given = bound(first, args, {("index" if k == "indices" else k): a for k, a in kwargs.items()})
     v, index = given["input"], given["index"]
@@ -42,7 +42,7 @@ def gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("index_select")
 def index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a table the rows that are selected, or some columns of selected rows."""
+    """Rows of a table by selected indices, or some columns of selected rows."""
     given = bound(("input", "dim", "index"), args, kwargs)
     v, dim, index = given["input"], given["dim"], given["index"]
     if isinstance(v, MaskedRows):
@@ -55,7 +55,7 @@ def index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 @rule("index_add", "index_add_", "scatter_add", "scatter_add_")
 def sums_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows that are added to those of a whole tensor: the ones that do not count add zeros to its first."""
+    """Selected rows, added to rows of a whole tensor; rows that are not selected add zeros to its first one."""
     given = bound(
         ("input", "dim", "index", "source"), args, {("source" if k == "src" else k): a for k, a in kwargs.items()}
     )
@@ -73,7 +73,7 @@ def sums_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("masked_scatter")
 def masked_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Into a whole tensor, by the mask that has selected what is scattered."""
+    """Scatter selected rows into a whole tensor by the mask that has selected them."""
     given = bound(("input", "mask", "source"), args, kwargs)
     x, mask, source = given["input"], given["mask"], given["source"]
     if isinstance(x, MaskedRows) or isinstance(mask, MaskedRows):
@@ -88,7 +88,7 @@ def masked_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @rule("scatter", "scatter_")
 def scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Into columns of each row."""
+    """Scatter into columns of each row."""
     rows = tensors_in((args, kwargs))
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     aligned = all(r._row_dim == rows[0]._row_dim and r._whole.dim() == rows[0]._whole.dim() for r in rows)

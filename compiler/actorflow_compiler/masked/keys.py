@@ -25,12 +25,12 @@ from actorflow_compiler.core.torch_internals import (
 __all__ = ["MaskKey", "known_indices", "version"]
 
 aten = torch.ops.aten
-MAX_OPS = 300  # ops that are compared, or computed, before it is given up
-MAX_ELEMENTS = 1 << 20  # elements of a mask whose values are computed in the capture
+MAX_OPS = 300  # compared or computed, before giving up
+MAX_ELEMENTS = 1 << 20  # of a mask whose values are computed during capture
 
 
 def version(tensor: Tensor) -> int:
-    """Another number once a tensor, or what shares memory with it, was written; torch's own but in inference mode."""
+    """A counter of the writes to a tensor's memory: torch's ``_version``, or in inference mode those in the trace."""
     if not tensor.is_inference():
         return tensor._version
     node = _trace_node(tensor)
@@ -41,7 +41,7 @@ def version(tensor: Tensor) -> int:
 
 
 class MaskKey:
-    """Of one tensor, as it is now."""
+    """The key of a tensor with its present values."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._version, self._node = tensor, version(tensor), _trace_node(tensor)
@@ -58,7 +58,7 @@ class MaskKey:
 
 
 def _computes_same(one: torch.fx.Node, other: torch.fx.Node) -> bool:
-    """Whether two nodes of a trace have computed the same."""
+    """Whether two nodes of a trace are sure to have computed the same values."""
     pairs, seen = [(one, other)], set[tuple[torch.fx.Node, torch.fx.Node]]()
     while pairs:
         a, b = (_without_repeats(n) for n in pairs.pop())
@@ -81,7 +81,7 @@ def _computes_same(one: torch.fx.Node, other: torch.fx.Node) -> bool:
 
 
 def known_indices(mask: Tensor) -> tuple[Tensor, ...] | None:
-    """The indices along each dim that a mask selects which depends on constants alone; None for others."""
+    """The indices along each dim that a mask selects, if it depends on constants alone; else None."""
     values = _known_values(mask)
     if values is None:
         return None
@@ -134,7 +134,7 @@ def _is_plain(node: torch.fx.Node) -> bool:
 
 
 def _written_since(graph: torch.fx.Graph, touched: set[torch.fx.Node], since: set[torch.fx.Node]) -> bool:
-    """Whether one of some nodes, or what shares memory with it, was written after the first of ``since``."""
+    """Whether the memory of one of some nodes was written after the first of ``since``."""
     roots = {_memory_owner(n) for n in touched}
     begun = False
     for n in graph.nodes:
@@ -148,7 +148,7 @@ def _written_since(graph: torch.fx.Graph, touched: set[torch.fx.Node], since: se
 
 
 def _without_repeats(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node has one of: of a tensor that was repeated along a new dim, that tensor."""
+    """The tensor that a node selects one repetition of, if it was repeated along a new dim; else the node."""
     while node.target is aten.select.int:
         spread, dim, *_ = node.args
         if not isinstance(spread, torch.fx.Node) or spread.target is not aten.expand.default:
@@ -187,6 +187,6 @@ def _memory_owner(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _trace_node(tensor: Tensor) -> torch.fx.Node | None:
-    """What makes a tensor in the trace that is under way; None for a tensor that it has not seen."""
+    """The node of the current trace that makes a tensor; None for a tensor from outside."""
     found = node_of(tensor)
     return None if found is None else found[0]

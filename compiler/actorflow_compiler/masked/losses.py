@@ -15,12 +15,12 @@ from actorflow_compiler.masked.tensor import MaskedRows, common_selection, fille
 
 __all__: list[str] = []
 
-OF_ELEMENTS = {  # losses of each element, and a number that they are finite at
+OF_ELEMENTS = {  # element-wise losses, and a number at which they are finite
     "mse_loss": None, "l1_loss": None, "smooth_l1_loss": None, "huber_loss": None, "soft_margin_loss": None,
     "binary_cross_entropy_with_logits": None, "binary_cross_entropy": 0.5, "kl_div": 0.0, "poisson_nll_loss": 0.0,
     "hinge_embedding_loss": None, "margin_ranking_loss": None, "gaussian_nll_loss": 1.0,
 }  # fmt: skip
-OF_ROWS = (  # losses of each row of a matrix
+OF_ROWS = (  # losses for each row of a matrix
     "cosine_embedding_loss", "triplet_margin_loss", "multi_margin_loss", "multilabel_soft_margin_loss",
     "multilabel_margin_loss",
 )  # fmt: skip
@@ -75,7 +75,7 @@ for _names, _rule in ((OF_ELEMENTS, _of_elements), (OF_ROWS, _of_rows)):
 
 @rule("cross_entropy", "nll_loss")
 def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows that do not count have the class that is ignored: what a mean is divided by is right by itself."""
+    """Rows that are not selected get the ignored class, so that a mean is divided by the right count."""
     given, rows, reduction = _given(func, args, kwargs)
     x, target, selection = given["input"], given["target"], common_selection(rows)
     pair = isinstance(x, MaskedRows) and isinstance(target, MaskedRows)
@@ -94,7 +94,7 @@ def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 @rule("cosine_similarity", "pairwise_distance")
 def row_distances(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of pairs of rows, over their columns."""
+    """Distances of paired rows, over their columns."""
     distance = called(func) == "pairwise_distance"
     names = ("x1", "x2", "p", "eps", "keepdim") if distance else ("x1", "x2", "dim", "eps")
     given = bound(names, args, kwargs)

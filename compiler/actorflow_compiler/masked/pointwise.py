@@ -27,7 +27,7 @@ from actorflow_compiler.masked.tensor import (
 
 __all__ = ["of_count", "pointwise"]
 
-FINITE = (  # of finite numbers, with finite slopes
+FINITE = (  # functions that are finite for finite numbers, with finite derivatives
     "add", "sub", "subtract", "rsub", "mul", "multiply", "neg", "negative", "positive", "abs", "absolute", "square",
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "softsign", "softshrink",
     "hardshrink", "hardtanh", "hardswish", "hardsigmoid", "tanhshrink", "threshold", "logsigmoid", "sigmoid", "expit",
@@ -42,7 +42,7 @@ FINITE = (  # of finite numbers, with finite slopes
     "__rmul__", "__radd__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "dropout", "alpha_dropout",
     "feature_dropout",
 )  # fmt: skip
-SAFE: dict[str, float] = {  # by name: a number at which a function and its slope are finite
+SAFE: dict[str, float] = {  # function → a number at which it and its derivative are finite
     **dict.fromkeys(("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "pow", "float_power", "lgamma", "digamma",
                      "xlogy", "atan2", "arctan2", "hypot", "fmod", "remainder", "addcdiv", "div", "divide",
                      "true_divide", "floor_divide", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__", "__pow__",
@@ -51,13 +51,13 @@ SAFE: dict[str, float] = {  # by name: a number at which a function and its slop
                      "arctanh", "log1p", "erfinv", "sinc"), 0.0),
     "acosh": 2.0, "arccosh": 2.0, "logit": 0.5,
 }  # fmt: skip
-DIVIDE = ("div", "divide", "true_divide")  # only what they divide by has to be safe
+DIVIDE = ("div", "divide", "true_divide")  # only the divisor has to be safe
 DROPS = ("dropout", "alpha_dropout", "feature_dropout")
 RANDOM = ("rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal_", "uniform_", "bernoulli_")
 
 
 def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of elements, whose operands broadcast."""
+    """An element-wise function, whose operands broadcast."""
     name = called(func)
     rows = tensors_in((args, kwargs))
     if name in DROPS:
@@ -96,7 +96,7 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("to", "type", "type_as")
 def cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As another dtype, or where another tensor is."""
+    """Convert to another dtype or device."""
     v, *others = args
     if not isinstance(v, MaskedRows):
         return func(v, *(o._whole if isinstance(o, MaskedRows) else o for o in others), **kwargs)
@@ -106,18 +106,18 @@ def cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("broadcast_tensors")
 def broadcast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Each in the shape of all; what is no selection is repeated for each row."""
+    """Broadcast against each other; plain tensors are repeated for each row."""
     tensors = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
     zero = pointwise(torch.add, (tensors[0], 0), {})
     for t in tensors[1:]:
-        zero = pointwise(torch.logical_or, (zero, t), {})  # refuses what does not fit
+        zero = pointwise(torch.logical_or, (zero, t), {})  # raises for shapes that do not fit
     whole = BROADCAST(*(t._whole if isinstance(t, MaskedRows) else t for t in tensors))
     return tuple(wrap(t, zero._row_dim, zero._selection) for t in whole)
 
 
 @rule(*RANDOM)
 def drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Random numbers: those of all rows are others."""
+    """Refuse random numbers: drawn for all rows, they would be others than those of the selected rows."""
     (first, *_) = tensors_in((args, kwargs))
     name, origin = called(func), first._selection.origin
     refuse(
@@ -128,7 +128,7 @@ def drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("new_zeros", "new_ones", "new_full")
 def new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A number for each row."""
+    """A new tensor with a row for each selected one."""
     v, *rest = args
     name = called(func)
     sizes, fill = (rest[0], rest[1:]) if name == "new_full" or isinstance(rest[0], list | tuple) else (rest, ())
@@ -137,7 +137,7 @@ def new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def of_count(make: Any, sizes: Any) -> MaskedRows | None:
-    """What is made for each row, where one of some sizes is a selection's count; None where none is."""
+    """A new tensor with the rows of a selection, if one of the sizes is the selection's count; else None."""
     counts = [selection_of_count(s) for s in sizes]
     found = [(at, selection) for at, selection in enumerate(counts) if selection is not None]
     if len(found) != 1:
@@ -148,7 +148,7 @@ def of_count(make: Any, sizes: Any) -> MaskedRows | None:
 
 
 def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``x.exp_()``: as out of place, and into the memory of x."""
+    """``x.exp_()``: computed out of place, and copied into the memory of x."""
     first = args[0]
     if not isinstance(first, MaskedRows):
         refuse(

@@ -22,7 +22,7 @@ __all__: list[str] = []
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "__matmul__", "__rmatmul__")
 def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Products of matrices: rows by a whole matrix, or sums over rows."""
+    """Matrix products: rows times a whole matrix, or sums over rows."""
     first = ("input", "mat2") if called(func) in ("mm", "bmm") else ("input", "other")
     given = bound(
         first, args, {("other" if k in ("vec", "tensor") and first[1] == "other" else k): a for k, a in kwargs.items()}
@@ -74,7 +74,7 @@ def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("einsum")
 def einsum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Sums of products, written in letters: over rows, or row by row."""
+    """``einsum``, over rows or row by row."""
     equation, *rest = args
     operands = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
     rows = tensors_in(operands)

@@ -45,17 +45,17 @@ class ReductionDims:
         self.rows = v._row_dim in self.dims
 
     def at(self, v: MaskedRows, keepdim: bool) -> int:
-        """Where the rows are afterwards."""
+        """The dim of the rows in the result."""
         return v._row_dim if keepdim else v._row_dim - sum(d < v._row_dim for d in self.dims)
 
     def count(self, v: MaskedRows) -> Tensor:
-        """How many elements count in each sum over rows."""
+        """How many selected elements there are in each sum over rows."""
         each = math.prod(v._whole.shape[d] for d in self.dims if d != v._row_dim)
         return v._selection.count if each == 1 else v._selection.count * each
 
 
 def _first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str] = NAMES) -> dict[str, Any]:
-    """Arguments by name, of which the first alone is selected."""
+    """Arguments by name.  Raises CaptureError if any but the first is selected rows."""
     given = bound(names, args, kwargs)
     rows = tensors_in(given)
     if given.get("input") is not rows[0] or len(rows) > 1:
@@ -80,7 +80,7 @@ def _rowwise(
 
 @rule(*FILLS)
 def summed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Where one number changes nothing."""
+    """Reductions with a neutral element, which fills the other rows."""
     args = _several(func, args, kwargs)
     given = _first(func, args, kwargs)
     v = given["input"]
@@ -120,7 +120,7 @@ def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("mean", "nanmean")
 def averaged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The sum, by how many count."""
+    """The mean: the sum of the selected elements divided by their count."""
     args = _several(func, args, kwargs)
     given = _first(func, args, kwargs)
     v, dtype = given["input"], given.get("dtype")
@@ -142,14 +142,14 @@ def averaged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def mean(
     v: MaskedRows, over: ReductionDims | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Of all elements that count, or over some dims, with the rows' among them."""
+    """The mean of all selected elements, or over some dims, one of which is that of the rows."""
     over = over or ReductionDims(v, None)
     whole = filled(v, 0) if dtype is None else filled(v, 0).to(dtype)
     return (widened(whole).sum(over.dims, keepdim) / over.count(v)).to(dtype or v._whole.dtype)
 
 
 def total(v: MaskedRows) -> Tensor:
-    """The sum of all elements that count."""
+    """The sum of all selected elements."""
     return widened(filled(v, 0)).sum().to(v._whole.dtype)
 
 
@@ -177,7 +177,7 @@ def spread(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     correction = given.get("correction", int(given.get("unbiased", True)))
     found = _variance(v, over, 1 if correction is None else correction, keepdim)
     if name.startswith("std"):
-        none = found == 0  # whose root has no slope
+        none = found == 0  # where the root has no derivative
         found = torch.where(none, 0.0, torch.where(none, 1.0, found).sqrt())
     found = found.to(v._whole.dtype)
     return (found, mean(v, over, keepdim)) if name.endswith("mean") else found
@@ -205,7 +205,7 @@ def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule(*WITHIN)
 def within(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What sorts or numbers elements: within rows alone."""
+    """Functions that sort or number elements; only within each row."""
     name = called(func)
     second = ("input", "q", "dim", "keepdim") if "quantile" in name else ("input", "k", "dim", "keepdim")
     given = _first(func, args, kwargs, second if name not in (*WITHIN[:5], "aminmax") else NAMES)

@@ -26,13 +26,13 @@ from actorflow_compiler.masked.tensor import (
 
 __all__: list[str] = []
 
-ALONG = {  # functions of one dim, and of what that is where nothing is said: position, default
+ALONG = {  # functions along one dim: position of ``dim`` among the arguments, its default
     "softmax": (1, None), "log_softmax": (1, None), "softmin": (1, None), "cumsum": (1, None), "cumprod": (1, None),
     "logcumsumexp": (1, None), "sort": (1, -1), "argsort": (1, -1), "topk": (2, -1), "flip": (1, None),
     "roll": (2, None), "normalize": (2, 1), "glu": (1, -1), "cummax": (1, None), "cummin": (1, None), "diff": (2, -1),
 }  # fmt: skip  # fmt: skip
 OVER_ROWS = {"cumsum": 0.0, "cumprod": 1.0, "logcumsumexp": -math.inf, "softmax": -math.inf, "log_softmax": -math.inf}
-BATCHED = {  # functions of a batch in dim 0, and how many dims say that there is one
+BATCHED = {  # functions of a batch in dim 0: the number of dims with a batch
     "conv1d": 3, "conv2d": 4, "conv3d": 5, "max_pool1d": 3, "max_pool2d": 4, "avg_pool1d": 3, "avg_pool2d": 4,
     "adaptive_avg_pool1d": 3, "adaptive_avg_pool2d": 4, "adaptive_max_pool1d": 3, "adaptive_max_pool2d": 4,
     "pixel_shuffle": 4, "interpolate": None, "group_norm": None,
@@ -41,7 +41,7 @@ BATCHED = {  # functions of a batch in dim 0, and how many dims say that there i
 
 @rule(*ALONG)
 def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function along one dim, or some, that keeps them all."""
+    """A function along dims that keeps them all."""
     name = called(func)
     v, at = only_first(called(func), args, kwargs)
     where, default = ALONG[name]
@@ -85,7 +85,7 @@ def linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("prelu")
 def prelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """With one slope, or one for each place along dim 1."""
+    """PReLU, with one slope or one for each channel."""
     v, at = only_first("prelu", args, kwargs)
     slopes = args[1] if len(args) > 1 else kwargs["weight"]
     if at == 1 and slopes.numel() > 1:
@@ -95,7 +95,7 @@ def prelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule(*BATCHED)
 def batched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of a batch, that does the same to each."""
+    """A function of a batch that treats each item by itself."""
     v, at = only_first(called(func), args, kwargs)
     dims = BATCHED[called(func)]
     if at or (dims is not None and v._whole.dim() != dims):
@@ -125,7 +125,7 @@ def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("multi_head_attention_forward")
 def heads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``nn.MultiheadAttention`` within each row, which torch has in dim 1."""
+    """``nn.MultiheadAttention`` within each row; torch has the batch in dim 1."""
     given = dict(inspect.signature(func).bind(*args, **kwargs).arguments)
     three = [given[k] for k in ("query", "key", "value")]
     if any(not isinstance(v, MaskedRows) or v._row_dim != 1 or v._whole.dim() != 3 for v in three) or (
@@ -142,7 +142,7 @@ def heads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                "mask leaves out",
                instead=f"the same rows of it: key_padding_mask[{selection.origin.mask}]")  # fmt: skip
     if padding is not None:
-        given["key_padding_mask"] = filled(padding, 0)  # a row without anything to look at would be NaN
+        given["key_padding_mask"] = filled(padding, 0)  # rows with no key at all would be NaN
     out, weights = func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()})
     return wrap(out, 1, selection), weights if weights is None else wrap(weights, 0, selection)
 
@@ -188,7 +188,7 @@ RULES.add((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_
 
 @rule("batch_norm")
 def batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """With running statistics each row by itself."""
+    """Batch norm with running statistics, which treats each row by itself."""
     v, at = only_first(called(func), args, kwargs)
     given = bound(
         ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"), args, kwargs
@@ -218,7 +218,7 @@ def embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("one_hot")
 def one_hot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """With the number of classes."""
+    """One-hot rows, if the number of classes is given."""
     given = bound(("tensor", "num_classes"), args, {("tensor" if k == "input" else k): a for k, a in kwargs.items()})
     v = given["tensor"]
     if given.get("num_classes", -1) < 0:
@@ -228,7 +228,7 @@ def one_hot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("cdist")
 def cdist(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The distances of each row from those of a whole tensor."""
+    """The distances of each row from the rows of a whole tensor."""
     v, at = only_first(called(func), args, kwargs)
     other = args[1] if len(args) > 1 else kwargs["x2"]
     if at != 0 or v._whole.dim() != 2 or other.dim() != 2:
@@ -238,7 +238,7 @@ def cdist(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("pad")
 def pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """More in other dims."""
+    """Pad other dims than that of the rows."""
     v, at = only_first(called(func), args, kwargs)
     sizes = list(kwargs.get("pad", args[1] if len(args) > 1 else ()))
     here = 2 * (v._whole.dim() - 1 - at)

@@ -31,7 +31,7 @@ __all__ = [
 BROADCAST: Any = torch.broadcast_tensors  # has no types
 Index = tuple[Any, ...]
 FULL = slice(None)
-OWN_ROW = -2  # of indices that are each row's own
+OWN_ROW = -2  # ``_index_dim`` of ``torch.arange(len(rows))``, by which each row gets its own element
 
 
 def is_mask(x: Any) -> bool:
@@ -48,7 +48,7 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, origin: Select
             f"{list(x.shape)}"
         )
     origin = origin or selection_here(x.dim() - at - count)
-    if count > 1 and mask.shape[-1] > 1 and mask.stride(-1) == 0:  # the same for all of a row
+    if count > 1 and mask.shape[-1] > 1 and mask.stride(-1) == 0:  # the mask is the same for all of a row
         rows = select(x, mask.select(-1, 0), at, origin=origin)
         selection = repeated_rows(rows._selection, mask.shape[-1])
         made = wrap(rows._whole.flatten(at, at + 1), at, selection)
@@ -62,14 +62,14 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, origin: Select
 
 
 def _dynamic_selection(x: Tensor, at: int, mask: Tensor) -> Callable[[], Tensor | None]:
-    """What gives what torch selects, whose size depends on values; None once one of them was written."""
+    """A function that makes what torch selects, of dynamic size; it returns None once ``x`` or the mask was written."""
     before = version(x), version(mask)
     index: Any = (*[FULL] * at, mask)
     return lambda: x[index] if (version(x), version(mask)) == before else None
 
 
 def wrap_zeroed(whole: Tensor, at: int, selection: Selection) -> MaskedRows:
-    """With zeros in rows that do not count, whatever was there."""
+    """Selected rows of a tensor, with zeros in the other rows."""
     return wrap(filled(wrap(whole, at, selection), 0), at, selection)
 
 
@@ -84,7 +84,7 @@ def masked_select(x: Tensor, mask: Tensor) -> MaskedRows:
 
 
 def index_table(x: Tensor) -> MaskedRows:
-    """``x.nonzero()``: a table with a row for each element that counts."""
+    """``x.nonzero()``: a table with a row for each selected element."""
     mask = x if x.dtype == torch.bool else x != 0
     flat = mask.reshape(-1).clone()
     selection = Selection(flat, MaskKey(mask), selection_here(0), mask.shape)
@@ -96,7 +96,7 @@ def index_table(x: Tensor) -> MaskedRows:
 
 
 def index_column(table: MaskedRows, d: int) -> MaskedRows:
-    """The indices along one dim."""
+    """The indices along dim ``d``, of a table of indices."""
     made = wrap(table._whole[:, d], 0, table._selection)
     made._wrapped_index_dim = d % len(table._selection.shape)
     return made
@@ -108,7 +108,7 @@ def nonzero(x: Tensor, *, as_tuple: bool = False) -> Any:
     if known is not None:
         return known if as_tuple else torch.stack(known, 1)
     if x.dim() == 0:
-        return x.nonzero(as_tuple=as_tuple)  # type: ignore[call-overload]  # refused there
+        return x.nonzero(as_tuple=as_tuple)  # type: ignore[call-overload]  # torch refuses it
     table = index_table(x)
     return tuple(index_column(table, d) for d in range(x.dim())) if as_tuple else table
 
@@ -119,7 +119,7 @@ def where_of_mask(condition: Tensor) -> Any:
 
 
 def row_numbers(selection: Selection) -> MaskedRows:
-    """``torch.arange(len(rows))``: the number of each row among those that count."""
+    """``torch.arange(len(rows))``: the number of each row among the selected ones."""
     made = wrap_zeroed(selection.mask.cumsum(0) - 1, 0, selection)
     made._wrapped_index_dim = OWN_ROW
     return made
@@ -146,7 +146,7 @@ def _is_list_of_truths(index: Any) -> bool:
 
 
 def _as_tuple(x: Tensor, index: Any) -> Index:
-    """An index with one entry for what it takes, and no Ellipsis."""
+    """An index as a tuple without Ellipsis; lists of bools and uint8 masks are converted."""
     entries = list(index if isinstance(index, tuple) else (index,))
     for i, entry in enumerate(entries):
         if _is_list_of_truths(entry):
@@ -165,7 +165,7 @@ def _is_rows(x: Any) -> bool:
 
 
 def _without_known(index: Index) -> Index:
-    """Masks whose values are known as indices."""
+    """The index with masks of known values replaced by indices."""
     out: list[Any] = []
     for i in index:
         known = known_indices(i) if is_mask(i) and not _is_rows(i) else None
@@ -174,7 +174,7 @@ def _without_known(index: Index) -> Index:
 
 
 def get_item(x: Tensor, index: Any) -> Any:
-    """``x[index]`` where one of them is a selection, or a mask is in the index."""
+    """``x[index]`` if ``x`` or the index has selected rows, or a mask is in the index."""
     if isinstance(x, MaskedRows):
         return _of_selected(x, index)
     found = _without_known(_as_tuple(x, index))
@@ -198,7 +198,7 @@ def get_item(x: Tensor, index: Any) -> Any:
 
 
 def _by_rows(x: Tensor, index: Index) -> Any:
-    """A plain tensor at indices that are selections: one row of it for each."""
+    """A plain tensor, indexed by selected rows: one of its rows for each of them."""
     rows = tensors_in(index)
     lead = next(i for i, e in enumerate(index) if _is_rows(e))
     inside = index[lead : lead + len(rows)]
@@ -289,7 +289,7 @@ def _index_text(entry: Any) -> str:
 
 
 def _select_by_selected_mask(v: MaskedRows, mask: MaskedRows) -> MaskedRows:
-    """What a mask selects of what is selected already."""
+    """Selected rows, selected again by a mask of the same selection."""
     selection = common_selection([v, mask])
     dims = mask._whole.dim()
     if v._row_dim != 0 or mask._row_dim != 0 or v._whole.shape[:dims] != mask._whole.shape:
@@ -353,7 +353,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
 
 
 def _fits_columns(x: MaskedRows, entries: Index, value: Tensor) -> bool:
-    """Whether ``x[:, columns] = value`` gives each row what is its own, or all of them the same."""
+    """Whether ``x[:, columns] = value`` assigns a row of ``value`` to each row, or the same to all."""
     plain = all(entry is None or (isinstance(entry, slice | int) and not isinstance(entry, bool)) for entry in entries)
     if not plain or len(entries) <= x._row_dim or x._whole[entries].dim() == 0:
         return False
@@ -366,7 +366,7 @@ def _fits_columns(x: MaskedRows, entries: Index, value: Tensor) -> bool:
 
 
 def _needs_gradient(value: Tensor) -> bool:
-    """Whether the gradient of what is assigned is asked for, which torch selects by the mask."""
+    """Whether the assigned value needs a gradient, which torch selects by the mask."""
     return torch.is_grad_enabled() and value.requires_grad
 
 

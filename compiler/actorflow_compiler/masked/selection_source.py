@@ -19,15 +19,15 @@ __all__ = ["SelectionSource", "selection_here"]
 
 @dataclass(frozen=True, slots=True)
 class SelectionSource:
-    """A selection as its line writes it; ``line`` is ``file:number: code``."""
+    """The source code of a selection; ``line`` is ``file:number: code``."""
 
     line: str
     code: str = ""  # the line alone
     written: str = "x[mask]"
     source: str = "x"
     mask: str = "mask"
-    dims: int = 0  # of the source that are behind those of the mask
-    indices: bool = False  # what is selected are indices
+    dims: int = 0  # number of dims of ``source`` after those of the mask
+    indices: bool = False  # whether it gives indices (``nonzero``)
 
     def whole(self, fill: str) -> str:
         """The expression over the whole tensor."""
@@ -37,7 +37,7 @@ class SelectionSource:
 
     @property
     def named(self) -> str:
-        """The mask, as something can be called on it."""
+        """The mask as an expression on which a method can be called."""
         return self.mask if self.mask.replace(".", "").isidentifier() else f"({self.mask})"
 
     def rewritten(self, fill: str) -> str:
@@ -48,9 +48,9 @@ class SelectionSource:
         line = self.code.replace(self.written, whole) if self.written in self.code else whole
         return f"the whole tensor, with a number that does not count there: {line}"
 
-    def refusal(self, what: str, why: str, instead: str, selection_here: str) -> str:
-        """What is found, and what is expected; ``selection_here`` is the line that is refused."""
-        at = "" if not self.line or self.line == selection_here else f" ({self.line})"
+    def refusal(self, what: str, why: str, instead: str, place: str) -> str:
+        """The text of an error: what was found, and what is expected; ``place`` is the refused line."""
+        at = "" if not self.line or self.line == place else f" ({self.line})"
         return (
             f"{what} the rows that {self.written} selects{at}: {why}. A plan has fixed sizes: of rows that values "
             f"select it computes what each gives by itself, and sums, means, losses and other reductions over them; "
@@ -59,7 +59,7 @@ class SelectionSource:
 
 
 def selection_here(dims: int) -> SelectionSource:
-    """The innermost line of the user's that is running, where it selects."""
+    """The source of the selection in the innermost running line of the user's code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -74,7 +74,7 @@ def selection_here(dims: int) -> SelectionSource:
 
 
 def _selecting(frame: FrameType) -> tuple[str, str, str] | None:
-    """What is written there, of what it selects, and by what; None where that is not plain to see."""
+    """The selecting expression that a frame evaluates, the tensor in it, and the mask; None if it is unclear."""
     places = inspect.getframeinfo(frame).positions
     if places is None or places.lineno is None or places.lineno != places.end_lineno:
         return None

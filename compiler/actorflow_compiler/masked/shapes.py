@@ -34,7 +34,7 @@ def _ints(sizes: Sequence[Any]) -> bool:
 
 @rule("view", "reshape", "flatten", "ravel", "unflatten", "view_as", "reshape_as")
 def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Other sizes of each row; or rows taken apart."""
+    """Reshape each row, or split each into several."""
     name = called(func)
     v = args[0] if args else kwargs["input"]
     shape, at, dims = v._whole.shape, v._row_dim, v._whole.dim()
@@ -104,7 +104,7 @@ def _shape(x: Tensor) -> Sequence[int]:
 
 @rule("unsqueeze")
 def unsqueeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One more dim."""
+    """Add a dim of size 1."""
     given = bound(("input", "dim"), args, kwargs)
     v = given["input"]
     d = normalized_dim(given["dim"], v._whole.dim() + 1)
@@ -113,7 +113,7 @@ def unsqueeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("squeeze")
 def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Without a dim of one element that is said."""
+    """Remove given dims of size 1."""
     given = bound(("input", "dim"), args, kwargs)
     v, dim = given["input"], given.get("dim")
     if dim is None:
@@ -130,20 +130,20 @@ def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule(*MOVES)
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Dims in another order."""
+    """Reorder dims."""
     v, _ = only_first(called(func), args, kwargs)
     return wrap(func(v._whole, *args[1:], **kwargs), _where_to(v, lambda x: func(x, *args[1:], **kwargs)), v._selection)
 
 
 def _where_to(v: MaskedRows, move: Any) -> int:
-    """Where the rows' dim goes."""
+    """The dim of the rows after a reordering, found out by applying it to a tensor of distinct sizes."""
     marks = torch.empty_strided([2 + d for d in range(v._whole.dim())], [0] * v._whole.dim(), device="meta")
     return [*move(marks).shape].index(2 + v._row_dim)
 
 
 @rule("expand", "expand_as")
 def expand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """More of dims of one element."""
+    """Expand dims of size 1."""
     v = args[0]
     if called(func) == "expand_as":
         like = args[1]
@@ -164,7 +164,7 @@ def expand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("repeat")
 def repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Other dims several times."""
+    """Repeat other dims than that of the rows."""
     v, *times = args
     times = list(times[0]) if isinstance(times[0], list | tuple) else times
     at = v._row_dim + len(times) - v._whole.dim()
@@ -175,7 +175,7 @@ def repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("select", "narrow")
 def narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A part of another dim."""
+    """A part of another dim than that of the rows."""
     v, at = only_first(called(func), args, kwargs)
     d = normalized_dim(kwargs.get("dim", args[1] if len(args) > 1 else 0), v._whole.dim())
     if d == at:
@@ -185,7 +185,7 @@ def narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("chunk", "split", "unbind", "tensor_split")
 def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Parts of another dim."""
+    """Parts along another dim than that of the rows."""
     v, at = only_first(called(func), args, kwargs)
     where = 1 if called(func) == "unbind" else 2
     d = normalized_dim(kwargs.get("dim", args[where] if len(args) > where else 0), v._whole.dim())
@@ -199,7 +199,7 @@ def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("cat", "concat", "concatenate", "hstack", "vstack", "stack")
 def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Selections behind each other, or side by side."""
+    """Concatenate selected rows along their dim, or along another one."""
     name = called(func)
     given = bound(("tensors", "dim"), args, kwargs)
     tensors, rows = list(given["tensors"]), tensors_in(given["tensors"])

@@ -17,7 +17,7 @@ from actorflow_compiler.nested.tensor import RULES, NestedRows, nested_in, refus
 
 __all__ = ["call"]
 
-_ = attention, pointwise, reduce, shapes  # which enter their rules
+_ = attention, pointwise, reduce, shapes  # imported for their rules
 
 
 def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

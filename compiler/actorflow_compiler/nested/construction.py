@@ -21,13 +21,13 @@ __all__ = ["replaced_nested_tensors"]
 
 @contextlib.contextmanager
 def replaced_nested_tensors() -> Iterator[None]:
-    """In which the functions of ``torch.nested`` make tensors of ours."""
+    """Let the functions of ``torch.nested`` make ``NestedRows``."""
     made: dict[str, Callable[..., Any]] = {
         "nested_tensor": _copied, "_nested_tensor_from_tensor_list": _listed,
         "_nested_compute_contiguous_strides_offsets": lambda sizes: (), "_nested_view_from_buffer": _whole,
         "jagged_from_list": _jagged, "nested_view_from_values_offsets": _view_of,
         "nested_view_from_values_offsets_lengths": _view, "jagged_from_tensor_and_lengths": _narrowed,
-        "is_fx_tracing": lambda: False,  # where torch would refuse
+        "is_fx_tracing": lambda: False,  # torch would refuse while tracing
     }  # fmt: skip
     with replaced_nesting(made):
         yield
@@ -37,7 +37,7 @@ def _copied(
     tensors: Sequence[Any], *, dtype: Any = None, device: Any = None, requires_grad: bool = False,
     pin_memory: bool = False,
 ) -> NestedRows:  # fmt: skip
-    """A nested tensor of its own, through which no gradient goes."""
+    """A copy as a nested tensor, through which no gradient flows."""
     with torch.no_grad():
         made = _packed([torch.as_tensor(t) for t in tensors], False, dtype, device)
     return made.requires_grad_(requires_grad)  # type: ignore[return-value]
@@ -55,7 +55,7 @@ def _jagged(
 
 
 def _whole(buffer: Tensor, sizes: Tensor, *_: Any) -> NestedRows:
-    """Sequences that are all of one length, of a tensor with a batch dim that has been flattened."""
+    """Sequences of one length, from a flattened tensor with a batch dim."""
     each = _known(sizes)
     rest = each[0][1:]
     return NestedRows(buffer.reshape(-1, *rest), 0, SequenceLengths([size[0] for size in each]), False)
@@ -91,7 +91,7 @@ def _narrowed(*_: Any) -> NestedRows:
 
 
 def _known(numbers: Tensor) -> Any:
-    """Of lengths or offsets, the values."""
+    """The values of lengths or offsets.  Raises CaptureError if they are not constants."""
     try:
         return numbers.tolist()
     except DATA_DEPENDENT:

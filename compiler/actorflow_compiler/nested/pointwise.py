@@ -52,7 +52,7 @@ def _check_same_lengths(one: NestedRows, other: NestedRows, name: str) -> None:
 
 
 def _broadcast(x: NestedRows, tensor: Tensor, name: str) -> Tensor:
-    """A plain operand in a shape that broadcasts with packed rows."""
+    """A plain operand, reshaped to broadcast against packed rows."""
     dims, behind = x._rows.dim(), x._rows.dim() - x._ragged_dim
     if tensor.dim() > dims + 1 or (tensor.dim() >= behind and tensor.shape[-behind] != 1):
         refuse(x, f"{name} with a tensor of shape {list(tensor.shape)}", "it has a size of its own in the ragged dim")
@@ -66,7 +66,7 @@ def _broadcast(x: NestedRows, tensor: Tensor, name: str) -> Tensor:
 
 
 def repeated_rows(x: NestedRows, each: Tensor, at: int) -> Tensor:
-    """For each packed row, at dim ``at``, what ``each`` has in its first dim for the sequence that it is of."""
+    """Repeat item i of ``each`` for all rows of sequence i, along dim ``at``."""
     parts = [each[i].unsqueeze(at).expand(*each.shape[1 : at + 1], length, *each.shape[at + 1 :])
              for i, length in enumerate(x._lengths.of)]  # fmt: skip
     return torch.cat(parts, at)
@@ -106,6 +106,6 @@ def product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("requires_grad_")
 def requires_grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Whether it takes gradients."""
+    """Set whether gradients are computed."""
     args[0]._rows.requires_grad_(*args[1:], **kwargs)
     return args[0]

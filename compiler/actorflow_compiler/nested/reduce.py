@@ -16,7 +16,7 @@ __all__ = ["along"]
 
 @rule("sum", "mean", "amax", "amin", "any", "all")
 def reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Over all elements, over dims that all sequences have alike, or over each sequence."""
+    """Reduce over all elements, over dims other than the ragged one, or over each sequence."""
     given = bound(("input", "dim", "keepdim"), args, kwargs)
     x, dim, keep = given.pop("input"), given.pop("dim", None), given.pop("keepdim", False)
     if dim is None or dim == () or dim == []:
@@ -37,7 +37,7 @@ def reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("max", "min")
 def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of all elements."""
+    """The largest or smallest of all elements."""
     if len(args) > 1 or kwargs or not isinstance(args[0], NestedRows):
         name = called(func)
         refuse(nested_in((args, kwargs))[0], f"{name} along a dim", instead=f"expected: nt.a{name}(dim)")

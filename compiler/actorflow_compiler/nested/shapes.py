@@ -26,7 +26,7 @@ def nested_sizes(x: NestedRows) -> tuple[Any, ...]:
 
 @rule("size")
 def size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a dim, or of all."""
+    """The size of one dim, or the shape."""
     given = bound(("input", "dim"), args, kwargs)
     found, dim = nested_sizes(given["input"]), given.get("dim")
     return found if dim is None else found[dim]
@@ -34,7 +34,7 @@ def size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("view", "reshape")
 def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """With other dims beside the ragged one, which is -1, or as ``shape`` has it."""
+    """Reshape dims other than the ragged one, which is -1 or its size in ``shape``."""
     x, *rest = args
     name = called(func)
     given: Any = rest or [kwargs.get("shape", kwargs.get("size"))]
@@ -74,7 +74,7 @@ def _text(shape: Sequence[Any]) -> str:
 
 @rule("view_as", "reshape_as")
 def view_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """With the dims of another one."""
+    """Reshape to the shape of another nested tensor."""
     x, other = args
     if not isinstance(other, NestedRows) or not isinstance(x, NestedRows):
         refuse(nested_in(args)[0], called(func))
@@ -83,7 +83,7 @@ def view_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("transpose", "swapaxes", "swapdims")
 def transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Two dims behind the batch."""
+    """Swap two dims other than the batch."""
     x, one, other = bound(("input", "dim0", "dim1"), args, kwargs).values()
     a, b = (dim_of_rows(x, d, called(func)) for d in (one, other))
     return x.like(x._rows.transpose(a, b), {a: b, b: a}.get(x._ragged_dim, x._ragged_dim))
@@ -91,7 +91,7 @@ def transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("permute")
 def permute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Dims behind the batch."""
+    """Permute dims other than the batch."""
     x, *rest = args
     given_dims = [*(rest[0] if rest and isinstance(rest[0], Sequence) else rest or kwargs["dims"])]
     dims = x._rows.dim() + 1
@@ -103,7 +103,7 @@ def permute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("unflatten")
 def unflatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One dim, which is not the ragged one, as several."""
+    """Split a dim other than the ragged one into several."""
     x, dim, into = bound(("input", "dim", "nested_sizes"), args, kwargs).values()
     d = _other_dim(x, dim, "unflatten")
     return x.like(x._rows.unflatten(d, into), x._ragged_dim + (d < x._ragged_dim) * (len(into) - 1))
@@ -111,7 +111,7 @@ def unflatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("flatten")
 def flatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Several dims, none of them ragged, as one."""
+    """Join dims, none of them ragged."""
     given = bound(("input", "start_dim", "end_dim"), args, kwargs)
     x = given["input"]
     start, end = (
@@ -124,7 +124,7 @@ def flatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("unsqueeze")
 def unsqueeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A dim of size 1 more."""
+    """Add a dim of size 1."""
     x, dim = bound(("input", "dim"), args, kwargs).values()
     d = dim % (x._rows.dim() + 2) - 1
     if d < 0:
@@ -134,7 +134,7 @@ def unsqueeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("squeeze")
 def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Without a dim of size 1."""
+    """Remove a dim of size 1."""
     if len(args) + len(kwargs) < 2:
         refuse(args[0], "squeeze without a dim", instead="expected: nt.squeeze(dim)")
     x, dim = bound(("input", "dim"), args, kwargs).values()
@@ -145,7 +145,7 @@ def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("chunk", "split", "narrow")
 def split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Along a dim that is not the ragged one."""
+    """Pieces or joins along a dim other than the ragged one."""
     name = called(func)
     if name == "narrow":
         x, dim, start, length = bound(("input", "dim", "start", "length"), args, kwargs).values()
@@ -159,7 +159,7 @@ def split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("select")
 def select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One sequence, or one place of a dim that is not the ragged one."""
+    """One sequence, or one index of a dim other than the ragged one."""
     x, dim, index = bound(("input", "dim", "index"), args, kwargs).values()
     if dim % (x._rows.dim() + 1) == 0:
         return x.each[index]
@@ -169,7 +169,7 @@ def select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("cat", "concat", "concatenate")
 def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Along a dim that is not the ragged one."""
+    """Pieces or joins along a dim other than the ragged one."""
     given = bound(("tensors", "dim"), args, kwargs)
     tensors = given["tensors"]
     first = nested_in(tensors)[0]
@@ -185,7 +185,7 @@ def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("unbind")
 def unbind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The sequences, or what there is along another dim."""
+    """The sequences, or the slices along another dim than the ragged one."""
     given = bound(("input", "dim"), args, kwargs)
     x, dim = given["input"], given.get("dim", 0)
     if dim % (x._rows.dim() + 1) == 0:
@@ -196,7 +196,7 @@ def unbind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("__getitem__")
 def get_item(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One sequence, or parts of the dims behind the ragged one."""
+    """One sequence, or parts of the dims after the ragged one."""
     x, index = args
     if isinstance(x, NestedRows) and isinstance(index, int):
         return x.each[index]
@@ -213,7 +213,7 @@ def get_item(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def to_padded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The sequences side by side, as long as the longest, or as large as is asked for."""
+    """The sequences padded to the longest one, or to ``output_size``."""
     given = bound(("input", "padding", "output_size"), args, kwargs)
     x = given["input"]
     wanted: Any = given.get("output_size")
@@ -232,7 +232,7 @@ def to_padded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
 
 
 def padded(x: NestedRows, value: float, size: Sequence[int]) -> Tensor:
-    """The sequences side by side, each filled up to a size."""
+    """The sequences stacked, each padded to a size."""
 
     def fill(rows: Tensor) -> Tensor:
         missing = [(0, m - n) for n, m in zip(rows.shape, size, strict=True)]

@@ -32,33 +32,34 @@ STANDS_FOR_A_VIEW = "stands_for_a_view"  # attribute of a copy where PyTorch has
 
 @dataclass(frozen=True, slots=True)
 class _IndexedCopy:
-    """What ``whole[i]`` gave, the versions of both then, and where."""
+    """A copy that ``whole[i]`` gave, the versions of both at that time, and the line."""
 
     copy: Tensor
     version: int
     whole: Tensor
     before: int
     place: str
-    env: NumberEnv | None  # of the stand-ins that it was taken by, if it was by nothing else
+    env: NumberEnv | None  # of the symbolic numbers in the index, if no other data are in it
 
 
 class Indexing:
-    """Follows what a step takes out of tensors so."""
+    """Replaces indexing by numbers that are data, and checks the copies that stand for views."""
 
     def __init__(self) -> None:
         self._copies: list[_IndexedCopy] = []
-        self.again = False  # whether the step is to be captured again, with views for what was taken by stand-ins
+        self.again = False  # whether to capture the step again, with views for some lines
 
     @contextlib.contextmanager
     def replacing_indexing(self) -> Iterator[None]:
-        """While the step runs."""
+        """Use while the step runs."""
         with replaced_indexing(self._get, self._set), replaced_functions(BY_NUMBERS, self._called):
             yield
 
     def check(self) -> None:
-        """Raise CaptureError for a copy that was changed, or is used after its origin has: PyTorch has a view.
+        """Raise CaptureError for a copy that was changed, or is used after its original has changed.
 
-        Of numbers that Python knows it is noted where that was; then a plan is made for the number.
+        PyTorch has a view there.  If the index was a symbolic number, the line is noted instead, and the plan is made
+        for the value of the number.
         """
         for one in self._copies:
             if one.copy._version != one.version:
@@ -109,7 +110,7 @@ class Indexing:
         return found
 
     def _set(self, plain: Callable[..., Any], x: Tensor, index: Any, value: Any) -> None:
-        if isinstance(value, Tensor):  # x[i] += y changes what x[i] has given, and puts it back
+        if isinstance(value, Tensor):  # x[i] += y changes the copy that x[i] gave, and assigns it
             self._copies = [one for one in self._copies if one.copy is not value]
         at = _numbers(x, index)
         value = number_tensor(value, x.dtype, x.device)
@@ -129,11 +130,11 @@ class Indexing:
                 part = whole.index_copy(dim, rows, part)
 
 
-At = dict[int, tuple[int, Tensor, Any]]  # position in an index → (dim of x, its rows there, what selects those alone)
+At = dict[int, tuple[int, Tensor, Any]]  # position in an index → (dim of x, rows, index within these rows)
 
 
 def _numbers(x: Tensor, index: Any) -> At:
-    """Where in an index numbers are that calls may change, or slices between such."""
+    """Where an index has numbers that calls may change, or slices between such."""
     items = index if isinstance(index, tuple) else (index,)
     ends = [end for item in items for end in _ends(item) if _is_open(end)]
     if not ends or any(type(end) is SymNumber and _here() in end.env.views for end in ends):
@@ -171,7 +172,7 @@ def _is_tensor(item: Any) -> bool:
 
 
 def _rows(item: Any, size: int, device: torch.device) -> Tensor | None:
-    """The rows of ``size`` that an item of an index is for; None where that, or how many, is to be a constant."""
+    """The rows of ``size`` that an item of an index selects; None where they, or their number, must be constants."""
     if _is_tensor(item):
         return _row_index(item, size)
     if isinstance(item, slice):
@@ -180,15 +181,15 @@ def _rows(item: Any, size: int, device: torch.device) -> Tensor | None:
         return None
     if is_unbacked(item):
         return _row_index(item.tensor.to(device), size)
-    if -size <= item < 0:  # which is a condition of the plan
+    if -size <= item < 0:  # the comparison becomes a condition of the plan
         item = item + size
     return number_tensor(item, torch.int64, device).reshape(1) if 0 <= item < size else None
 
 
 def _between(item: slice, size: int, device: torch.device) -> Tensor | None:
-    """The rows of a slice whose ends are always as far from each other, and within ``size``.
+    """The rows of a slice whose ends always have the same distance, and are within ``size``.
 
-    Of numbers that Python knows it is a condition of the plan that they are within; ops raise where others are not.
+    For symbolic numbers, being within is a condition of the plan; for unbacked ones, ops raise when they are not.
     """
     start, stop, step = item.start, item.stop, item.step
     if step not in (None, 1) or not (isinstance(start, int) and isinstance(stop, int)):
@@ -207,7 +208,7 @@ def _operand(end: Any) -> Any:
 
 
 def _dims(item: Any) -> int:
-    """How many dims of a tensor an item of an index is for; none for an ellipsis."""
+    """The number of dims that an item of an index takes; 0 for an ellipsis."""
     if item is None or item is Ellipsis or type(item) is bool:
         return 0
     return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
@@ -219,7 +220,7 @@ def _index_within(index: Any, at: At) -> Any:
 
 
 def _row_index(i: Tensor, size: int) -> Tensor:
-    """A number, counted from the end where it is below zero, as an index of one row."""
+    """A number as an index of one row; a negative one counts from the end."""
     i = i.detach().long()
     return torch.where(i < 0, i + size, i).reshape(1)
 
@@ -261,7 +262,7 @@ def _roll(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a stand-in of this capture, or comes later."""
+    """Whether a value is a symbolic number of this capture, or an unbacked one."""
     return (type(value) is SymNumber and not value.env.ended) or is_unbacked(value)
 
 

@@ -37,14 +37,14 @@ __all__ = [
     "symbolic_numbers",
 ]
 
-RATES_MARK = "rates"  # of what a step of a fused optimizer is marked with: what its rates are made of
+RATES_MARK = "rates"  # key of the marks of a fused optimizer's step: the expressions of its rates
 FUSED = frozenset((torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._fused_adagrad_))
-NUMBER = "actorflow.number.default"  # in a trace: the value that a name stands for
+NUMBER = "actorflow.number.default"  # in a trace: the number that the plan reads by a name
 TAKES_PLAIN_NUMBER = frozenset({
     "aten.mul.Tensor", "aten.add.Tensor", "aten.sub.Tensor", "aten.div.Tensor", "actorflow.add_scaled",
     "actorflow.addcmul_scaled", "actorflow.addcdiv_scaled", "actorflow.lerp_to",
 })  # fmt: skip
-"""Ops that take a number as it is, and compute with it as torch does with numbers: wider than 16 bits."""
+"""Ops that take a plain number, with which torch computes in more than 16 bits."""
 
 BOUNDING = frozenset((
     "clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "clamp_min_", "clamp_max_",
@@ -93,7 +93,7 @@ def lerp_to(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 def _value(number: Any) -> Any:
-    """What plans give as a number, and tests of ops as a tensor."""
+    """A scalar operand as a number: plans give numbers, tests of ops tensors."""
     return number.item() if isinstance(number, Tensor) else number
 
 
@@ -129,7 +129,7 @@ OPS: dict[str, Callable[..., Any]] = {
 
 
 class SymbolicNumberMode(TorchFunctionMode):
-    """In which stand-ins that lie in lists and dictionaries are found, too."""
+    """The mode in which symbolic numbers inside lists and dictionaries are found, too."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -145,7 +145,7 @@ class SymbolicNumberMode(TorchFunctionMode):
 
 
 def _step(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A step of a fused optimizer, marked with what its rates are made of."""
+    """A step of a fused optimizer, marked with the expressions of its rates."""
     rates = {key: kwargs[key] for key in ("lr", "weight_decay", "momentum", "beta1", "beta2") if key in kwargs}
     before = fx_traceback.current_meta.get("custom") or {}
     fx_traceback.current_meta["custom"] = before | {
@@ -160,29 +160,29 @@ def _step(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def symbolic_numbers() -> Iterator[None]:
-    """In which torch and ``math`` leave stand-ins open where they can."""
+    """Let torch, ``math`` and ``item()`` keep numbers symbolic where they can."""
     with SymbolicNumberMode(), symbolic_math(), unbacked_items():
         yield
 
 
 def _scales_by_tensor(kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch would ask a tensor for its value, to scale by it what it adds."""
+    """Whether ``alpha`` or ``value`` is a tensor, whose value torch would read."""
     return isinstance(kwargs.get("alpha"), Tensor) or isinstance(kwargs.get("value"), Tensor)
 
 
 def _has_mixed_bounds(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch would ask a bound for its value, as the other one is a number."""
+    """Whether one bound is a number and the other a tensor, whose value torch would read."""
     bounds = _bounds_of(func, args, kwargs).values()
     return any(map(_is_read_as_number, bounds)) and any(not isinstance(b, Tensor) and b is not None for b in bounds)
 
 
 def _is_read_as_number(value: Any) -> bool:
-    """Whether torch takes a tensor for a number, where it wants one."""
+    """Whether torch reads a tensor as a number where it expects one."""
     return isinstance(value, Tensor) and not value.ndim and not value.requires_grad
 
 
 def _contains_number(value: Any) -> bool:
-    """Whether a stand-in is in an argument."""
+    """Whether a symbolic or unbacked number is in an argument."""
     kind = type(value)
     if kind is SymNumber or kind is UnbackedNumber:
         return True
@@ -192,7 +192,7 @@ def _contains_number(value: Any) -> bool:
 
 
 def apply(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function of torch that is given stand-ins."""
+    """Call a function of torch that is given symbolic or unbacked numbers."""
     handler = HANDLERS.get(getattr(func, "__name__", ""))
     if handler is not None and not any(map(_is_taken_as_is, (*args, *kwargs.values()))):
         made = handler(func, args, dict(kwargs))
@@ -205,19 +205,19 @@ torch_function_handlers.append(apply)
 
 
 def _is_taken_as_is(value: Any) -> bool:
-    """Whether a function takes an argument as it is: a container of stand-ins, or one that an earlier step has left."""
+    """Whether an argument rules handlers out: a container of such numbers, or a number whose step has ended."""
     if type(value) in (list, tuple, dict):
         return _contains_number(value)
     return type(value) is SymNumber and value.env.ended
 
 
 def _specialized(value: Any) -> Any:
-    """What a stand-in stands for; raises CaptureError for what comes later and is not known."""
+    """The value of a number.  Raises CaptureError for an unbacked one that is not known."""
     return value.known_value() if is_unbacked(value) else specialized(value)
 
 
 def _is_open(value: Any) -> bool:
-    """Whether a value is a stand-in for a number, or one that comes later."""
+    """Whether a value is a symbolic or an unbacked number."""
     return type(value) is SymNumber or type(value) is UnbackedNumber
 
 
@@ -227,12 +227,7 @@ def _sample(value: Any) -> Any:
 
 
 def number_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """A stand-in, or what comes later, as a tensor of the graph; anything else itself."""
-    return _tensor(value, dtype, device)
-
-
-def _tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """A stand-in, or what comes later, as a tensor of the graph; anything else itself."""
+    """A symbolic or unbacked number as a tensor of the graph; anything else itself."""
     if is_unbacked(value):
         return value.tensor.to(dtype)
     if type(value) is not SymNumber:
@@ -242,14 +237,15 @@ def _tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def _promoted(values: Sequence[Any]) -> list[Any]:
-    """Operands of one op: its stand-ins as tensors of the dtype that torch computes in."""
+    """Operands of one op, with numbers as tensors of the dtype that torch computes in."""
     tensors = [v for v in values if isinstance(v, Tensor)]
     like = tensors[0]
     for v in values:
         dtype = like.dtype if v is None else torch.result_type(like, _sample(v))
         like = like if like.dtype == dtype else torch.empty_like(like, dtype=dtype)
-    exact = like.ndim > 0 and like.dtype in (torch.bfloat16, torch.float16)  # of what comes later, beside these
-    return [v.tensor if exact and is_unbacked(v) else _tensor(v, like.dtype, like.device) for v in values]
+    # unbacked numbers keep their precision beside tensors of these dtypes
+    exact = like.ndim > 0 and like.dtype in (torch.bfloat16, torch.float16)
+    return [v.tensor if exact and is_unbacked(v) else number_tensor(v, like.dtype, like.device) for v in values]
 
 
 def _binary_op(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -270,18 +266,20 @@ def _scaled(
     func: Any, op: Callable[..., Tensor], x: Tensor, others: Sequence[Tensor], value: Any,
     written_out: Callable[[Any], Tensor],
 ) -> Any:  # fmt: skip
-    """What adds to ``x`` what is scaled by a number, in place where the function is."""
+    """``x`` plus something scaled by a number, in place if the function is."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *others)):
         made = written_out(value)
     elif not all(t.dtype == x.dtype for t in others):
         return NotImplemented
     else:
-        made = op(x, *others, _tensor(value, x.dtype, x.device) if type(value) is SymNumber else _as_tensor(value))
+        made = op(
+            x, *others, number_tensor(value, x.dtype, x.device) if type(value) is SymNumber else _as_tensor(value)
+        )
     return x.copy_(made) if func.__name__.endswith("_") else made
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """What comes later, or a tensor that torch would take the value of."""
+    """The tensor of an unbacked number, or a tensor whose value torch would read."""
     found = value.tensor if is_unbacked(value) else value
     assert isinstance(found, Tensor)
     return found
@@ -306,7 +304,7 @@ def _lerp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
 
     def written_out(n: SymNumber) -> Tensor:
-        return torch.lerp(x, y, _tensor(n, x.dtype, x.device))
+        return torch.lerp(x, y, number_tensor(n, x.dtype, x.device))
 
     return _scaled(func, torch.ops.actorflow.lerp_to, x, (y,), weight, written_out)
 
@@ -329,7 +327,7 @@ def _clamp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _bounds_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a clamp is given besides its input, by name."""
+    """The bounds of a clamp, by name."""
     names = {"clamp_min": ("min",), "clamp_max": ("max",)}.get(func.__name__.rstrip("_"), ("min", "max"))
     given = dict(zip(("input", *names), args, strict=False)) | dict(kwargs)
     given.pop("input", None)
@@ -337,7 +335,7 @@ def _bounds_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
 
 
 def _pow(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``pow(2, x)``: of an exponent kernels want to know what it is."""
+    """``pow(2, x)``; an exponent has to be a number, as kernels depend on its value."""
     if len(args) != 2 or kwargs or not isinstance(args[1], Tensor):
         return NotImplemented
     return torch.pow(*_promoted(args))
@@ -373,7 +371,7 @@ def _fill(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if torch.result_type(x, _sample(value)) != x.dtype:  # torch has its own rules for that
         return NotImplemented
-    return func(*before, _tensor(value, x.dtype, x.device))
+    return func(*before, number_tensor(value, x.dtype, x.device))
 
 
 def _full(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -388,7 +386,7 @@ def _full(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     made = func(*before, 0, **kwargs | {"dtype": dtype})
     with torch.no_grad():
-        return made.detach().fill_(_tensor(value, dtype, made.device)).requires_grad_(made.requires_grad)
+        return made.detach().fill_(number_tensor(value, dtype, made.device)).requires_grad_(made.requires_grad)
 
 
 def _tensor_of_number(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -399,7 +397,7 @@ def _tensor_of_number(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 
 def _dtype_of(value: Any) -> torch.dtype:
-    """What torch makes of a number by itself."""
+    """The dtype of a tensor that torch makes of a number."""
     return torch.get_default_dtype() if isinstance(_sample(value), float) else torch.int64
 
 

@@ -42,13 +42,13 @@ UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide:
     function: name for name, function in FUNCTIONS.items() if name.startswith("np.")
 }
 torch_function_handlers: list[Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = []
-"""What calls a function of torch that is given stand-ins: the one there is, which ``ops.py`` enters."""
+"""The function that calls functions of torch with symbolic numbers; ``ops.py`` appends the only one."""
 
 MATH = tuple(name.removeprefix("math.") for name in FUNCTIONS if name.startswith("math."))
 
 
 class NumberEnv:
-    """What one run of a step makes of numbers: the expressions that its graph reads, and its conditions."""
+    """What one run of a step does with numbers: expressions that its graph reads, and conditions (guards) on them."""
 
     def __init__(self) -> None:
         self.read: dict[str, Operand] = {}  # name of a scalar of the plan → what it is
@@ -62,11 +62,11 @@ class NumberEnv:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What the step has taken for constants."""
+        """The conditions on numbers under which the plan holds."""
         return tuple(self._conditions.values())
 
     def begin(self) -> None:
-        """The step runs (again)."""
+        """Begin a run of the step."""
         self.ended = False
         self.read.clear()
         self.kinds.clear()
@@ -75,7 +75,7 @@ class NumberEnv:
         self._known.clear()
 
     def end(self) -> None:
-        """The step has run: who looks at stand-ins from now on decides nothing."""
+        """End the run of the step: reads of symbolic numbers from now on add no conditions."""
         self.ended = True
 
     def stand_in(self, source: NumberSource, value: Any) -> SymNumber:
@@ -84,7 +84,7 @@ class NumberEnv:
         return SymNumber(source, value, self)
 
     def name(self, expression: Operand) -> str:
-        """The name by which a plan reads the value of an expression."""
+        """The name by which the plan reads an expression."""
         exact = repr(expression)
         if exact not in self._known:
             name = f"number {len(self.read)}: {expression}"
@@ -101,7 +101,7 @@ class NumberEnv:
         )
 
     def specialize(self, expression: Operand, value: Any) -> Any:
-        """Take the value of an expression for a constant of the plan."""
+        """Make the plan for the value of an expression: add the condition, and return the value."""
         if not self.ended:
             condition = Condition(expression, of_python(value))
             self._conditions.setdefault(repr(condition), condition)
@@ -109,14 +109,14 @@ class NumberEnv:
 
 
 class SymNumber:
-    """A stand-in for an int or a float."""
+    """A symbolic int or float: its current value, and the expression that it is of numbers of the script."""
 
     __slots__ = ("env", "expression", "value")
 
     def __init__(self, expression: Operand, value: Any, numbers: NumberEnv) -> None:
         self.expression, self.value, self.env = expression, value, numbers
 
-    @property  # type: ignore[misc]  # for isinstance(x, float), as numbers are asked for in Python
+    @property  # type: ignore[misc]  # so that isinstance(x, float) holds
     def __class__(self) -> type:
         return type(self.value)
 
@@ -135,10 +135,10 @@ class SymNumber:
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.array(specialized(self), *args, **kwargs)
 
-    # -- what stays open -------------------------------------------------------------------------
+    # -- operations that stay symbolic -------------------------------------------------------------------------
 
     def _apply(self, function: str, *operands: Any) -> Any:
-        """A function of numbers, this among them."""
+        """The result of a function of numbers, this among them, as a symbolic number."""
         try:
             value = FUNCTIONS[function](*map(current_value, operands))
         except (ArithmeticError, ValueError):  # for these numbers; what the code does about it is of the plan
@@ -147,7 +147,7 @@ class SymNumber:
             value = bool(value)
         mine = [o.value for o in operands if is_sym_number(o)]
         known = function.startswith("np.") or any(type(v) is np.float64 for v in mine)
-        of_numpy = type(value) is np.float64 and known  # and so it will be in each call
+        of_numpy = type(value) is np.float64 and known  # and it will be one in each call
         if not (type(value) in (int, float, bool) or of_numpy) or self.env.ended:  # a complex number, say
             return FUNCTIONS[function](*map(specialized, operands))
         return SymNumber(Expression(function, tuple(map(expression_of, operands))), value, self.env)
@@ -176,7 +176,7 @@ class SymNumber:
             return torch.pow(other, self)  # type: ignore[call-overload]
         return _power(other, self) if _is_number(other) else NotImplemented
 
-    # -- what is decided -------------------------------------------------------------------------
+    # -- operations that specialize -------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
         return bool(self._specialized("truth", self))
@@ -233,7 +233,7 @@ class SymNumber:
         return (other // self, other % self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what protocols ask for: a stand-in has its own
+        if name.startswith("__"):  # lookups by protocols: the class has those that it supports
             raise AttributeError(name)
         return getattr(specialized(self), name)
 
@@ -248,7 +248,7 @@ class SymNumber:
 
 
 class Milestones(Counter[int]):
-    """Counts by step, in which a stand-in is looked for by comparison: a hash would make it a constant."""
+    """Milestones of a learning rate scheduler, looked up by comparison: a hash would specialize a symbolic number."""
 
     def __contains__(self, step: object) -> bool:
         return any(step == one for one in self)
@@ -258,7 +258,7 @@ class Milestones(Counter[int]):
 
 
 def as_float(*args: Any) -> Any:
-    """``float(…)``, which leaves a stand-in open."""
+    """``float(…)`` that keeps a symbolic number symbolic."""
     one = args[0] if len(args) == 1 else None
     if not is_sym_number(one):
         return float(*args)
@@ -266,39 +266,39 @@ def as_float(*args: Any) -> Any:
 
 
 def is_sym_number(value: object) -> TypeGuard[SymNumber]:
-    """Whether a value is a stand-in, whatever ``isinstance`` says of it."""
+    """Whether a value is a symbolic number; ``isinstance`` says int or float of it."""
     return type(value) is SymNumber
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value may be computed with: stand-ins are numbers, too, and those of NumPy of 64 bits."""
+    """Whether a value is a number to compute with here, also a symbolic one or a float64 of NumPy."""
     return isinstance(value, int | float) and not _is_unbacked(value)
 
 
 def _is_unbacked(value: object) -> bool:
-    """Whether a value is one of ``late``'s, which computes itself."""
+    """Whether a value is an ``UnbackedNumber``, whose own operators apply."""
     return hasattr(type(value), "apply_function")
 
 
 def expression_of(value: Any) -> Operand:
-    """What a stand-in is a function of; a number itself, also for a stand-in that another capture has left."""
+    """The expression of a symbolic number; the number itself for any other, or if its capture is over."""
     if type(value) is SymNumber:
         return of_python(value.value) if value.env.closed else value.expression
     return value if type(value) in (int, float, bool) else float(value) if isinstance(value, float) else int(value)
 
 
 def current_value(value: Any) -> Any:
-    """What a stand-in stands for, with no condition; any other value itself."""
+    """The current value of a symbolic number, without a condition; any other value itself."""
     return value.value if type(value) is SymNumber else value
 
 
 def specialized(value: Any) -> Any:
-    """What a stand-in stands for, which the plan is then made for; any other value itself."""
+    """The value of a symbolic number, for which the plan is then made; any other value itself."""
     return value.env.specialize(value.expression, value.value) if type(value) is SymNumber else value
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """A power: of a negative base it would be complex for some exponents, and of whole numbers a float for some."""
+    """A power.  Its type depends on values (complex or float for some operands), so these signs are decided first."""
     one = base if type(base) is SymNumber else exponent
     if not (base > 0 and (exponent >= 0 or type(current_value(exponent)) is float)):
         return specialized(base) ** specialized(exponent)
@@ -365,7 +365,7 @@ for _name in ("and", "or", "xor", "lshift", "rshift"):
 
 @contextmanager
 def symbolic_math() -> Iterator[None]:
-    """In which functions of ``math`` leave stand-ins open."""
+    """Let functions of ``math`` keep numbers symbolic."""
     before = {name: getattr(math, name) for name in MATH}
 
     def opened(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

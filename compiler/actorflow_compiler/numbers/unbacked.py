@@ -33,7 +33,7 @@ _names = count()
 
 
 class UnbackedNumber:
-    """The value that a tensor without dims will have."""
+    """The number that a tensor without dims will hold when a call runs."""
 
     __slots__ = ("expression", "refusal", "resolve", "tensor", "text")
 
@@ -53,14 +53,14 @@ class UnbackedNumber:
         return torch_function_handlers[0](func, args, kwargs or {})
 
     def known_value(self) -> Any:
-        """The number itself, which somebody wants; raises CaptureError where it cannot be known."""
+        """The value itself.  Raises CaptureError where it cannot be known."""
         found = self.resolve(self.tensor)
         if found is None:
             raise self.refusal()
         return found
 
     def apply_function(self, function: Callable[..., Any], *operands: Any) -> UnbackedNumber:
-        """A function of numbers, this among them, as one of tensors."""
+        """The result of a function of numbers, this among them, computed on tensors."""
         whole = function in WHOLE and not any(isinstance(o, float) for o in operands)
         with torch.no_grad():
             tensor = function(*(_operand(o, whole) for o in operands))
@@ -98,7 +98,7 @@ class UnbackedNumber:
         return self._integer_division(torch.floor_divide, "__floordiv__", other)
 
     def _integer_division(self, function: Callable[..., Any], name: str, other: Any) -> Any:
-        """What divides whole numbers as Python does; by anything but a whole number the value itself is wanted."""
+        """Division of whole numbers as in Python; with any other operand the value itself is needed."""
         if isinstance(self, int) and type(other) is int and other:
             return self.apply_function(function, self, other)
         return getattr(self.known_value(), name)(other)
@@ -125,12 +125,12 @@ class UnbackedNumber:
 
 
 def is_unbacked(value: object) -> TypeGuard[UnbackedNumber]:
-    """Whether a value is one that comes later, whatever ``isinstance`` says of it."""
+    """Whether a value is an unbacked number; ``isinstance`` says int or float of it."""
     return type(value) is UnbackedNumber
 
 
 def as_int(*args: Any) -> Any:
-    """``int(…)``, which leaves whole numbers of tensors, and stand-ins, open."""
+    """``int(…)`` that does not read whole numbers in tensors, nor symbolic numbers."""
     one = args[0] if len(args) == 1 else None
     if isinstance(one, Tensor) and one.numel() == 1 and not (one.is_floating_point() or one.is_complex()):
         one = one.item() if one.dtype != torch.bool else one
@@ -140,7 +140,7 @@ def as_int(*args: Any) -> Any:
 
 
 def as_float(*args: Any) -> Any:
-    """``float(…)``, which leaves numbers of tensors, and stand-ins, open."""
+    """``float(…)`` that does not read numbers in tensors, nor symbolic numbers."""
     one = args[0] if len(args) == 1 else None
     if isinstance(one, Tensor) and one.numel() == 1 and not one.is_complex():
         one = one.item() if one.dtype != torch.bool else one
@@ -154,7 +154,7 @@ def _is_number(value: object) -> bool:
 
 
 def _operand(value: Any, whole: bool) -> Any:
-    """A number as it is computed with beside others; ``whole``: by what gives whole numbers for whole numbers."""
+    """An operand as a tensor or number; with ``whole``, whole numbers are not converted to float64."""
     if type(value) is not UnbackedNumber:
         return value
     return value.tensor if whole else value.tensor.to(torch.float64)
@@ -181,7 +181,7 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
     return forward, backward
 
 
-PREDICATES = ("isfinite", "isinf", "isnan")  # what kind a number is
+PREDICATES = ("isfinite", "isinf", "isnan")  # functions of ``math``
 SUMS = {FUNCTIONS["add"]: "add", FUNCTIONS["sub"]: "sub", FUNCTIONS["mul"]: "mul", torch.neg: "neg"}
 WHOLE = (*SUMS, torch.abs, torch.remainder, torch.floor_divide)
 REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
@@ -200,7 +200,7 @@ def _compared(name: str) -> Callable[..., Any]:
     def compare(self: UnbackedNumber, other: Any) -> Any:
         if not _is_number(other):
             return NotImplemented
-        return bool(FUNCTIONS[name](self.tensor, _operand(other, whole=True)))  # which may be known, or is refused
+        return bool(FUNCTIONS[name](self.tensor, _operand(other, whole=True)))  # known, or refused
 
     return compare
 
@@ -231,7 +231,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 @contextmanager
 def unbacked_items() -> Iterator[None]:
-    """In which ``x.item()`` gives what comes later, which ``min``, ``max`` and ``math.isfinite`` take, too."""
+    """Let ``x.item()`` give unbacked numbers, which ``min``, ``max`` and ``math.isfinite`` accept, too."""
 
     def late(tensor: Tensor) -> Any:
         place = place_of(traceback.extract_stack())
@@ -255,7 +255,7 @@ def unbacked_items() -> Iterator[None]:
 
 
 def _replaced_predicate(name: str, plain: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A function of ``math`` that says of a number what kind it is."""
+    """A predicate of ``math`` (``isfinite`` …) that also takes unbacked numbers."""
 
     def ask(value: Any) -> bool:
         if _is_later(value):
@@ -266,12 +266,12 @@ def _replaced_predicate(name: str, plain: Callable[[Any], bool]) -> Callable[[An
 
 
 def _of_kind(name: str, value: Any) -> bool:
-    """Whether a number that comes later is finite, infinite or none: a decision, which may be known, or is refused."""
+    """Whether an unbacked number is finite, infinite or NaN: a decision, which may be known, else it is refused."""
     return bool(getattr(torch, name)(value.tensor if type(value) is UnbackedNumber else value))
 
 
 def _replaced_min_or_max(plain: Any, better: Callable[[Any, Any], Any]) -> Any:
-    """``min`` or ``max``: the first of those that no other one is better than."""
+    """``min`` or ``max``: the first argument that no other one is better than."""
 
     def choose(*args: Any, **kwargs: Any) -> Any:
         if len(args) < 2 or kwargs or not all(map(_has_no_dims, args)) or not any(map(_is_later, args)):

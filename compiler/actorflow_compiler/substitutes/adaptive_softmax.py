@@ -32,18 +32,19 @@ OF_FIRST = "an optimizer that makes its state of the first gradient"
 
 
 class AdaptiveSoftmaxClusters:
-    """Which weights of a step have a gradient only where a target is in their cluster."""
+    """Runs adaptive softmax layers on all rows, and tracks weights whose gradient depends on the targets."""
 
     def __init__(self, state: ScriptState) -> None:
         self._optimizers = [*state.optimizers.values()]
-        self._used: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the weight: it, whether it has a gradient
-        self._needed: dict[int, tuple[Tensor, Tensor, str]] = {}  # the same, which has to be so, and why
-        self._given: dict[int, list[tuple[Tensor, Tensor]]] = {}  # what a backward pass gives weights; for which rows
+        self._used: dict[int, tuple[Tensor, Tensor]] = {}  # by id: weight, whether it has a gradient (a bool tensor)
+        self._needed: dict[int, tuple[Tensor, Tensor, str]] = {}  # the same, where it must have one, and why
+        # gradients from a backward pass, each with whether its cluster is used
+        self._given: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._stepped: set[int] = set()
 
     @contextlib.contextmanager
     def replacing_layers(self) -> Iterator[None]:
-        """In which the layers work on all rows."""
+        """Let the layers work on all rows while the step runs."""
         layer: Any = nn.AdaptiveLogSoftmaxWithLoss
         plain = layer.forward, layer.predict
 
@@ -65,8 +66,9 @@ class AdaptiveSoftmaxClusters:
                 layer.forward, layer.predict = plain
 
     def check(self) -> None:
-        """The step has ended.  Raises where a batch is one of which it leaves gradients that torch leaves None, or has
-        changed weights by them itself.
+        """At the end of the step, add checks for gradients that torch leaves None for some batches.
+
+        Such a gradient may not be left for later calls, nor may the step change weights by it without an optimizer.
         """
         left = {key: (weight, used, OF_BEFORE) for key, (weight, used) in self._used.items()} | self._needed
         for key, (weight, used, why) in left.items():
@@ -110,7 +112,7 @@ class AdaptiveSoftmaxClusters:
         return AdaptiveOutput(output if dims else output.squeeze(0), loss)
 
     def _watch_backward(self, scores: Tensor, rows: Tensor, used: Tensor) -> None:
-        """Learn what a backward pass through one cluster gives its weights."""
+        """Record the gradients that a backward pass through one cluster gives its weights."""
         if scores.grad_fn is None:
             return
         used = used.detach()
@@ -134,7 +136,7 @@ class AdaptiveSoftmaxClusters:
                     node.register_hook(gives)
 
     def _watch_gradient(self, weight: Tensor) -> None:
-        """Have a weight's gradient looked at before hooks of the script change it."""
+        """Inspect a weight's gradient before hooks of the script can change it."""
         if id(weight) in self._given:
             return
         self._given[id(weight)] = []
@@ -144,12 +146,12 @@ class AdaptiveSoftmaxClusters:
             self._given[id(weight)] = []
             if not given:
                 return
-            alone = any(one is grad for one, _ in given)  # else it is a sum
+            alone = any(one is grad for one, _ in given)  # else the gradient is a sum
             known = self._used.get(id(weight))
             used = given[0][1]
             for _, other in given[1:]:
                 used = used | other
-            if not alone and len(given) == 1:  # what else is in the sum is there in every call
+            if not alone and len(given) == 1:  # the other summands exist in every call
                 self._used.pop(id(weight), None)
             elif not alone:
                 self._needed[id(weight)] = weight, used, OF_OTHERS
@@ -165,11 +167,11 @@ class AdaptiveSoftmaxClusters:
         others = {key: hook for key, hook in hooks.items() if key != handle.id}
         for key in others:
             del hooks[key]
-        hooks.update(others)  # ours comes first now
+        hooks.update(others)  # now ours runs first
 
     @contextlib.contextmanager
     def _around(self, optimizer: Optimizer) -> Iterator[None]:
-        """In which steps of an optimizer are taken back for weights without a gradient."""
+        """Undo steps of an optimizer for weights that have no gradient in PyTorch."""
         before: list[tuple[Tensor, Tensor, Tensor]] = []
 
         def begins(*_: Any) -> None:
@@ -196,7 +198,7 @@ class AdaptiveSoftmaxClusters:
 
         first, last = optimizer.register_step_pre_hook(begins), optimizer.register_step_post_hook(ends)
         after: Any = step_hooks(optimizer)[1]
-        after.move_to_end(last.id, last=False)  # what the script's own hooks change is not taken back
+        after.move_to_end(last.id, last=False)  # before the script's own hooks, whose changes are not undone
         try:
             yield
         finally:
@@ -209,7 +211,7 @@ def _weights(optimizer: Optimizer) -> Iterable[Tensor]:
 
 
 def _takes_first(optimizer: Optimizer, weight: Tensor) -> bool:
-    """Whether the first gradient of a weight makes state that zeros do not."""
+    """Whether the first gradient of a weight makes state that differs from what zeros make."""
     if isinstance(optimizer, torch.optim.SGD):
         return any(g["momentum"] and g["dampening"] for g in optimizer.param_groups)
     return not type(optimizer).__module__.startswith("torch.optim.") and not optimizer.state.get(weight)
@@ -221,7 +223,7 @@ def _refuse_absent(used: Tensor, why: str) -> None:
 
 
 def _picked(rows: Tensor, classes: Tensor) -> Tensor:
-    """What each row has for its class."""
+    """The element of its class in each row."""
     return -F.nll_loss(rows, classes, reduction="none")
 
 

@@ -23,9 +23,9 @@ MEAN, SUM = 1, 2  # torch's numbers for reductions
 def ctc(
     log_probs: Tensor, labels: Tensor, times: Tensor, lengths: Tensor, blank: int, skip: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The negative logarithm of each label's probability, and the forward variables of which ``ctc_backward`` is made.
+    """The negative logarithm of each label's probability, and the forward variables, which ``ctc_backward`` needs.
 
-    log_probs (T, N, C), labels integers (N, S) or one behind the other (all,), times and lengths int64 (N,) → (N,) and
+    log_probs (T, N, C), labels integers (N, S) or concatenated (all,), times and lengths int64 (N,) → (N,) and
     (N, T, 2 S + 1), or (N, T, 0) of labels that are not padded.  ``skip`` is for ``ctc_backward``.
     """
     loss, alpha = torch.ops.aten._ctc_loss.Tensor(log_probs, labels, *_on_host(times, lengths), blank, skip)
@@ -41,7 +41,7 @@ def ctc_backward(
     grad: Tensor, log_probs: Tensor, labels: Tensor, times: Tensor, lengths: Tensor, loss: Tensor, alpha: Tensor,
     blank: int, skip: bool,
 ) -> Tensor:  # fmt: skip
-    """The gradient of ``log_probs``; with ``skip`` zeros where a loss is infinite."""
+    """The gradient of ``log_probs``; with ``skip``, zeros where a loss is infinite."""
     times, lengths = _on_host(times, lengths)
     if labels.dim() == 1:
         _, alpha = torch.ops.aten._ctc_loss.Tensor(log_probs, labels, times, lengths, blank, skip)
@@ -92,7 +92,7 @@ TRACED = _known_to_torch()
 
 @contextlib.contextmanager
 def replaced_ctc_loss() -> Iterator[None]:
-    """In which ``torch.ctc_loss`` is made of the ops of this file."""
+    """Replace ``torch.ctc_loss`` by the ops of this file."""
     plain = torch.ctc_loss
 
     def loss(
@@ -142,7 +142,7 @@ def _loss(
 
 
 def _counts(name: str, given: Tensor | Sequence[int], beside: Tensor) -> Tensor:
-    """Lengths as a tensor beside another one."""
+    """Lengths as an int64 tensor on the device of another tensor."""
     counts = given if isinstance(given, Tensor) else torch.tensor([*given], device=beside.device)
     if counts.is_floating_point():
         raise RuntimeError(f"{name}_lengths must be integral")

@@ -21,7 +21,7 @@ __all__ = ["replaced_batch_norm"]
 
 @contextlib.contextmanager
 def replaced_batch_norm() -> Iterator[None]:
-    """In which the weight of a batch in the statistics of a batch norm may come later."""
+    """Let ``momentum`` of a batch norm be an unbacked number."""
     layers: Any = torch.nn.modules.batchnorm
     functional: Any = F
     plain = functional.batch_norm
@@ -32,7 +32,7 @@ def replaced_batch_norm() -> Iterator[None]:
     ) -> Tensor:  # fmt: skip
         if not is_unbacked(momentum):
             made: Tensor = plain(x, mean, var, weight, bias, training, momentum, eps)
-        elif not training or mean is None or var is None:  # it is not looked at
+        elif not training or mean is None or var is None:  # momentum is not used
             made = plain(x, mean, var, weight, bias, training, 0.0, eps)
         else:
             made = _averaged(plain, x, mean, var, weight, bias, momentum, eps)
@@ -47,7 +47,7 @@ def replaced_batch_norm() -> Iterator[None]:
 
 
 def _as_float(count: Any) -> Any:
-    """``float(count)`` of a count in a tensor."""
+    """``float(count)`` that does not read a count in a tensor."""
     value = count.item() if isinstance(count, Tensor) else count
     return value if is_unbacked(value) else float(value)
 
@@ -56,7 +56,7 @@ def _averaged(
     plain: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, share: UnbackedNumber,
     eps: float,
 ) -> Tensor:  # fmt: skip
-    """A batch norm that moves its statistics by ``share`` towards those of the batch, of all its pieces at once."""
+    """A batch norm that moves its statistics by ``share`` towards those of the whole batch."""
     made: Tensor = plain(x, None, None, weight, bias, True, 0.0, eps)
     with torch.no_grad():
         others = [dim for dim in range(x.dim()) if dim != 1]

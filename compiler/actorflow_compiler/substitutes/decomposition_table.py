@@ -13,11 +13,11 @@ from actorflow_compiler.core.torch_internals import OpOverload
 Decomposition = Callable[..., Any]
 Table = dict[OpOverload, Decomposition]
 
-NARROW = (torch.float16, torch.bfloat16)  # sums of these are made in float32
+NARROW = (torch.float16, torch.bfloat16)  # sums of these are computed in float32
 
 
 def registering_into(table: Table) -> Callable[..., Callable[[Decomposition], Decomposition]]:
-    """What enters functions into a table: ``@into(table)(op, another_op)``."""
+    """A decorator that registers functions in a table: ``@registering_into(table)(op, another_op)``."""
 
     def of(*ops: OpOverload) -> Callable[[Decomposition], Decomposition]:
         def register(function: Decomposition) -> Decomposition:
@@ -30,5 +30,5 @@ def registering_into(table: Table) -> Callable[..., Callable[[Decomposition], De
 
 
 def widened(x: Tensor) -> Tensor:
-    """In the dtype that sums are made in."""
+    """The tensor in the dtype in which sums are computed."""
     return x.to(torch.float32) if x.dtype in NARROW else x

@@ -16,7 +16,7 @@ __all__ = ["replaced_istft"]
 
 @contextlib.contextmanager
 def replaced_istft() -> Iterator[None]:
-    """In which ``torch.istft`` raises where windows leave a gap by a branch of Python's, which a step may have.
+    """Let ``torch.istft`` raise by a branch in Python where windows leave a gap; such a branch becomes a check.
 
     torch compares tensors in the middle of it, and stops there without their values.
     """
@@ -39,9 +39,9 @@ def replaced_istft() -> Iterator[None]:
 
 
 def _with_answer(transform: Any) -> tuple[Tensor, list[Tensor], bool]:
-    """The transform, what it compares on its way, and the answer with which it does not raise.
+    """The transform, the comparisons in it, and the answer to them with which it does not raise.
 
-    Raises what it raises for its arguments.
+    Raises what it raises for invalid arguments.
     """
     asked: list[Tensor] = []
     with contextlib.suppress(RuntimeError), answering_equal(False, asked):

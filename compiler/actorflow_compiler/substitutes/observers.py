@@ -25,12 +25,12 @@ UNSIZED = (
     "an observer of ranges for each channel has seen no values yet, so that its ranges have no size; expected: one "
     "that was called before the first call of the job (model(batch) once, or the observer on values of the same shape)"
 )
-WEIGHT = "weight_fake_quant"  # of a layer of torch.ao that is trained quantised: what quantises its weight
+WEIGHT = "weight_fake_quant"  # attribute of a layer that is trained quantised: the module that quantises its weight
 AVERAGES, FUSED = "MovingAveragePerChannelMinMaxObserver", "FusedMovingAvgObsFakeQuantize"
 
 
 def quantised(low: Tensor, high: Tensor, least: int, most: int, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """Scales and zero points for ranges, each as torch's fused op chooses them, which keeps no range here."""
+    """Scales and zero points for ranges, chosen by torch's fused op, which does not update the ranges here."""
     count = low.numel()
     x = low.new_zeros((count, 1))
     scale, zero = low.new_ones(count), torch.zeros(count, dtype=torch.int32, device=low.device)
@@ -57,9 +57,9 @@ OPS: dict[str, Callable[..., Any]] = {"quantised": quantised}
 
 
 def give_ranges_sizes(modules: Iterable[nn.Module]) -> None:
-    """Give ranges for each channel of layers' weights their size, where they have none."""
+    """Resize per-channel ranges of layers' weights that have no size yet."""
     for layer in modules:
-        if isinstance(layer, torch.jit.ScriptModule):  # whose modules are in no dictionary, and of no class of torch.ao
+        if isinstance(layer, torch.jit.ScriptModule):  # its modules are in no dictionary, and of no class of torch.ao
             continue
         fake = layer._modules.get(WEIGHT)
         observer = None if fake is None else fake._modules.get("activation_post_process")
@@ -84,7 +84,7 @@ def give_ranges_sizes(modules: Iterable[nn.Module]) -> None:
 
 @contextlib.contextmanager
 def replaced_observers() -> Iterator[None]:
-    """In which ranges follow by plain ops."""
+    """Let observers update their ranges by plain ops."""
     observer: Any = importlib.import_module("torch.ao.quantization.observer")
     fake: Any = importlib.import_module("torch.ao.quantization.fake_quantize")
     replaced: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
@@ -109,7 +109,7 @@ def replaced_observers() -> Iterator[None]:
 
 
 def _seen(x: Tensor, axis: int | None, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest values, of all or of each channel."""
+    """The smallest and the largest value, of all elements or of each channel."""
     values = x.detach().to(like.dtype)
     if axis is None:
         return values.amin(), values.amax()
@@ -124,7 +124,7 @@ def _refuse_unsized() -> NoReturn:
 
 
 def _averaged(self: Any, x: Tensor) -> Tensor:
-    """The ranges move towards those of ``x``; the first ones are its own."""
+    """Move the ranges towards those of ``x``; the first ones are those of ``x``."""
     if x.numel():
         _move_ranges(self, x, getattr(self, "ch_axis", None), torch.isinf(self.min_val) & torch.isinf(self.max_val))
     return x
@@ -140,7 +140,7 @@ def _move_ranges(observer: Any, x: Tensor, axis: int | None, *first: Tensor) -> 
 
 
 def _widened(self: Any, x: Tensor) -> Tensor:
-    """The ranges of channels grow to hold ``x``."""
+    """Widen the ranges of channels to hold ``x``."""
     if x.numel():
         with torch.no_grad():
             low, high = _seen(x, self.ch_axis, self.min_val)
@@ -150,7 +150,7 @@ def _widened(self: Any, x: Tensor) -> Tensor:
 
 
 def _scales(self: Any, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and zero points of ranges; 1 and 0 where nothing was seen."""
+    """Scales and zero points of ranges; 1 and 0 where no value was seen."""
     if low.numel() == 0 or high.numel() == 0:
         _refuse_unsized()
     least, most, kind = self.quant_min, self.quant_max, self.qscheme
@@ -177,7 +177,7 @@ def _scales(self: Any, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fused(self: Any, x: Tensor) -> Tensor:
-    """What torch does in one op, which looks at the flags and at the ranges."""
+    """Observe and quantise, which torch does in one op that reads the flags and the ranges."""
     observer = self.activation_post_process
     for values in (x, observer.min_val):
         if values.dtype == torch.float64:  # which torch's op refuses, too

@@ -24,7 +24,7 @@ LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 class KnownSizes(Tensor):
-    """Whole numbers that are known; ops on them alone are, too."""
+    """Integers whose values are known during capture; so are the results of ops on these alone."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -46,13 +46,13 @@ def known_sizes(tensor: Tensor) -> Tensor:
 
 
 def plain_sizes(tensor: Tensor) -> Tensor:
-    """The same as a plain tensor."""
+    """``KnownSizes`` as a plain tensor."""
     return plain_tensor(tensor)
 
 
 @contextlib.contextmanager
 def replaced_sequence_packing() -> Iterator[None]:
-    """In which sequences are packed and padded by plain ops, and recurrent layers run over packed ones."""
+    """Pack and pad sequences by plain ops, and let recurrent layers run over packed ones."""
 
     def over(layer: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -65,7 +65,7 @@ def replaced_sequence_packing() -> Iterator[None]:
 
 
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """What torch's op of this name gives: rows time by time, and how many there are for each time."""
+    """As torch's op of this name: the rows time by time, and the number of rows for each time."""
     x = x.transpose(0, 1) if batch_first else x
     of: list[int] = lengths.tolist()
     if len(of) != x.shape[1]:
@@ -89,7 +89,7 @@ def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor
 def _pad(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What torch's op of this name gives: the sequences side by side, and how long they are."""
+    """As torch's op of this name: the padded sequences, and their lengths."""
     rows: list[int] = batch_sizes.tolist()
     batch = rows[0]
     parts = []
@@ -104,7 +104,7 @@ def _pad(
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Times behind each other with as many rows: (first time, first packed row, times, rows of each)."""
+    """Runs of times with equal numbers of rows: (first time, first packed row, number of times, rows of each)."""
     time = first = 0
     for count, group in groupby(rows):
         times = len([*group])

@@ -19,7 +19,7 @@ from actorflow_compiler.values.reads import place_of
 
 __all__ = ["UNSEEDED", "RandomStreams"]
 
-UNSEEDED = 0x6163746F72666C6F  # what generators are seeded with while a step runs: a number that no script takes
+UNSEEDED = 0x6163746F72666C6F  # the seed of generators while a step runs: a number that no script uses
 
 
 class RandomStreams:
@@ -55,7 +55,7 @@ class RandomStreams:
 
     @contextlib.contextmanager
     def numbering(self) -> Iterator[None]:
-        """Number draws in the body; leaves the generator as it was."""
+        """Number the draws in the body; the generator is restored afterwards."""
         before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(UNSEEDED)
         try:
@@ -65,7 +65,7 @@ class RandomStreams:
 
 
 def _is_default(generator: torch.Generator) -> bool:
-    """Whether it is torch's default one, which arrives in ops as another object: they go on together."""
+    """Whether it is torch's default generator.  Ops get another object for it, which shares its state."""
     with real_tensors():
         default, before, state = torch.default_generator, torch.default_generator.get_state(), generator.get_state()
         torch.rand((), generator=generator, device=generator.device)

@@ -43,7 +43,7 @@ class Draw:
 
 
 class UniformSource(Protocol):
-    """What rules draw from."""
+    """The source of uniform numbers that rules draw from."""
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, /) -> Tensor:
         """float32 or float64 in [0, 1), or any int64."""
@@ -105,7 +105,7 @@ def written_out(
 
 
 def is_random(node: Node) -> bool:
-    """Whether an op draws from a generator of torch: one that is not written out, as a custom op that is tagged so."""
+    """Whether an op draws from a generator of torch, because it is not decomposed (a custom op with that tag)."""
     found = overload(node.op)
     if found is None or torch.Tag.nondeterministic_seeded not in found.tags:
         return False
@@ -114,7 +114,7 @@ def is_random(node: Node) -> bool:
     return "dropout_p" not in names or given[names.index("dropout_p")] != 0
 
 
-# what is to be made
+# shapes and dtypes of results
 
 
 def _shape(given: Given) -> Sequence[int]:
@@ -209,7 +209,7 @@ def _permutation(draw: UniformSource, given: Given) -> Tensor:
     return draw((given["n"],), torch.int64).sort(stable=True).indices.to(_dtype(given))
 
 
-# yes or no
+# Bernoulli numbers
 
 
 @_for("bernoulli")

@@ -22,7 +22,7 @@ _for = registering_into(TABLE)
 def determinant(op: Any, x: Tensor) -> Any:
     """``aten._linalg_det`` and ``aten._linalg_slogdet``: values, the LU factors of x, or of its transpose, and pivots.
 
-    torch factors the transpose of a real matrix that lies row by row, and its gradients go by that.
+    torch factors the transpose of a real matrix that is contiguous, and its gradients rely on that.
     """
     return NotImplemented if x.is_complex() or x.is_contiguous() else op(x.mT.contiguous())
 
@@ -39,7 +39,7 @@ def _slogdet(x: Tensor) -> Any:
 
 @_for(aten.as_strided.default)
 def _as_strided(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
-    """The view of what lies row by row; raises ValueError where it would have more than the elements of ``x``."""
+    """The same view of a contiguous operand.  Raises ValueError if it reads memory outside the elements of ``x``."""
     offset = 0 if storage_offset is None else storage_offset - x.storage_offset()
     order = sorted(range(x.dim()), key=lambda d: (x.stride(d), x.shape[d]), reverse=True)
     flat = x.permute(order)

@@ -39,7 +39,7 @@ OF_VALUES = (
     "the step calls code of torch.jit.script here that depends on the values of tensors; expected: a plain function "
     "with the same ops in every call"
 )
-UNSEEN = {  # what a trace does not see, or only once
+UNSEEN = {  # nodes that a trace does not see, or sees only once
     "prim::PythonOp": "calls a function of Python (@torch.jit.ignore, @torch.jit.unused)",
     "prim::fork": "has another thread work (torch.jit.fork)",
     "prim::awaitable": "has something else work (torch.jit._awaitable)",
@@ -49,22 +49,23 @@ UNSEEN = {  # what a trace does not see, or only once
 }
 ATTENTION = "aten::scaled_dot_product_attention"
 PLAIN: Any = getattr(Tensor.__torch_function__, "__func__", None)
-DROPPING = 4  # the position of its probability of dropping
+DROPPING = 4  # position of its argument dropout_p
 
 
 class TorchScriptCalls:
-    """Runs code of torch.jit where ops are traced; ``held`` are the tensors of the script's state."""
+    """Runs code of torch.jit so that its ops are traced; ``held`` are the tensors of the script's state."""
 
     def __init__(self, held: Sequence[Tensor]) -> None:
         self._memory = {memory_of(tensor) for tensor in held if type(tensor) in (Tensor, nn.Parameter)}
-        self._known: dict[int, tuple[Any, Callable[..., Any]]] = {}  # id → a function or method, and what runs it
+        # id → a compiled function or method, and its runner
+        self._known: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
     def replacing_calls(self) -> contextlib.AbstractContextManager[None]:
-        """While the step runs."""
+        """Use while the step runs."""
         return replaced_scripts(self._call)
 
     def _call(self, call: Callable[..., Any], script: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call it as ``call`` would."""
+        """Run a compiled function or method; ``call`` is torch's way to do so."""
         if is_traced_by_jit() or any(map(_handles_functions, pytree.tree_leaves((args, kwargs)))):
             return call(script, *args, **kwargs)
         if id(script) not in self._known:
@@ -73,7 +74,7 @@ class TorchScriptCalls:
         return run(*pytree.tree_map(_specialized, tuple(args)), **pytree.tree_map(_specialized, dict(kwargs)))
 
     def _runner(self, script: Any) -> Callable[..., Any]:
-        """What runs a function or a method.  Raises CaptureError for one that does what a plan cannot repeat."""
+        """A runner of a compiled function or method.  Raises CaptureError if a plan cannot repeat what it does."""
         drops = False
         for kind, node in script_kinds(script):
             if kind in UNSEEN:
@@ -118,7 +119,7 @@ class TorchScriptCalls:
 
 
 def torchscript_error(text: str) -> str:
-    """What an error that code of torch.jit has raised says, for people; nothing where ``text`` is of no such error."""
+    """A readable text for an error of code of torch.jit; empty if ``text`` is of another error."""
     if not text.startswith(SCRIPTED):
         return ""
     if any(kind.__name__ in text for kind in DATA_DEPENDENT):
@@ -128,11 +129,11 @@ def torchscript_error(text: str) -> str:
 
 
 def _handles_functions(value: Any) -> bool:
-    """Whether a tensor is of a class that says itself what functions do with it."""
+    """Whether a tensor is of a class with a ``__torch_function__`` of its own."""
     rules = getattr(getattr(type(value), "__torch_function__", None), "__func__", None)
     return isinstance(value, Tensor) and rules not in (None, PLAIN)
 
 
 def _specialized(value: Any) -> Any:
-    """A number as code of torch.jit takes it: the plan is made for it."""
+    """The value of a number, for which the plan is then made."""
     return value.known_value() if is_unbacked(value) else specialized(value)

@@ -18,7 +18,7 @@ __all__ = ["replaced_encoders"]
 
 @contextlib.contextmanager
 def replaced_encoders() -> Iterator[None]:
-    """In which encoders give zeros where PyTorch's fast path does."""
+    """Let encoders give zeros where PyTorch's fast path does."""
     plain: Callable[..., Tensor] = nn.TransformerEncoder.forward
 
     def forward(
@@ -30,9 +30,9 @@ def replaced_encoders() -> Iterator[None]:
             return plain(self, src, mask, padding, is_causal)
         there = padding.logical_not()
         aligned = torch.ones((), dtype=torch.bool, device=there.device)
-        if getattr(self, "mask_check", True):  # of the whole batch
+        if getattr(self, "mask_check", True):  # whether all sequences are aligned to the left
             aligned = (there[:, 1:] <= there[:, :-1]).all()
-        if padding.is_floating_point():  # a nested sequence has no part of what it hides, by whatever number
+        if padding.is_floating_point():  # nesting leaves padding out, whatever finite number it adds
             padding = padding.masked_fill(aligned & ~there, float("-inf"))
         norm = self.norm
         self._modules["norm"] = None
