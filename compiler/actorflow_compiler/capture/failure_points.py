@@ -31,7 +31,7 @@ class FailurePoints:
     def __init__(self, so_far: Callable[[], tuple[Any, str]]) -> None:
         self._so_far = so_far
         self._lines = UserLines()
-        self._changed: dict[str, Any] = {}  # line → what was changed there; None: not the same in each visit
+        self._changed: dict[str, Any] = {}  # line → changes by then; None: they differ between visits
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:
         """Use while the step runs."""

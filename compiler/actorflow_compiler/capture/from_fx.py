@@ -294,7 +294,7 @@ class _Converter:
         return str(target), tuple(args)
 
     def refuse_argument(self, target: int, copy: torch.fx.Node) -> None:
-        """Raise CaptureError where a value that is written is an argument of the step."""
+        """Raise CaptureError if the step writes into one of its arguments."""
         found = next((i for i in self.inputs if i.value == target and i.kind in CALL_INPUTS), None)
         if found is None:
             return

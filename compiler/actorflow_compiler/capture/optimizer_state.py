@@ -122,7 +122,7 @@ class TracedOptimizers:
         ), "")  # fmt: skip
 
     def _record_number(self, title: str, key: str, before: SymNumber, now: Any) -> None:
-        """A number that an optimizer holds of a parameter is another one after the step."""
+        """Record the new value of a Python number in an optimizer's state."""
         assert isinstance(before.expression, NumberSource)
         if now is before:
             return
@@ -246,7 +246,7 @@ def _floats(value: Any) -> Any:
 
 
 def counts_of(title: str, optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[NumberSource, int | float]]:
-    """The numbers that an optimizer holds of parameters, as they are now; ``names`` are the parameters', by id."""
+    """The current Python numbers in an optimizer's state; ``names`` maps ids of parameters to names."""
     for p, values in optimizer.state.items() if not is_torchs(optimizer) else ():
         if id(p) in names:
             for key, value in values.items():
@@ -255,7 +255,7 @@ def counts_of(title: str, optimizer: Optimizer, names: Mapping[int, str]) -> Ite
 
 
 def _set_setting(group: dict[str, Any], source: NumberSource, value: Any) -> None:
-    """Let a setting be something else."""
+    """Set the setting of a group that ``source`` names."""
     if source.index < 0:
         group[source.key] = value
     else:

@@ -99,7 +99,7 @@ class _Walk:
             self.alike.update(n.outs)
 
     def row_by_row(self, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
-        """Do on the rows as they were what this op does on sorted ones, if it does the same with each of them."""
+        """Apply an op on sorted rows to the unsorted ones instead, if it does the same with each row."""
         indices = index_call(call)
         given = {i: self.of[v] for i, v in enumerate(reads) if v in self.of}
         first = next(iter(given))

@@ -172,7 +172,7 @@ def _without_repeats(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _is_write(node: torch.fx.Node) -> bool:
-    """Whether a node is an op that writes what it is called with."""
+    """Whether a node is an op that writes its arguments."""
     return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
 
 

@@ -51,13 +51,13 @@ class NumberEnv:
     """What one run of a step does with numbers: expressions that its graph reads, and conditions (guards) on them."""
 
     def __init__(self) -> None:
-        self.read: dict[str, Operand] = {}  # name of a scalar of the plan → what it is
-        self.kinds: dict[NumberSource, str] = {}  # of numbers that there are stand-ins for: "int" or "float"
-        self.written: dict[NumberSource, Operand] = {}  # what optimizers hold of parameters → what a step makes of it
-        self.ended = False  # whether the step has run: who looks at stand-ins decides nothing any more
-        self.views: set[str] = set()  # lines at which a number decides what memory a view has
-        self.closed = False  # whether it has been captured: stand-ins that somebody kept are plain numbers
-        self._conditions: dict[str, Condition] = {}  # by their text: 1 is not 1.0
+        self.read: dict[str, Operand] = {}  # name of a scalar of the plan → its expression
+        self.kinds: dict[NumberSource, str] = {}  # source of each symbolic number → "int" or "float"
+        self.written: dict[NumberSource, Operand] = {}  # number in optimizer state → its new value
+        self.ended = False  # whether the step has run: reads add no conditions any more
+        self.views: set[str] = set()  # lines where the plan is made for the number, so that x[i] can be a view
+        self.closed = False  # whether the capture is over: symbolic numbers left behind are plain ones
+        self._conditions: dict[str, Condition] = {}  # by text, since 1 == 1.0
         self._known: dict[str, str] = {}
 
     @property
@@ -79,7 +79,7 @@ class NumberEnv:
         self.ended = True
 
     def stand_in(self, source: NumberSource, value: Any) -> SymNumber:
-        """A stand-in for a number of the script."""
+        """A symbolic number for a number of the script."""
         self.kinds[source] = type(value).__name__
         return SymNumber(source, value, self)
 
@@ -92,7 +92,7 @@ class NumberEnv:
         return self._known[exact]
 
     def is_specialized(self, source: NumberSource) -> bool:
-        """Whether a number was taken for a constant, and not only what of few things it decides: a branch, a rest."""
+        """Whether the plan is made for a number's value, not only for a branch or a remainder that depends on it."""
         return any(
             type(condition.value) is not bool
             and getattr(condition.expression, "function", "") != "mod"

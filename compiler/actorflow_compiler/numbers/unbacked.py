@@ -39,10 +39,10 @@ class UnbackedNumber:
 
     def __init__(self, tensor: Tensor, refusal: Callable[[], CaptureError], expression: Operand | None = None) -> None:
         self.tensor, self.refusal = tensor, refusal
-        # how it comes of other whole numbers that come later: each of them has a name of its own
+        # as an expression of other unbacked whole numbers, each of which has a name of its own
         self.expression = NumberSource(SourceKind.LATER, str(next(_names))) if expression is None else expression
-        self.resolve: Callable[[Tensor], Any] = lambda _: None  # gives a value, if a plan may be made for it
-        self.text: Callable[[], str] = str  # what stands for it in a text that nobody reads before it is there
+        self.resolve: Callable[[Tensor], Any] = lambda _: None  # returns the value, if a plan may be made for it
+        self.text: Callable[[], str] = str  # its text on a side that is only tried
 
     @property  # type: ignore[misc]  # for isinstance(x, float)
     def __class__(self) -> type:

@@ -40,7 +40,7 @@ class KnownSizes(Tensor):
 
 
 def known_sizes(tensor: Tensor) -> Tensor:
-    """A tensor of the host as ``KnownSizes``."""
+    """A host tensor as ``KnownSizes``."""
     with only_dispatch():
         return tensor.as_subclass(KnownSizes)
 

@@ -62,7 +62,7 @@ def _for(*names: str) -> Callable[[Rule], Rule]:
 
 
 def decompositions(streams: RandomStreams) -> dict[OpOverload, Callable[..., Any]]:
-    """For every overload of every op in ``RULES``, what draws its numbers from ``streams``."""
+    """For every overload of every op in ``RULES``, a function that draws its numbers from ``streams``."""
     return {op: functools.partial(_traced, streams, op, rule) for op, rule in _overloads()}
 
 

@@ -22,8 +22,8 @@ from actorflow_compiler.graph.graph import Graph, InputKind
 from actorflow_compiler.values.variables import ScriptState
 
 LOST_GRADIENT = InputKind.LOST  # of an input that stands for a gradient of an earlier call, which was not kept
-KEPT_GRADIENT = "gradient"  # the kind of a variable that is one
-GRADIENT_SUFFIX = ".grad"  # of such variables' names, after that of the parameter
+KEPT_GRADIENT = "gradient"  # kind of a variable: a gradient that calls keep
+GRADIENT_SUFFIX = ".grad"  # appended to the name of the parameter, it names the variable
 
 
 @dataclass(frozen=True, slots=True)

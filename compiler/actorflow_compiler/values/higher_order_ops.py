@@ -63,7 +63,7 @@ class _BranchMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See above."""
         kwargs = kwargs or {}
-        if func in METADATA or isinstance(func, OpOverload):  # which a guard itself runs
+        if func in METADATA or isinstance(func, OpOverload):  # also what the guard itself calls
             return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(Tensor, self._guard, (args, kwargs))
         found = func(*args, **kwargs)
