@@ -11,6 +11,7 @@ from actorflow.script_state.name_registry import NameRegistry
 from actorflow.standins.locations import ItemLocation, ScriptTensorLocation, TensorLocation
 from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.core.torch_internals import scaler_state
+from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.values.variables import ScriptState, StateTensor
 
 __all__ = ["StateNaming"]
@@ -27,7 +28,7 @@ class StateNaming:
         self._names = names
         self._held: dict[int, StateTensor] = {}  # by id of the tensor
 
-    def _hold(self, tensor: Tensor, wanted: str, kind: str, place: TensorLocation) -> StateTensor:
+    def _hold(self, tensor: Tensor, wanted: str, kind: VariableKind, place: TensorLocation) -> StateTensor:
         """Enter a tensor that is held at ``place``; where another one has taken its place, put that there."""
         left = tensor.left if isinstance(tensor, OwnedTensor) else None
         made_of = tensor.made_of if isinstance(tensor, OwnedTensor) else None
@@ -56,7 +57,8 @@ class StateNaming:
             for prefix, module in root.named_modules():
                 where = f"{root_name}.{prefix}" if prefix else root_name
                 item = ScriptTensorLocation if isinstance(module, torch.jit.ScriptModule) else ItemLocation
-                for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+                parameters, buffers = module._parameters, module._buffers
+                for kind, tensors in ((VariableKind.PARAMETER, parameters), (VariableKind.BUFFER, buffers)):
                     for name, tensor in tensors.items():
                         if tensor is not None:
                             self._hold(tensor, f"{where}.{name}", kind, item(tensors, name))
@@ -65,7 +67,7 @@ class StateNaming:
         """Name tensors that modules do not hold by path."""
         for path, tensor, place in found:
             trained = tensor.requires_grad and tensor.is_leaf
-            self._hold(tensor, path, "parameter" if trained else "tensor", place)
+            self._hold(tensor, path, VariableKind.PARAMETER if trained else VariableKind.TENSOR, place)
 
     def scalers(self, found: Iterable[tuple[str, torch.amp.GradScaler]]) -> None:
         """Name gradient scalers by path, and their tensors by their attribute."""
@@ -73,7 +75,7 @@ class StateNaming:
             title = self._names.give(scaler, path)
             self.state.scalers[title] = scaler
             held = [
-                self._hold(tensor, f"{title}.{name}", "tensor", ItemLocation(vars(scaler), name))
+                self._hold(tensor, f"{title}.{name}", VariableKind.TENSOR, ItemLocation(vars(scaler), name))
                 for name, tensor in scaler_state(scaler)
             ]
             scale, tracker = (one.name for one in held)
@@ -86,4 +88,4 @@ class StateNaming:
             self.state.optimizers[name] = optimizer
             for g, group in enumerate(optimizer.param_groups):
                 for i, parameter in enumerate(group["params"]):
-                    self._hold(parameter, f"{name}.{g}.{i}", "parameter", ItemLocation(group["params"], i))
+                    self._hold(parameter, f"{name}.{g}.{i}", VariableKind.PARAMETER, ItemLocation(group["params"], i))

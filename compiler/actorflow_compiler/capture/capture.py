@@ -58,6 +58,7 @@ from actorflow_compiler.masked import SelectionMode, check_results, selection_mo
 from actorflow_compiler.numbers.indexing import Indexing
 from actorflow_compiler.numbers.ops import RATES_MARK, symbolic_numbers
 from actorflow_compiler.numbers.symbolic import NumberEnv
+from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.substitutes import fixed_sizes, loss_scaling, strided
 from actorflow_compiler.substitutes.adaptive_softmax import AdaptiveSoftmaxClusters
 from actorflow_compiler.substitutes.ctc_loss import replaced_ctc_loss
@@ -302,7 +303,7 @@ def _traced(
             numbers=numbers, value=value, checks=checks,
         )  # fmt: skip
     kinds = {h.name: h.kind for h in state.held.values()}
-    kinds |= {**dict.fromkeys(stepped.tensors, "optimizer"), **dict.fromkeys(kept, KEPT_GRADIENT)}
+    kinds |= {**dict.fromkeys(stepped.tensors, VariableKind.OPTIMIZER), **dict.fromkeys(kept, KEPT_GRADIENT)}
     info = PlaceholderNames(
         (*((name, kinds[name]) for name in held), *((name, LOST_GRADIENT) for name in watch.inputs)),
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
@@ -484,7 +485,7 @@ class _ValueResolver:
 
     def __init__(self, state: ScriptState, names: Sequence[str], value: Callable[[str], Tensor] | None) -> None:
         scalers = {*state.beside, *state.beside.values()}
-        self._known = {h.name for h in state.held.values() if h.kind != "parameter"} - scalers
+        self._known = {h.name for h in state.held.values() if h.kind != VariableKind.PARAMETER} - scalers
         self._names, self._value = names, value
         self._asked: list[ValueGuard] = []
         self._remedies: dict[str, str] = {}  # by place

@@ -19,10 +19,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actorflow_compiler.core.errors import CaptureError, StateError
 from actorflow_compiler.graph.graph import Graph, InputKind
+from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.values.variables import ScriptState
 
 LOST_GRADIENT = InputKind.LOST  # of an input that stands for a gradient of an earlier call, which was not kept
-KEPT_GRADIENT = "gradient"  # kind of a variable: a gradient that calls keep
+KEPT_GRADIENT = VariableKind.GRADIENT  # kind of a variable: a gradient that calls keep
 GRADIENT_SUFFIX = ".grad"  # appended to the name of the parameter, it names the variable
 
 

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.plan.plan import VariableKind
 
-WITH_PARAMETERS = ("optimizer", "gradient")  # kinds of variables that have the layout of their parameter
+WITH_PARAMETERS = (
+    VariableKind.OPTIMIZER,
+    VariableKind.GRADIENT,
+)  # kinds of variables that have the layout of their parameter
 RECURRENT = ("_flat_weights", "_flat_weight_refs")  # lists of parameters that recurrent layers compute with
 
 
@@ -28,7 +32,7 @@ class StateTensor:
     """A tensor of the script and every place that holds it."""
 
     name: str
-    kind: str  # "parameter" | "buffer" | "optimizer" | "tensor"
+    kind: VariableKind
     tensor: Tensor
     places: list[Callable[[Tensor], None]] = field(default_factory=list)  # each function puts another tensor there
 
