@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.plan.plan import Send
 
@@ -67,9 +68,9 @@ def _patient(program: LoweredProgram) -> set[int]:
     hurried: set[int] = set()  # values that anything else needs
     for k in range(len(program.items) - 1, -1, -1):
         item = program.items[k]
-        if item.phase == "optimizer":
+        if item.phase == Phase.OPTIMIZER:
             continue
-        if item.phase in ("backward", "weight") and not any(v in hurried for v in item.writes):
+        if item.phase in (Phase.BACKWARD, Phase.WEIGHT) and not any(v in hurried for v in item.writes):
             if item.kind is ItemKind.COMM:
                 found.add(k)
             if item.kind is not ItemKind.COMPUTE or not item.flops:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from actorflow_compiler.core.ops import Ref, substitute
+from actorflow_compiler.core.ops import Phase, Ref, substitute
 from actorflow_compiler.core.views import CHEAP_OPS
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.plan.plan import Step
@@ -98,7 +98,7 @@ def repeat_views(program: LoweredProgram, levels: Sequence[int]) -> tuple[Lowere
         if (
             not _is_view(view)
             or view.placement != reader.placement
-            or view.phase == "source"
+            or view.phase == Phase.SOURCE
             or _segment(view, levels[m]) == here
             or (view.pieces and not reader.pieces)
         ):

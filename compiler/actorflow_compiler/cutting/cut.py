@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.cutting.actor_origins import origins_of
 from actorflow_compiler.cutting.bodies import BuiltBody, build_body
 from actorflow_compiler.cutting.gathers import AHEAD, is_gather
 from actorflow_compiler.cutting.lower import ItemKind, ProgramItem, resolve
 from actorflow_compiler.cutting.segment import Segment, SegmentedProgram
 from actorflow_compiler.cutting.stores import views_of_variables
+from actorflow_compiler.graph.graph import CALL_INPUTS, InputKind
 from actorflow_compiler.plan.origins import Origins
 from actorflow_compiler.plan.plan import (
     Actor,
@@ -41,7 +43,9 @@ from actorflow_compiler.plan.verify import verify
 from actorflow_compiler.plan.workspace import products, workspace_bytes
 
 INLINE = 64 << 10  # sends of up to so many bytes are part of the control message
-LETTERS = {"forward": "F", "backward": "B", "weight": "W", "optimizer": "O", "source": "source"}
+LETTERS = {
+    Phase.FORWARD: "F", Phase.BACKWARD: "B", Phase.WEIGHT: "W", Phase.OPTIMIZER: "O", Phase.SOURCE: "source",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -91,7 +95,7 @@ class _Cutter:
     def __init__(self, header: PlanHeader, segmented: SegmentedProgram) -> None:
         self.header, self.world, self.pieces = header, header.world, header.pieces
         self.segmented, self.program = segmented, segmented.program
-        self.taken = [v for v, (_, kind) in self.program.inputs.items() if kind in ("batch", "argument")]  # by sources
+        self.taken = [v for v, (_, kind) in self.program.inputs.items() if kind in CALL_INPUTS]  # by sources
         self.drafts: list[ActorDraft] = []
         self.number: dict[object, int] = {}  # key of a draft → its number
         self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
@@ -158,7 +162,7 @@ class _Cutter:
                     self.joins[(item.writes[0], rank)] = (item.reads[0], item.combine)
             elif item.kind is ItemKind.COMM:
                 self.draft_comm(item, level)
-            elif item.phase == "source":
+            elif item.phase == Phase.SOURCE:
                 for rank in item.steps:
                     self.draft_source(rank, item.writes).items.append(item)
             elif any(item.steps.values()):
@@ -167,9 +171,9 @@ class _Cutter:
 
     def labels(self) -> dict[tuple[Segment, int], str]:
         """(Segment, stage) → the name of its actors, without their ranks."""
-        numbered: dict[tuple[str, int], dict[Segment, int]] = {}  # (phase, stage) → its segments, counted
+        numbered: dict[tuple[Phase, int], dict[Segment, int]] = {}  # (phase, stage) → its segments, counted
         for item, segment in zip(self.program.items, self.segmented.segments, strict=True):
-            if segment is not None and item.phase != "source" and any(item.steps.values()):
+            if segment is not None and item.phase != Phase.SOURCE and any(item.steps.values()):
                 of_kind = numbered.setdefault((segment.phase, item.stage), {})
                 of_kind.setdefault(segment, len(of_kind))
         return {
@@ -325,9 +329,9 @@ class _Cutter:
         if (value, rank) in at:
             return at[(value, rank)]
         name, kind = self.program.inputs[value]
-        if kind == "scalar":
+        if kind == InputKind.SCALAR:
             return OfScalar(name)
-        return OfPiece() if kind == "piece" else OfVariable(name)
+        return OfPiece() if kind == InputKind.PIECE else OfVariable(name)
 
     def actor(
         self, number: int, draft: ActorDraft, at: Mapping[tuple[int, int], FromRegister],
@@ -356,7 +360,9 @@ class _Cutter:
         outputs = self.outputs(draft, inputs, at, writes)
         steps = [s for i in draft.items for s in i.steps[rank]]
         variables = {
-            v: self.program.inputs[v][0] for v in inputs if self.program.inputs.get(v, ("", ""))[1] == "variable"
+            v: self.program.inputs[v][0]
+            for v in inputs
+            if self.program.inputs.get(v, ("", ""))[1] == InputKind.VARIABLE
         }
         built = build_body(steps, inputs, outputs, variables, lambda v: self.find(v, rank))
         self.updated_by[number] = built.updated

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
+from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.plan.plan import CollectiveKind
 
 CHUNK = 4 << 20  # bytes on one rank after which a chunk is full
@@ -21,9 +23,9 @@ def is_gather(program: LoweredProgram, item: ProgramItem) -> bool:
     """Whether an item gathers a variable for forward or backward ops."""
     return (
         item.kind is ItemKind.COMM
-        and item.phase in ("forward", "backward")
+        and item.phase in (Phase.FORWARD, Phase.BACKWARD)
         and all(comm.label == CollectiveKind.ALL_GATHER for comm in item.comms.values())
-        and all(program.inputs.get(v, ("", ""))[1] == "variable" for v in item.reads)
+        and all(program.inputs.get(v, ("", ""))[1] == InputKind.VARIABLE for v in item.reads)
     )
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, route
-from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute
+from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, local_shape, show
 from actorflow_compiler.cutting.redundant import RedundantOp
 from actorflow_compiler.graph.flops import flops_of
-from actorflow_compiler.graph.graph import Node, call_of
+from actorflow_compiler.graph.graph import CALL_INPUTS, InputKind, Node, call_of
 from actorflow_compiler.hints.constrain import CONSTRAIN
 from actorflow_compiler.infer import FREE_KINDS
 from actorflow_compiler.infer.layout_assignment import StepLayouts
@@ -25,7 +25,7 @@ from actorflow_compiler.signatures import OpCall, Signature, local_op, signature
 from actorflow_compiler.signatures.local_mismatch import check_local_call
 
 JOINS = frozenset({"actorflow.accumulate", "actorflow.pack", "actorflow.last"})
-PhaseStage = tuple[str, int]  # phase and virtual pipeline stage
+PhaseStage = tuple[Phase, int]  # phase and virtual pipeline stage
 
 
 class ItemKind(StrEnum):
@@ -41,7 +41,7 @@ class ProgramItem:
     """One thing that ranks of a placement do: computing, a communication, or joining micro-batches."""
 
     kind: ItemKind
-    phase: str  # "source" | "forward" | "backward" | "weight" (see ``split_backward.py``) | "optimizer"
+    phase: Phase
     placement: Placement
     pieces: bool  # whether it is done for each micro-batch
     reads: tuple[int, ...]
@@ -103,7 +103,8 @@ class _Lowering:
         # (value, placement, layout, of what is boxed anew for each phase and stage those of the reader) → local value
         self.boxed: dict[tuple[int, Placement, NdSbp, tuple[PhaseStage, bool] | None], int] = {}
         self.kind = {i.value: i.kind for i in graph.inputs}
-        self.maker: dict[int, tuple[PhaseStage, bool]] = {}  # value → phase and stage of its maker, for each piece?
+        # value → phase (None: it is a variable or constant) and stage of its maker, and whether it is for each piece
+        self.maker: dict[int, tuple[tuple[Phase | None, int], bool]] = {}
         self.first: dict[Placement, int] = {}  # placement → its first stage, to which boxing of variables belongs
         for n in sorted(graph.nodes, key=lambda n: n.stage):
             if n.placement is not None:
@@ -128,20 +129,20 @@ class _Lowering:
     def run(self, gather: Mapping[int, bool], homes: Mapping[str, tuple[Placement, NdSbp]]) -> LoweredProgram:
         names = {i.value: i.name for i in self.graph.inputs}
         for i in self.graph.inputs:
-            where, sbp = homes[i.name] if i.kind == "variable" else self.by_all
+            where, sbp = homes[i.name] if i.kind == InputKind.VARIABLE else self.by_all
             self.begin(i.value, where, sbp, i.name)
-            taken = i.kind in ("batch", "argument")  # by sources; a constant is there, as a variable is
-            self.maker[i.value] = (("source" if taken else "state", 0), False)
+            taken = i.kind in CALL_INPUTS  # by sources; a constant is there, as a variable is
+            self.maker[i.value] = ((Phase.SOURCE if taken else None, 0), False)
         for k, n in enumerate(self.graph.nodes):
             self.node(k, n)
         news = [
-            (names[old], new, self.obtain(new, *homes[names[old]], ("optimizer", self.maker[new][0][1])))
+            (names[old], new, self.obtain(new, *homes[names[old]], (Phase.OPTIMIZER, self.maker[new][0][1])))
             for old, new in self.graph.updates
         ]
         results = []
         for r in self.graph.results:
             place, sbp = self.by_all if gather[r] else (self.layouts.placement[r], self.layouts.value[r])
-            when = ("forward", self.maker[r][0][1])
+            when = (Phase.FORWARD, self.maker[r][0][1])
             results.append((self.obtain(r, place, sbp, when), place, sbp, self.graph.metas[r]))
         read = {v for item in self.items for v in item.reads} | {value for value, *_ in results}
         updates = [(name, self.update(new, value, value in read, *homes[name])) for name, new, value in news]
@@ -165,7 +166,7 @@ class _Lowering:
             steps[rank] = (Step("actorflow.identity", (Ref(value),), (), (out,)),)
         (_, stage), pieces = self.maker[new]  # running statistics are updated with every micro-batch
         self.items.append(
-            ProgramItem(ItemKind.COMPUTE, "optimizer", where, pieces, (value,), (out,), steps, stage=stage)
+            ProgramItem(ItemKind.COMPUTE, Phase.OPTIMIZER, where, pieces, (value,), (out,), steps, stage=stage)
         )
         return out
 
@@ -296,7 +297,7 @@ class _Lowering:
         if (value, where, sbp, None) in self.boxed:
             return self.boxed[(value, where, sbp, None)]
         apart: tuple[PhaseStage, bool] | None = None
-        if self.kind.get(value) == "variable" and self.layouts.placement[value] == where:
+        if self.kind.get(value) == InputKind.VARIABLE and self.layouts.placement[value] == where:
             apart = (when, anew)  # gathered parameters are not kept for the backward pass or another stage
         key = (value, where, sbp, apart)
         if key in self.boxed:
@@ -313,9 +314,12 @@ class _Lowering:
             source = self.layouts.placement[value]
             hops = route(meta.shape, source, self.layouts.value[value], where, sbp)
             here = self.boxed[(value, source, self.layouts.value[value], None)]
-        made_in, pieces = self.maker[value]
-        if made_in[0] == "state":
+        (phase, stage), pieces = self.maker[value]
+        made_in: PhaseStage
+        if phase is None:
             made_in, pieces = when if source == where else (when[0], self.first.get(source, when[1])), anew
+        else:
+            made_in = phase, stage
         for k, hop in enumerate(hops):
             after = (value, hop.target, hop.target_sbp, apart)
             if after not in self.boxed:
@@ -378,7 +382,7 @@ class _Lowering:
                     gathered.setdefault(to, []).append((number, part))
                 if moved:
                     sends.append((origin, to, [n for pair in moved for n in pair]))
-        pre = made_in if hop.kind is HopKind.SEND or made_in[0] == "source" else context.when
+        pre = made_in if hop.kind is HopKind.SEND or made_in[0] == Phase.SOURCE else context.when
         if cuts:
             writes = tuple(o for steps in cuts.values() for s in steps for o in s.outs)
             self.items.append(

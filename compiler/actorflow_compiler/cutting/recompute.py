@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.cutting.copies import ItemCopier
 from actorflow_compiler.cutting.gathers import is_gather
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
+from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.plan.plan import Step
 
 Home = tuple[Placement, int]  # a stage's placement and number
@@ -50,7 +52,7 @@ class _Recomputation:
         news = {new for _, new in program.updates if program.items[self.maker[new]].pieces}
         names = {name for name, new in program.updates if new in news}
         # variables that each piece updates: running statistics
-        self.moving = {v for v, (name, kind) in program.inputs.items() if kind == "variable" and name in names}
+        self.moving = {v for v, (name, kind) in program.inputs.items() if kind == InputKind.VARIABLE and name in names}
         self.again: dict[Home, list[int]] = {}  # stage → forward items that are repeated in it, the last one first
         self.new: dict[tuple[Home, int], int] = {}  # (stage, value) → its number in the backward pass
         self.gathered: dict[object, tuple[int, ...]] = {}  # key of a gather → what it makes in the backward pass
@@ -67,7 +69,7 @@ class _Recomputation:
                     self.repeat(m, home)
                 item = self.copies.renamed(item, {v: n for v in item.reads if (n := self.new.get((home, v), v)) != v})
             item = self.copies.renamed(item, {v: self.same[v] for v in item.reads if v in self.same})
-            if item.phase == "backward" and is_gather(self.program, item):
+            if item.phase == Phase.BACKWARD and is_gather(self.program, item):
                 made = self.gathered.setdefault(_doing(item), item.writes)
                 if made != item.writes:  # an equal gather was made for recomputed items
                     self.same.update(zip(item.writes, made, strict=True))
@@ -89,7 +91,7 @@ class _Recomputation:
                 self.again.setdefault(home, []).append(k)
 
     def can_repeat(self, item: ProgramItem, wanted: set[int]) -> bool:
-        if item.kind is not ItemKind.COMPUTE or item.phase != "forward" or not item.pieces:
+        if item.kind is not ItemKind.COMPUTE or item.phase != Phase.FORWARD or not item.pieces:
             return False
         if self.renames(item):
             return True
@@ -125,7 +127,7 @@ class _Recomputation:
             item = _without_statistics(item, set()) or item
         copy, number_of = self.copies.of(item, {v: self.new.get((home, v), v) for v in item.reads})
         self.new.update({(home, v): n for v, n in number_of.items()})
-        self.out.append(replace(copy, phase="backward", again=True))
+        self.out.append(replace(copy, phase=Phase.BACKWARD, again=True))
 
     def gather(self, value: int, home: Home) -> None:
         """If a value is a variable gathered for the forward pass, gather it for the backward pass as well."""
@@ -133,9 +135,9 @@ class _Recomputation:
         if maker is None or (home, value) in self.new:
             return
         item = self.program.items[maker]
-        if item.phase != "forward" or not is_gather(self.program, item):
+        if item.phase != Phase.FORWARD or not is_gather(self.program, item):
             return
-        item = replace(item, phase="backward")
+        item = replace(item, phase=Phase.BACKWARD)
         if (made := self.gathered.get(_doing(item))) is not None:
             self.new.update({(home, v): n for v, n in zip(item.writes, made, strict=True)})
             return
@@ -149,7 +151,7 @@ class _Recomputation:
 
 
 def _is_backward(item: ProgramItem) -> bool:
-    return item.kind is ItemKind.COMPUTE and item.phase in ("backward", "weight") and item.pieces
+    return item.kind is ItemKind.COMPUTE and item.phase in (Phase.BACKWARD, Phase.WEIGHT) and item.pieces
 
 
 def _doing(item: ProgramItem) -> object:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.ops import Meta, Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.cutting.buckets import BUCKET, fill_buckets
 from actorflow_compiler.cutting.copies import repeat_views
@@ -27,14 +27,14 @@ from actorflow_compiler.cutting.recompute import recompute
 from actorflow_compiler.cutting.split_backward import split_backward
 from actorflow_compiler.plan.variant import PLAIN, Variant
 
-PHASE_ORDER = {"source": 0, "forward": 1, "backward": 2, "weight": 3, "optimizer": 4}
+PHASE_ORDER = {phase: i for i, phase in enumerate(Phase)}  # as they are declared
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """The key of a segment: items with equal ones are one actor on each rank of the placement."""
 
-    phase: str
+    phase: Phase
     placement: Placement
     pieces: bool  # whether it fires for each micro-batch
     level: int
@@ -76,13 +76,13 @@ def segment(program: LoweredProgram, variant: Variant = PLAIN) -> SegmentedProgr
 
 def _joined(segments: Sequence[Segment | None]) -> list[Segment | None]:
     """Join each forward segment with the first backward segment of the same level: nothing happens between them."""
-    backward = {s for s in segments if s is not None and s.phase == "backward" and s.part == 0}
+    backward = {s for s in segments if s is not None and s.phase == Phase.BACKWARD and s.part == 0}
     both = {
-        replace(s, phase="backward"): s for s in segments if s is not None and s.phase == "forward"
+        replace(s, phase=Phase.BACKWARD): s for s in segments if s is not None and s.phase == Phase.FORWARD
     }.keys() & backward  # fmt: skip
     found: list[Segment | None] = []
     for s in segments:
-        one = s if s is None or s.phase != "forward" else replace(s, phase="backward")
+        one = s if s is None or s.phase != Phase.FORWARD else replace(s, phase=Phase.BACKWARD)
         found.append(replace(one, joined=True) if one is not None and one in both else s)
     return found
 
@@ -95,7 +95,7 @@ def _parts(program: LoweredProgram, levels: Sequence[int]) -> list[int]:
     filled: dict[Segment, tuple[int, int]] = {}  # segment without part → (part, bytes of gradients in it)
     parts = []
     for item, level in zip(program.items, levels, strict=True):
-        if item.kind is not ItemKind.COMPUTE or item.phase not in ("backward", "weight"):
+        if item.kind is not ItemKind.COMPUTE or item.phase not in (Phase.BACKWARD, Phase.WEIGHT):
             parts.append(
                 0 if item.kind is ItemKind.COMPUTE else max((part_of.get(v, 0) for v in item.reads), default=0)
             )
@@ -124,7 +124,7 @@ def _levels(program: LoweredProgram, chunk: Mapping[int, int], least: Mapping[in
     """
     bounds = dict(least or {})
     early = _early(program)
-    moved = early | {k for k, i in enumerate(program.items) if i.phase == "weight"}
+    moved = early | {k for k, i in enumerate(program.items) if i.phase == Phase.WEIGHT}
     levels = _lowest(program, chunk, bounds, moved)
     if early:
         levels = _as_late_as_their_readers(program, levels, early)
@@ -132,7 +132,7 @@ def _levels(program: LoweredProgram, chunk: Mapping[int, int], least: Mapping[in
     if last := _last_of_weights(program, levels):
         bounds.update(last)
         levels = _lowest(program, chunk, bounds, moved)
-    late = {k for k, i in enumerate(program.items) if i.kind is ItemKind.COMPUTE and i.phase == "optimizer"}
+    late = {k for k, i in enumerate(program.items) if i.kind is ItemKind.COMPUTE and i.phase == Phase.OPTIMIZER}
     return _as_late_as_their_readers(program, levels, late)
 
 
@@ -164,7 +164,7 @@ def _lowest(
 
 def _leaves(maker: ProgramItem, reader: ProgramItem, level: int) -> bool:
     """Whether a reader must be on a higher level than its maker, which is on this level."""
-    if maker.phase == "source":
+    if maker.phase == Phase.SOURCE:
         return False  # sources are actors of their own, before all others
     earlier = PHASE_ORDER[maker.phase] > PHASE_ORDER[reader.phase]
     # what is computed once in an iteration from the inputs alone is also an actor of its own, before all pieces
@@ -177,7 +177,7 @@ def _early(program: LoweredProgram) -> set[int]:
     found: set[int] = set()
     waiting: set[int] = set()  # values of the backward pass that depend on gradients
     for k, item in enumerate(program.items):
-        if item.phase not in ("backward", "weight"):
+        if item.phase not in (Phase.BACKWARD, Phase.WEIGHT):
             continue
         if item.kind is ItemKind.COMPUTE and not any(v in waiting for v in item.reads):
             found.add(k)
@@ -190,7 +190,7 @@ def _last_of_weights(program: LoweredProgram, levels: Sequence[int]) -> dict[int
     """Op of phase "weight" → the highest level of its stage's: all are one actor, as nothing waits for them."""
     found: dict[tuple[Placement, int], list[int]] = {}
     for k, item in enumerate(program.items):
-        if item.phase == "weight":
+        if item.phase == Phase.WEIGHT:
             found.setdefault((item.placement, item.stage), []).append(k)
     return {k: max(levels[other] for other in ks) for ks in found.values() for k in ks}
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from actorflow_compiler.core.ops import Meta, Ref, substitute
+from actorflow_compiler.core.ops import Meta, Phase, Ref, substitute
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.plan.plan import Send, Step
@@ -47,16 +47,16 @@ def split_backward(program: LoweredProgram) -> LoweredProgram:
                 leads.setdefault(v, set()).update(leads[w])
             continue
         now = [item]
-        if item.kind is ItemKind.COMPUTE and item.phase == "backward" and item.pieces and any(item.steps.values()):
+        if item.kind is ItemKind.COMPUTE and item.phase == Phase.BACKWARD and item.pieces and any(item.steps.values()):
             if is_weight(item):
-                now = [replace(item, phase="weight")]
+                now = [replace(item, phase=Phase.WEIGHT)]
             elif (halves := _halves(item, program.metas)) is not None and is_weight(halves[1]):
-                now = [halves[0], replace(halves[1], phase="weight")]
+                now = [halves[0], replace(halves[1], phase=Phase.WEIGHT)]
         for one in reversed(now):
             out.append(one)
             if one.kind is ItemKind.JOIN and one.writes[0] in sums:
                 leads.setdefault(one.reads[0], set()).add(one.writes[0])
-            elif one.phase == "weight":
+            elif one.phase == Phase.WEIGHT:
                 found = {s for v in one.writes for s in leads[v]}
                 for v in one.reads:
                     leads.setdefault(v, set()).update(found)
@@ -70,7 +70,7 @@ def split_backward(program: LoweredProgram) -> LoweredProgram:
 
 def _passes(item: ProgramItem) -> bool:
     """Whether each output of an item is one of its operands, moved by a collective or renamed."""
-    if item.phase not in ("backward", "optimizer") or not item.pieces or len(item.reads) != len(item.writes):
+    if item.phase not in (Phase.BACKWARD, Phase.OPTIMIZER) or not item.pieces or len(item.reads) != len(item.writes):
         return False
     if item.kind is ItemKind.COMM:
         return not any(isinstance(c, Send) for c in item.comms.values())
@@ -82,7 +82,7 @@ def _sums(program: LoweredProgram) -> set[int]:
     waited: set[int] = set()  # values that ops of micro-batches need
     found: set[int] = set()
     for item in reversed(program.items):
-        if item.kind is ItemKind.JOIN and item.phase == "backward" and item.writes[0] not in waited:
+        if item.kind is ItemKind.JOIN and item.phase == Phase.BACKWARD and item.writes[0] not in waited:
             found.add(item.writes[0])
         if item.pieces or any(v in waited for v in item.writes):
             waited.update(item.reads)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.ops import Phase, Ref
 from actorflow_compiler.core.views import may_be_view
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.cutting.segment import Segment, SegmentedProgram
+from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.plan.plan import Step
 
 Node = object  # a segment, or the key of communications that leave at the same time
@@ -22,7 +23,7 @@ Node = object  # a segment, or the key of communications that leave at the same 
 
 def views_of_variables(program: LoweredProgram) -> dict[int, frozenset[str]]:
     """Local value → the variables whose memory it may share: it is one of them, or may be a view of them."""
-    found = {v: frozenset({name}) for v, (name, kind) in program.inputs.items() if kind == "variable"}
+    found = {v: frozenset({name}) for v, (name, kind) in program.inputs.items() if kind == InputKind.VARIABLE}
     nothing: frozenset[str] = frozenset()
     for item in program.items:
         if item.kind is ItemKind.COMM:
@@ -56,7 +57,7 @@ def insert_stores(segmented: SegmentedProgram) -> SegmentedProgram:
     program, stores = _with_stores(program, list(dict.fromkeys(late)), taken)
     updates = tuple((n, stores[v] if v in taken or flow.after(v) & readers[n] else v) for n, v in program.updates)
     items = program.items[len(segmented.segments) :]
-    own = [Segment("optimizer", i.placement, i.pieces, last, stage=i.stage) for i in items]
+    own = [Segment(Phase.OPTIMIZER, i.placement, i.pieces, last, stage=i.stage) for i in items]
     return SegmentedProgram(
         replace(program, updates=updates),
         (*segmented.segments, *own),
@@ -86,7 +87,7 @@ def _with_stores(
         items.append(
             ProgramItem(
                 ItemKind.COMPUTE,
-                "optimizer",
+                Phase.OPTIMIZER,
                 of.placement,
                 of.pieces,
                 (value,),

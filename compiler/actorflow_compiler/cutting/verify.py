@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.ops import Meta, Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
@@ -193,7 +193,7 @@ def verify_segments(segmented: SegmentedProgram) -> SegmentedProgram:
 
 
 def _verify_segment(item: ProgramItem, segment: Segment) -> None:
-    phase = "backward" if segment.joined and item.phase == "forward" else item.phase
+    phase = Phase.BACKWARD if segment.joined and item.phase == Phase.FORWARD else item.phase
     here = (phase, item.placement, item.pieces, item.stage)
     for what, found, expected in zip(
         ("phase", "placement", "rate", "stage"),
