@@ -359,11 +359,7 @@ class _Cutter:
             operands = [self.operand(v, rank, at) for v in inputs]
         outputs = self.outputs(draft, inputs, at, writes)
         steps = [s for i in draft.items for s in i.steps[rank]]
-        variables = {
-            v: self.program.inputs[v][0]
-            for v in inputs
-            if self.program.inputs.get(v, ("", ""))[1] == InputKind.VARIABLE
-        }
+        variables = {v: self.program.inputs[v][0] for v in inputs if self.program.is_variable(v)}
         built = build_body(steps, inputs, outputs, variables, lambda v: self.find(v, rank))
         self.updated_by[number] = built.updated
         self.made[number] = built, draft.items

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
-from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.plan.plan import CollectiveKind
 
 CHUNK = 4 << 20  # bytes on one rank after which a chunk is full
@@ -25,7 +24,7 @@ def is_gather(program: LoweredProgram, item: ProgramItem) -> bool:
         item.kind is ItemKind.COMM
         and item.phase in (Phase.FORWARD, Phase.BACKWARD)
         and all(comm.label == CollectiveKind.ALL_GATHER for comm in item.comms.values())
-        and all(program.inputs.get(v, ("", ""))[1] == InputKind.VARIABLE for v in item.reads)
+        and all(program.is_variable(v) for v in item.reads)
     )
 
 

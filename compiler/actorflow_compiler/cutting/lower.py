@@ -66,12 +66,16 @@ class LoweredProgram:
     alias: Mapping[tuple[int, int], int]  # (local value, rank) → the value that it is on that rank
     sbp: Mapping[int, str]  # local value → its SBP, for people
     names: Mapping[int, str]
-    inputs: Mapping[int, tuple[str, str]]  # local value → (name, kind) of an input
+    inputs: Mapping[int, tuple[str, InputKind]]  # local value → (name, kind) of an input
     updates: tuple[tuple[str, int], ...]  # variable → local value
     results: tuple[tuple[int, Placement, NdSbp, Meta], ...]  # local value, where, how, logical meta
     flops: float  # useful ones in an iteration: of one device that computes everything once
     flops_done: float  # of all devices in an iteration
     repeated: Mapping[RedundantOp, float] = field(default_factory=dict)  # op → FLOPs of ``flops_done`` beyond ``flops``
+
+    def is_variable(self, value: int) -> bool:
+        """Whether a local value is a variable."""
+        return value in self.inputs and self.inputs[value][1] == InputKind.VARIABLE
 
 
 def lower(step: StepLayouts) -> LoweredProgram:
