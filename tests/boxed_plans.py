@@ -49,7 +49,7 @@ def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Layouts]], dt
             number += 1
         results.append(number)
     graph = verify(Graph(tuple(inputs), tuple(nodes), metas, tuple(results), ()))
-    decided = infer.Layouts(value, placement, operands, chosen)
+    decided = infer.GraphLayouts(value, placement, operands, chosen)
     step = StepLayouts(graph, decided, 1, everywhere, dict.fromkeys(results, True), tuple(variables))
     program = verify_program(lower(step), step)
     plan = cut(PlanHeader("boxing", world, 1, step.variables), verify_segments(segment(program)))
