@@ -13,7 +13,7 @@ from actorflow.classic.config import FunctionConfig
 from actorflow.classic.job_body import ClassicJobBody
 from actorflow.live.observer import LiveObserver
 from actorflow.session.body import JobBody
-from actorflow.session.jobs import InstalledPlan, JobType
+from actorflow.session.jobs import CompiledPlan, JobType
 from actorflow.session.optimizer_steps import step_in_jobs
 from actorflow.session.plan_cache import PlanCache
 from actorflow.session.plan_keys import PlanKeys
@@ -71,9 +71,9 @@ class Job:
         self.body: JobBody = body
         if body.mirrored:
             self._check_mirrored()
-        self.plans: PlanCache[InstalledPlan] = PlanCache(self.name)
+        self.plans: PlanCache[CompiledPlan] = PlanCache(self.name)
         self.keys: PlanKeys | None = None  # of what the last search found
-        self.last: InstalledPlan | None = None
+        self.last: CompiledPlan | None = None
         self._bound: dict[int, Job] = {}  # by id, for objects that take no attributes and hold nothing that does
 
     def _check_mirrored(self) -> None:

@@ -1,4 +1,4 @@
-"""The kind of a device enters; the device leaves.  Only here does the runtime tell kinds apart."""
+"""Make the device of a rank by its kind; only here does the runtime tell kinds apart."""
 
 from __future__ import annotations
 

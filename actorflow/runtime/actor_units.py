@@ -30,13 +30,13 @@ __all__ = [
     "PlaneSendUnit",
     "SendUnit",
     "SharedSendUnit",
-    "Store",
+    "RegisterStore",
     "SummingKernel",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class RegisterStore:
     """How an actor's outputs fill one register of this rank."""
 
     at: int  # position in the writes of a firing
@@ -65,7 +65,7 @@ class ActorUnit:
     reads: tuple[tuple[int, Slots], ...]  # (position in the reads of a firing, register)
     outer: bool
     operands: tuple[tuple[int, int | str], ...]  # (box, key)
-    stores: tuple[Store, ...] = ()
+    stores: tuple[RegisterStore, ...] = ()
     variables: tuple[tuple[int, str], ...] = ()  # (output, variable that it overwrites)
     results: tuple[tuple[int, int, bool], ...] = ()  # (output, result, whether it must be copied)
     borrows: tuple[int, ...] = ()  # registers in shared memory; outputs, which are kept, may be views of their tokens
@@ -97,7 +97,7 @@ class ComputeUnit(ActorUnit):
     computes: ClassVar[bool] = True
 
     body: Body
-    execute: Callable[[list[Any]], Sequence[Any]]  # a ``Kernel``, a ``Run`` or a ``SummingKernel``
+    execute: Callable[[list[Any]], Sequence[Any]]  # a ``Kernel``, a ``BodyRunner`` or a ``SummingKernel``
 
     def outputs(self, operands: list[Any], fire: Fire, transport: Transport) -> Sequence[Any]:
         """See ``ActorUnit``."""
@@ -110,7 +110,7 @@ class SummingKernel:
 
     first: Kernel
     later: Kernel  # takes the sums behind the body's operands, store by store
-    stores: tuple[Store, ...]
+    stores: tuple[RegisterStore, ...]
 
     def __call__(self, operands: list[Any]) -> Sequence[Any]:
         """The outputs, with the sums so far added; empties the list of operands."""

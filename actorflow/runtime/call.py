@@ -1,4 +1,4 @@
-"""One call of a job enters the worker as its inputs; its results leave here, as they become ready."""
+"""The handle of one call of a plan on one rank: its inputs, its results, and whether it is done."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from actorflow.runtime.call import Call, told
 from actorflow.runtime.collective_order import CollectiveOrder
 from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.installed_plan import InstalledPlan
-from actorflow.runtime.lines import Lines
+from actorflow.runtime.lines import PeerSockets
 from actorflow.runtime.memory import ran_out
 from actorflow.runtime.queue_threads import prepare_thread
 from actorflow.runtime.recorder import Recorder, clock
@@ -86,7 +86,7 @@ class Compute:
             rank, on, transport, record, self._inbox, self._finish_transfer,
             self._arrive, installed, fail,
         )  # fmt: skip
-        self._lines = Lines(self._inbox, self._deliver_here)
+        self._lines = PeerSockets(self._inbox, self._deliver_here)
         self.active = 0  # calls that are begun and unfinished
         self._lost = 0  # of these, those that have failed and are given up
         self._enqueued = -1  # the last call that has come

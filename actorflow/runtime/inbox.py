@@ -1,4 +1,4 @@
-"""Work for one thread goes in from any thread, and from sockets that it watches; it takes one item after the other."""
+"""The inbox of one thread: work from other threads, and from sockets that it watches, one item after the other."""
 
 from __future__ import annotations
 

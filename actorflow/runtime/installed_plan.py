@@ -12,7 +12,7 @@ from actorflow.devices import Device
 from actorflow.runtime.actor_units import ActorUnit, ComputeUnit
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.prepare import prepare
-from actorflow.runtime.bodies.run import Run, Runs
+from actorflow.runtime.bodies.run import BodyCompiler, BodyRunner
 from actorflow.runtime.call import Call
 from actorflow.runtime.collective_order import nccl_calls
 from actorflow.runtime.slots import Slots
@@ -43,7 +43,7 @@ class InstalledPlan:
         rank: int,
         device: Device,
         kernels: Kernels,
-        runs: Runs,
+        runs: BodyCompiler,
         planes: Mapping[str, DataPlane],
         variables: Mapping[str, Tensor],
         constants: Mapping[str, Tensor] | None = None,
@@ -77,7 +77,7 @@ class InstalledPlan:
         compiled = {
             id: unit.execute
             for id, unit in self.units.items()
-            if isinstance(unit, ComputeUnit) and isinstance(unit.execute, Run)
+            if isinstance(unit, ComputeUnit) and isinstance(unit.execute, BodyRunner)
         }
         if compiled:
             prepare(plan, rank, compiled, kernels, {**variables, **constants}, device.where)

@@ -1,4 +1,4 @@
-"""Sockets to peers on this machine go in; what comes on them goes to a callback, and what is queued leaves."""
+"""Send and receive on the sockets to peers on this machine, for the compute thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from actorflow.runtime.inbox import Inbox
 from actorflow.transport.messages import Line, Message
 
 
-class Lines:
+class PeerSockets:
     """The sockets that the owner of an inbox reads and writes itself; only that thread may use them."""
 
     def __init__(self, inbox: Inbox, deliver: Callable[[int, Message], object]) -> None:

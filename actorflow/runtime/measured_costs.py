@@ -1,4 +1,4 @@
-"""A plan and the kind of device enter; what this machine takes for it, measured and kept on disk, leaves."""
+"""Measure how long this machine takes for the bodies of plans, and keep the times on disk."""
 
 from __future__ import annotations
 

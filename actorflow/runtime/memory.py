@@ -1,4 +1,4 @@
-"""What ran out of memory, and the plan that it belongs to, go in; an error with the plan's own reckoning comes out."""
+"""The error for running out of memory, with what the plan needs by its own count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A logical tensor and its layout go in, one device's part comes out; parts go in, the tensor comes out."""
+"""Cut one device's part out of a logical tensor by its layout, and put the tensor together from parts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What happens on one rank enters, on any of its threads, as it happens; it leaves as lists with times.
+"""Record what happens on one rank, and when, on any of its threads.
 
-A worker that is given none spends nothing on it; one that is takes two readings of the clock and one
-entry in a list for each firing.  Times are nanoseconds of ``time.perf_counter_ns``, which all processes
+A worker without a recorder spends nothing on it; with one, each firing costs two readings of the clock and one entry
+in a list.  Times are nanoseconds of ``time.perf_counter_ns``, which all processes
 of a machine share.
 """
 

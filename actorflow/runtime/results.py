@@ -1,4 +1,4 @@
-"""Finished calls go in; handles on their results, and what other ranks ask of large ones, come out.
+"""Handles on the results of finished calls, and what other ranks ask of large ones.
 
 A result that this rank holds whole is read here.  Any other stays with its owners: a handle pulls it
 when it is read, and each owner keeps its part until the handles of all ranks are gone.

@@ -1,7 +1,7 @@
-"""The outputs of firings enter a register's slots; tokens leave for its readers, each for the last time once.
+"""The tokens in the slots of one register.
 
-Slots hold references, so nothing is copied and a tensor dies as soon as its last reader has taken it.
-Only the compute thread touches them.
+Outputs of firings enter, and each reader takes a token for each of its firings.  Slots hold references, so nothing is
+copied and a tensor dies as soon as its last reader has taken it.  Only the compute thread touches them.
 """
 
 from __future__ import annotations

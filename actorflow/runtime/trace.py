@@ -1,4 +1,4 @@
-"""What fired on one rank enters; a file that says it in the field's notation leaves."""
+"""Write what fired on one rank to a file, in the notation of pipeline schedules."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ from actorflow.runtime.actor_units import (
     InlineSendUnit,
     PassThroughUnit,
     PlaneSendUnit,
+    RegisterStore,
     SharedSendUnit,
-    Store,
     SummingKernel,
 )
 from actorflow.runtime.bodies.adding import adding, products
 from actorflow.runtime.bodies.kernels import Kernels
-from actorflow.runtime.bodies.run import Run, Runs
+from actorflow.runtime.bodies.run import BodyCompiler, BodyRunner
 from actorflow.runtime.slots import Slots, of_one_firing
 from actorflow.runtime.stream_events import StreamEvents
 from actorflow.transport.messages import DataPlane
@@ -72,7 +72,7 @@ class UnitBuilder:
         slots: Mapping[int, Slots],
         stream_events: StreamEvents,
         kernels: Kernels,
-        runs: Runs,
+        runs: BodyCompiler,
         planes: Mapping[str, DataPlane],
         variables: Mapping[str, Tensor],
         constants: Mapping[str, Tensor],
@@ -141,7 +141,7 @@ class UnitBuilder:
         self,
         actor: Actor,
         operands: Sequence[Operand],
-        stores: tuple[Store, ...],
+        stores: tuple[RegisterStore, ...],
         *,
         host: bool = True,
         quick: bool = False,
@@ -177,12 +177,12 @@ class UnitBuilder:
             "undone": () if self._device.ahead else self._undone(actor),
         }
 
-    def _stores(self, actor: Actor, body: Body | None) -> tuple[Store, ...]:
+    def _stores(self, actor: Actor, body: Body | None) -> tuple[RegisterStore, ...]:
         """The registers that an actor's outputs fill; its kernel adds to sums itself where a ``body`` is given."""
         writes = enumerate(self._plan.outputs_of[actor.id])
         return tuple(self._store(actor, body, at, register) for at, register in writes if register.tensors)
 
-    def _store(self, actor: Actor, body: Body | None, at: int, register: Register) -> Store:
+    def _store(self, actor: Actor, body: Body | None, at: int, register: Register) -> RegisterStore:
         filled = {
             t.index: i for i, t in enumerate(actor.targets) if isinstance(t, FromRegister) and t.register == register.id
         }
@@ -196,7 +196,7 @@ class UnitBuilder:
         if body is not None and register.fill == actor.rate > 1:
             sums = [output for output, spec in zip(outputs, register.tensors, strict=True) if spec.combine == "sum"]
             summed = tuple(outputs.index(output) for output in products(body, sums))
-        return Store(at, self._slots[register.id], outputs, outputs == tuple(range(len(actor.targets))), summed)
+        return RegisterStore(at, self._slots[register.id], outputs, outputs == tuple(range(len(actor.targets))), summed)
 
     def _operand(self, actor: Actor, operand: Operand, box: Mapping[int, int]) -> tuple[int, int | str]:
         outer = len(box)
@@ -246,7 +246,7 @@ class UnitBuilder:
 
     # ---- of single ways
 
-    def _run(self, actor: Actor, body: Body) -> Run | None:
+    def _run(self, actor: Actor, body: Body) -> BodyRunner | None:
         """What fires a compiled or captured body of the compute queue; None where its ops run one by one."""
         if self._mode == Mode() or actor.queue != "compute":
             return None

@@ -1,4 +1,4 @@
-"""Plans and calls of one rank enter; its actors fire when their registers allow, and results leave.
+"""The runtime of one rank, as the script's thread sees it: it installs plans, issues calls, and waits for them.
 
 This is the side that the script's thread sees; what fires, and when, is the compute thread's.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from actorflow.devices import Device, make_device
 from actorflow.runtime.bodies.kernels import Kernels
-from actorflow.runtime.bodies.run import Runs
+from actorflow.runtime.bodies.run import BodyCompiler
 from actorflow.runtime.call import Behind, Call, TakesBack, fresh
 from actorflow.runtime.compute import Compute
 from actorflow.runtime.installed_plan import InstalledPlan, open_planes
@@ -68,7 +68,7 @@ class Worker:
         self._planes = dict(planes)
         self._in_flight, self._gated = in_flight, gated
         self._kernels = Kernels(self.device, _library() if library is None else library)
-        self._runs = Runs(self.on, self._kernels)
+        self._runs = BodyCompiler(self.on, self._kernels)
         self._changed = threading.Condition()  # guards what the threads of users see: the next seven
         self._jobs: dict[int, InstalledPlan] = {}
         self._before = 0  # how much has moved in plans that were dropped

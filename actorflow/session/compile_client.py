@@ -23,7 +23,7 @@ from actorflow.session.body import PreparedCall
 from actorflow.session.compile_request import CompileRequest, located
 from actorflow.session.compiling import RankPlan, compile_on_all_ranks, compile_pretended, hints_of, own_devices
 from actorflow.session.context import PlanRuntime, SessionContext
-from actorflow.session.jobs import InstalledPlan, JobLike, JobType, bind_script
+from actorflow.session.jobs import CompiledPlan, JobLike, JobType, bind_script
 from actorflow.session.lifecycle import Lifecycle
 from actorflow.session.number_reads import NumberReads, fused
 from actorflow.session.plan_keys import PlanKeys, call_text, first_step_differs, refuse_mixed
@@ -52,7 +52,7 @@ class CompileClient:
         self._plans = 0  # installed so far
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
 
-    def compile(self, job: JobLike, prepared: PreparedCall, number: int) -> InstalledPlan:
+    def compile(self, job: JobLike, prepared: PreparedCall, number: int) -> CompiledPlan:
         """Compile and install the plan for call ``number``, together with all ranks.
 
         Raises CaptureError, LayoutError, StateError and the like for a step that has no plan.
@@ -85,7 +85,7 @@ class CompileClient:
         plan_number, plan = self._install(runtime, made)
         actors = [a for a in plan.actors if a.rank == context.rank]
         effects = replace(made.effects, reading=_reading(made.effects.reading, actors))
-        compiled = InstalledPlan(
+        compiled = CompiledPlan(
             call_text=call_text(prepared.arguments, key),
             number=plan_number,
             plan=made.plan,

@@ -25,7 +25,7 @@ from actorflow.variables.weak_guards import WeakGuards
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.plan.plan import Plan
 
-__all__ = ["InstalledPlan", "JobLike", "JobType", "bind_script"]
+__all__ = ["CompiledPlan", "JobLike", "JobType", "bind_script"]
 
 
 class JobType(enum.StrEnum):
@@ -49,9 +49,9 @@ class JobLike(Protocol):
     body: JobBody
     model: Any
     optimizer: Any
-    plans: PlanCache[InstalledPlan]
+    plans: PlanCache[CompiledPlan]
     keys: PlanKeys | None
-    last: InstalledPlan | None
+    last: CompiledPlan | None
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class ScriptBinding:
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class InstalledPlan:
+class CompiledPlan:
     """A plan that is installed on this rank, and what a call of it needs."""
 
     call_text: str  # a call of it as people write it

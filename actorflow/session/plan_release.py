@@ -10,7 +10,7 @@ from actorflow.control.drops import NO_DROPS, DropSet, drop_set
 from actorflow.script_state.search import SearchResult
 from actorflow.session.agreement import StateReport
 from actorflow.session.context import PlanRuntime, SessionContext
-from actorflow.session.jobs import InstalledPlan, JobLike
+from actorflow.session.jobs import CompiledPlan, JobLike
 from actorflow.session.plan_keys import PlanKeys
 from actorflow.session.plan_uses import PlanUses
 from actorflow.variables.weak_guards import names_in, owned_in
@@ -30,11 +30,11 @@ class PlanRelease:
         self._told = NO_DROPS  # what this rank has reported to the others as droppable
         self._untold = False  # whether there may be more than that
 
-    def installed(self, compiled: InstalledPlan, uses: Iterable[str]) -> None:
+    def installed(self, compiled: CompiledPlan, uses: Iterable[str]) -> None:
         """A plan can be called as long as its job holds it."""
         self._gone.installed(compiled.number, uses, compiled)
 
-    def uses(self, compiled: InstalledPlan) -> frozenset[str]:
+    def uses(self, compiled: CompiledPlan) -> frozenset[str]:
         """The variables of a plan."""
         return self._gone.uses(compiled.number)
 
@@ -54,9 +54,9 @@ class PlanRelease:
 
     def unpark(self, runtime: PlanRuntime, job: JobLike, found: SearchResult) -> bool:
         """Take back parked plans that fit what a job works on now; returns whether there were any."""
-        taken: list[InstalledPlan] = []
+        taken: list[CompiledPlan] = []
 
-        def binds(plan: InstalledPlan) -> bool:
+        def binds(plan: CompiledPlan) -> bool:
             if plan.unpark(found):
                 taken.append(plan)
             return plan.parked is None

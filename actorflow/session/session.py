@@ -22,7 +22,7 @@ from actorflow.session.compile_request import located
 from actorflow.session.context import Observers, PlanRuntime, SessionContext
 from actorflow.session.failed_checks import failure_of, first_failed
 from actorflow.session.input_devices import InputDevices
-from actorflow.session.jobs import InstalledPlan, JobLike, JobType
+from actorflow.session.jobs import CompiledPlan, JobLike, JobType
 from actorflow.session.lifecycle import Lifecycle
 from actorflow.session.number_reads import numbers_now, write
 from actorflow.session.plan_keys import PlanKeys, first_step_differs
@@ -125,7 +125,7 @@ class Session:
             job.plans.add(arguments, compiled)
         return job.body.give(self._issue(job, compiled, arguments, number))
 
-    def plan_for(self, job: JobLike, arguments: CallArguments) -> InstalledPlan | None:
+    def plan_for(self, job: JobLike, arguments: CallArguments) -> CompiledPlan | None:
         """Take over what the script has changed, and look up the plan for a call: all the work of guards."""
         if self.runtime is not None:
             rebound = self.runtime.rebound
@@ -134,7 +134,7 @@ class Session:
             self.runtime.variables.refresh(job.type == JobType.TRAIN)
         return self._find(job, arguments)
 
-    def _find(self, job: JobLike, arguments: CallArguments) -> InstalledPlan | None:
+    def _find(self, job: JobLike, arguments: CallArguments) -> CompiledPlan | None:
         return job.plans.find(arguments, lambda keys: first_step_differs(keys.state), self._misfit)
 
     def _prepared(self, job: JobLike, arguments: CallArguments, given: JobArguments) -> PreparedCall:
@@ -150,7 +150,7 @@ class Session:
             search(prepared.held())
         return prepared
 
-    def _misfit(self, compiled: InstalledPlan) -> str:
+    def _misfit(self, compiled: CompiledPlan) -> str:
         """Which assumption of a plan about gradients or values does not hold, for people; empty where all hold."""
         assert self.runtime is not None
         variables = self.runtime.variables
@@ -161,7 +161,7 @@ class Session:
                 return misfit
         return variables.values.changed(compiled.effects.decisions, compiled.bound.found.state)
 
-    def _issue(self, job: JobLike, compiled: InstalledPlan, arguments: CallArguments, number: int) -> Any:
+    def _issue(self, job: JobLike, compiled: CompiledPlan, arguments: CallArguments, number: int) -> Any:
         runtime = self.runtime
         assert runtime is not None
         effects = compiled.effects
@@ -221,9 +221,7 @@ class Session:
             raise lost
         return returned
 
-    def _fail(
-        self, runtime: PlanRuntime, job: JobLike, compiled: InstalledPlan, check: Check, known: Known
-    ) -> NoReturn:
+    def _fail(self, runtime: PlanRuntime, job: JobLike, compiled: CompiledPlan, check: Check, known: Known) -> NoReturn:
         """Raise the exception of a failed check, with the script's state as it was at that line of the step."""
         apply_side_effects([SideEffect(**one) for one in check.left], compiled.bound.found.sources, (), known)
         variables, optimizers = runtime.variables, compiled.bound.optimizers
@@ -244,7 +242,7 @@ class Session:
             self.context.together(f"check {self.calls}")
         raise failure_of(check, job.name)
 
-    def _announce(self, job: JobLike, arguments: CallArguments, compiled: InstalledPlan | None) -> int:
+    def _announce(self, job: JobLike, arguments: CallArguments, compiled: CompiledPlan | None) -> int:
         """Announce the call to the other ranks, with a digest of what must be equal on all; returns its number."""
         number = self.calls
         self.calls += 1
@@ -255,7 +253,7 @@ class Session:
         self.context.cluster.announce_call(number, digest, text, self._release.to_tell(self.runtime))
         return number
 
-    def _call_text(self, job: JobLike, arguments: CallArguments, compiled: InstalledPlan | None) -> str:
+    def _call_text(self, job: JobLike, arguments: CallArguments, compiled: CompiledPlan | None) -> str:
         """The call for people, with all that must be equal on all ranks."""
         parts = [f"{arguments.spoken} [a new plan"]
         if compiled is not None:

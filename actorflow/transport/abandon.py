@@ -1,4 +1,4 @@
-"""A call that failed on some rank goes in; whether all ranks give it up and go on, or the run ends, comes out.
+"""Let all ranks agree whether a call that failed on one of them is given up, or the run ends.
 
 A two-phase commit, which only a failure begins: the rank that failed tells the coordinator, every rank holds the call
 and votes, and the coordinator decides.  Pure: no clock, no I/O, no tensors.

@@ -1,4 +1,4 @@
-"""Tensors of one rank enter, those of its peers leave, moved by Gloo.
+"""The data plane over Gloo.
 
 Gloo silently mixes up collectives that two ranks issue in different orders in one group, and a small
 message waits behind a large one in the same group.  So each directed pair of ranks and each group of

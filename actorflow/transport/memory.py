@@ -1,4 +1,4 @@
-"""Tensors of one rank enter, those of its peers leave, moved between threads of one process.
+"""The data plane between threads of one process.
 
 It lets tests and the plan checker run a plan of many ranks in one process.
 """

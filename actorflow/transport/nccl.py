@@ -1,4 +1,4 @@
-"""Tensors of one rank enter, those of its peers leave, moved by NCCL.
+"""The data plane over NCCL.
 
 NCCL promises nothing about two of its operations at a time, so a rank issues all of them, over all its
 communicators, on one thread and in the order that the plan freezes (``runtime/collective_order.py``).  On the device an

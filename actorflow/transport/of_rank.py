@@ -1,4 +1,4 @@
-"""A rank's device enters; the data planes that it can use leave, by the names that plans know them by."""
+"""The data planes that a rank can use with its device, by the names that plans give them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank sends in one transfer enters; flat bytes to send leave, and what came in flat bytes leaves as tensors.
+"""Pack the tensors of one transfer into flat buffers, and unpack what came.
 
 Small tensors of a transfer travel together, as a message costs more than their bytes; in an exchange all
 that goes to one member does.

@@ -1,4 +1,4 @@
-"""A rank's tensors and the boxes of an exchange enter; flat bytes to send leave, and outputs made of what came.
+"""Cut what a rank sends in an exchange into flat bytes by its boxes, and put outputs together from what came.
 
 What one member sends another for one tensor is a run of elements, box after box; every run starts
 at a multiple of ``ALIGN`` bytes, so that tensors of any dtypes share one buffer.

@@ -1,4 +1,4 @@
-"""The registers that one rank fills on another of its machine enter; their slots leave, in memory that both map.
+"""Registers in memory that two ranks of a machine map: one rank fills the slots, the other reads them in place.
 
 A region is one anonymous file (memfd) for each plan and directed pair of ranks.  The rank that fills
 the registers makes it and hands its descriptor over; it has no name and does not depend on the size

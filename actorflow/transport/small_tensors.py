@@ -1,4 +1,4 @@
-"""A small tensor enters, bytes that fit in a control message leave; and the way back."""
+"""Encode small tensors as bytes that fit in a control message, and decode them."""
 
 from __future__ import annotations
 

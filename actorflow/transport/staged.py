@@ -1,4 +1,4 @@
-"""Tensors on a device enter and leave, moved by a plane that knows only host memory.
+"""A data plane for a device's tensors over one that knows only host memory.
 
 For ranks that share a GPU, which NCCL refuses, for those of different kinds (CPU and CUDA), and where there
 is no NCCL.  The device copies through pinned memory; on a device that is done when a call returns nothing

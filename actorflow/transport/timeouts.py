@@ -1,4 +1,4 @@
-"""Calls that were issued enter; the first one that does not end in time leaves, told to a callback.
+"""Notice the first transfer that does not end in time, and tell a callback.
 
 Nothing polls: a thread sleeps until the oldest call's time is over, and looks then.
 """

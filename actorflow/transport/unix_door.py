@@ -1,4 +1,4 @@
-"""A rank's own Unix socket opens, and peers on this machine come in, or are visited; connected sockets come out.
+"""A rank's listening Unix socket, and connecting to those of peers on this machine.
 
 Sockets have names in the kernel's abstract namespace: they are no files, so no crash leaves one behind.
 Anyone on the machine can connect to such a name; who gets in is of the same user, which the kernel

@@ -1,4 +1,4 @@
-"""Register messages go in, frames of bytes for a Unix socket come out; and back.
+"""Encode register messages as frames for a Unix socket, and decode them.
 
 A frame is 32 bytes, little endian, and for a token that travels inside, the size of each tensor (8
 bytes) and their bytes::

@@ -1,4 +1,4 @@
-"""Register messages for a peer on this machine go in on any thread; frames leave on a Unix socket, and come back."""
+"""Send register messages to a peer on this machine over a Unix socket, and receive its."""
 
 from __future__ import annotations
 

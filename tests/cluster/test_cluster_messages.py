@@ -11,7 +11,7 @@ from actorflow.control.alone import Alone
 from actorflow.control.cluster import Cluster
 from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.inbox import Inbox
-from actorflow.runtime.lines import Lines
+from actorflow.runtime.lines import PeerSockets
 from actorflow.transport.messages import Credit, Line, Message, Ready
 from actorflow_compiler.core.errors import ClusterError
 from cluster.ranks import LIMIT, Ranks, Word
@@ -24,7 +24,7 @@ def hear(cluster: Cluster, callback: Callable[[int, Message], object]) -> None:
 
     def read(line: Line) -> None:
         inbox = Inbox()
-        lines = Lines(inbox, callback)
+        lines = PeerSockets(inbox, callback)
         lines.watch(line)
         while lines:
             inbox.look(wait=True)

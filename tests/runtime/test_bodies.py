@@ -17,7 +17,7 @@ from torch._inductor import metrics
 from actorflow.devices import Cpu
 from actorflow.runtime.bodies.divide import CHANGES, PLAIN, divide
 from actorflow.runtime.bodies.kernels import Kernels
-from actorflow.runtime.bodies.run import Runs
+from actorflow.runtime.bodies.run import BodyCompiler
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.ops import Ref
@@ -191,7 +191,7 @@ def test_numbers_of_a_call_are_not_baked_in() -> None:
 @pytest.mark.parametrize("name", ["clipped gpt", "cnn"])
 def test_most_of_a_model_is_what_can_be_compiled(name: str) -> None:
     plan, *_ = plan_of(CASES[name], JOINED, 8)
-    runs = Runs(Cpu(), Kernels(CPU, OPS))
+    runs = BodyCompiler(Cpu(), Kernels(CPU, OPS))
     (actor,) = (a for a in plan.actors if a.kind == "backward")
     assert actor.body is not None
     body_of = plan.bodies[actor.body]

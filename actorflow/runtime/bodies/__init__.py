@@ -1,1 +1,1 @@
-"""Bodies of a plan enter; functions that compute them leave, in the way that the plan asks for."""
+"""Functions that compute the bodies of a plan: op by op, compiled by inductor, or replayed as CUDA graphs."""

@@ -1,4 +1,4 @@
-"""A body whose outputs add up over firings enters; the same body leaves, with products that go straight into the sums.
+"""Rewrite a body whose outputs are summed over firings, so that its products are added to the sums directly.
 
 A product that is added to a sum while it is made needs no memory of its own and no second pass over the sum.
 """

@@ -1,8 +1,9 @@
-"""A body enters, with which of its operands are numbers; it leaves as up to three bodies, to be run one by one.
+"""Split a body around the steps that use Python numbers, so that the rest can be compiled or captured.
 
-The middle one computes on tensors alone and changes none: what torch's compiler may join and a GPU may replay.  Before
-it comes what takes numbers of a call (a micro-batch's part of the batch, random numbers), after it what changes
-tensors in place (the optimizer), and what reads that.
+A body becomes up to three, which run one after the other.  The middle one computes on tensors alone and changes none:
+torch's compiler may join its ops, and a GPU may replay it.  Before it come steps that take numbers of a call (a
+micro-batch's part of the batch, random numbers), after it steps that change tensors in place (the optimizer), or read
+what these change.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from actorflow_compiler.plan.plan import Body, Step
 
-__all__ = ["CHANGES", "DRAWS", "PLAIN", "Part", "divide"]
+__all__ = ["CHANGES", "DRAWS", "PLAIN", "BodyPart", "divide"]
 
 PLAIN, DRAWS, CHANGES = range(3)
 """What a step does: it computes on what it reads; it gives something else each time; it changes what it reads."""
@@ -21,7 +22,7 @@ _BEFORE, _INSIDE, _AFTER = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BodyPart:
     """A body that is part of another one, whose values it reads and makes."""
 
     body: Body
@@ -31,7 +32,7 @@ class Part:
     inside: bool  # on tensors alone, without changing any
 
 
-def divide(body: Body, numbers: Collection[int], does: Callable[[Step], int]) -> tuple[Part, ...]:
+def divide(body: Body, numbers: Collection[int], does: Callable[[Step], int]) -> tuple[BodyPart, ...]:
     """The parts of a body, in order; those without steps are left out.
 
     ``numbers`` are positions of operands.  ``does`` says what a step does: PLAIN, DRAWS or CHANGES.
@@ -61,13 +62,13 @@ def divide(body: Body, numbers: Collection[int], does: Callable[[Step], int]) ->
     return tuple(found)
 
 
-def _part(steps: tuple[Step, ...], later: Collection[int], inside: bool) -> Part:
+def _part(steps: tuple[Step, ...], later: Collection[int], inside: bool) -> BodyPart:
     made = {v for step in steps for v in step.outs if v >= 0}
     reads = tuple(dict.fromkeys(v for step in steps for v in step.reads() if v not in made))
     makes = tuple(v for v in dict.fromkeys(v for step in steps for v in step.outs) if v in later)
     new = {v: i for i, v in enumerate((*reads, *sorted(made)))}
     renamed = tuple(step.renamed(new) for step in steps)
-    return Part(
+    return BodyPart(
         Body(len(reads), renamed, tuple(new[v] for v in makes)), reads, makes,
         frozenset(v for v in reads if v not in later), inside,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A kernel over tensors alone enters, with the strides of its operands; one whose ops inductor has joined leaves."""
+"""Compile a kernel over tensors with torch's inductor, for operands of given strides."""
 
 from __future__ import annotations
 

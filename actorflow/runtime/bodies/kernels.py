@@ -1,4 +1,4 @@
-"""A body of a plan enters; a straight-line Python function over tensors leaves.
+"""Generate a straight-line Python function from the body of a plan.
 
 A plan is data, so an op can only be one that this process already knows: an ATen op, an op of
 ``actorflow_compiler.library``, or one of a namespace that the script's own imports registered.

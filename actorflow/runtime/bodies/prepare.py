@@ -1,4 +1,4 @@
-"""A rank's part of a plan enters, with what fires its bodies; those that are to be are compiled and captured.
+"""Compile and capture the bodies of one rank's part of a plan before its first call.
 
 Operands' sizes are in the plan, their strides are found out: bodies run on tensors without memory, in the order in
 which registers join them.  What comes from the script or from another rank is taken to be contiguous.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from actorflow.runtime.bodies.kernels import Kernels
-from actorflow.runtime.bodies.run import Run
+from actorflow.runtime.bodies.run import BodyRunner
 from actorflow.support.progress import show_progress
 from actorflow.transport.redistribution import dtype_of
 from actorflow_compiler.core.torch_internals import static_fake_mode
@@ -28,7 +28,12 @@ SHOWN = 6  # actors in a warning
 
 
 def prepare(
-    plan: Plan, rank: int, runs: Mapping[int, Run], kernels: Kernels, held: Mapping[str, Tensor], device: torch.device
+    plan: Plan,
+    rank: int,
+    runs: Mapping[int, BodyRunner],
+    kernels: Kernels,
+    held: Mapping[str, Tensor],
+    device: torch.device,
 ) -> None:
     """Prepare what fires bodies: ``runs``, by actor.  ``held`` are variables and constants.
 

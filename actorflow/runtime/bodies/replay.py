@@ -1,4 +1,4 @@
-"""A kernel over tensors alone enters; what captures its work on a device once, and replays it from then on, leaves.
+"""Capture the work of a kernel on a device once, and replay it from then on.
 
 A capture reads and writes the memory that it was made with: variables where they lie, and of each other operand a place
 that is its own, to which the operand is copied.  Captures share what memory they need while they run, so what one has

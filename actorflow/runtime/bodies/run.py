@@ -1,4 +1,4 @@
-"""A body enters, with which of its operands are numbers and the mode of its plan; what fires it leaves."""
+"""Run a body in the mode of its plan, with parts of it compiled or replayed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actorflow.devices import Device
-from actorflow.runtime.bodies.divide import CHANGES, DRAWS, PLAIN, Part, divide
+from actorflow.runtime.bodies.divide import CHANGES, DRAWS, PLAIN, BodyPart, divide
 from actorflow.runtime.bodies.inductor import joined
 from actorflow.runtime.bodies.kernels import Kernel, Kernels, resolve
 from actorflow.runtime.bodies.replay import replayed
@@ -17,19 +17,19 @@ from actorflow_compiler.core.torch_internals import OpOverload, schema_of
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Body, Step
 
-__all__ = ["Run", "Runs"]
+__all__ = ["BodyRunner", "BodyCompiler"]
 
 FEWEST = 2  # ops that are worth the trouble
 
 
-class Runs:
-    """Makes what fires the bodies of plans that are not run op by op, for one device."""
+class BodyCompiler:
+    """Makes the runners of bodies whose plan does not run them op by op, for one device."""
 
     def __init__(self, device: Device, kernels: Kernels) -> None:
         self.device, self.kernels = device, kernels
         self._joined: dict[object, Kernel] = {}  # equal bodies of operands of equal sizes and strides are one
 
-    def of(self, body: Body, numbers: Collection[int], mode: Mode) -> Run | None:
+    def of(self, body: Body, numbers: Collection[int], mode: Mode) -> BodyRunner | None:
         """What fires a body, of whose operands ``numbers`` are no tensors.
 
         None where the mode leaves nothing to do but to run it op by op.
@@ -38,9 +38,9 @@ class Runs:
         parts = divide(body, numbers, self._does)
         if not (mode.inductor or replays) or not any(p.inside and len(p.body.steps) >= FEWEST for p in parts):
             return None
-        return Run(body, parts, mode, replays, self)
+        return BodyRunner(body, parts, mode, replays, self)
 
-    def joined(self, part: Part, operands: Sequence[Tensor], mode: Mode) -> Kernel:
+    def joined(self, part: BodyPart, operands: Sequence[Tensor], mode: Mode) -> Kernel:
         """A part for operands like these, joined by inductor; raises what that raises."""
         key = (part.body, mode.autotune, tuple((x.shape, x.stride(), x.dtype) for x in operands))
         if key not in self._joined:
@@ -68,13 +68,13 @@ def _drops_nothing(op: OpOverload, step: Step) -> bool:
     return bool(asked) and all(not values.get(name, defaults[name]) for name in asked)
 
 
-class Run:
+class BodyRunner:
     """A body in parts: between what runs op by op, one that is joined, replayed, or both, once it is prepared.
 
     It has to run where gradients are off.
     """
 
-    def __init__(self, body: Body, parts: Sequence[Part], mode: Mode, replays: bool, runs: Runs) -> None:
+    def __init__(self, body: Body, parts: Sequence[BodyPart], mode: Mode, replays: bool, runs: BodyCompiler) -> None:
         self._outputs, self._parts = body.outputs, tuple(parts)
         self._mode, self._replays, self._runs = mode, replays, runs
         self._kernels: list[Kernel] = [runs.kernels.kernel(part.body) for part in parts]
