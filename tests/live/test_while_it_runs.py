@@ -106,6 +106,7 @@ def lines(shown_: LiveView, width: int) -> list[str]:
 
 def test_on_a_terminal_there_is_a_bar_and_a_row_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "POLL", 0.01)
+    monkeypatch.setattr(view, "TICK", LIMIT)  # seconds: no frame but the first and the last
     out = io.StringIO()
     meter, _ = metered(done=2, of=4, total=4)
     asked = threading.Event()
