@@ -29,7 +29,7 @@ __all__ = ["REGISTRY", "Registry"]
 
 @dataclass(frozen=True, slots=True)
 class _VariableInfo:
-    """What is known of a variable besides its value."""
+    """A variable's properties besides its value."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -41,7 +41,7 @@ class _VariableInfo:
 
 @dataclass(slots=True)
 class _RegistryData:
-    """What a registry knows; no part of its state as a module."""
+    """The registry's bookkeeping, which is not part of its state as a module."""
 
     made: dict[str, _VariableInfo] = field(default_factory=dict)
     minimizers: dict[str, Minimizer] = field(default_factory=dict)  # by job
@@ -105,7 +105,7 @@ class Registry(GrowingModule):
         return {**self._book.waiting, **{name: real_value(self[name]).detach().clone() for name in self.names()}}
 
     def keep(self, minimizer: Minimizer) -> None:
-        """Know a minimizer that was made; it goes on from what was loaded for its job.
+        """Register a minimizer; it continues from what was loaded for its job.
 
         Jobs of one name are told apart by the order of their first calls.
         """

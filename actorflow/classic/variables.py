@@ -59,7 +59,7 @@ class RehearsalRecord:
 
 
 class _FunctionRun:
-    """One run of a job function's body, over stand-ins or real tensors."""
+    """One run of a job function, over stand-ins or real tensors."""
 
     def __init__(self, recording: RehearsalRecord) -> None:
         self.recording = recording

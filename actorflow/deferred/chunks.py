@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow.deferred.random_streams import StreamReader, draw
+from actorflow.deferred.random_streams import Sampler, StreamReader, draw
 from actorflow.deferred.tape import BufferView, ConstantTensor, RecordedOp
 
 __all__ = ["DRAWN", "ChunkMaker", "can_chunk", "chunkwise_reduction"]
@@ -33,7 +33,12 @@ FILLED: dict[str, Callable[[RecordedOp], Any]] = {
     **dict.fromkeys(("full", "full_like"), lambda op: op.argument(1, "fill_value", 0)),
     "new_full": lambda op: op.argument(2, "fill_value", 0),
 }
-DRAWN = {"normal_": "normal", "randn": "normal", "uniform_": "uniform", "rand": "uniform"}
+DRAWN = {
+    "normal_": Sampler.NORMAL,
+    "randn": Sampler.NORMAL,
+    "uniform_": Sampler.UNIFORM,
+    "rand": Sampler.UNIFORM,
+}
 DENSE = (None, torch.preserve_format, torch.contiguous_format)
 REDUCED = {"any", "all", "max", "min"}  # of the whole: that of what they give for each stretch
 

@@ -6,6 +6,7 @@ a position.
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import itertools
@@ -18,14 +19,32 @@ from torch import Tensor
 from actorflow.deferred import mersenne
 from actorflow_compiler.core.torch_internals import MERSENNE
 
-__all__ = ["BLOCK", "StreamPosition", "StreamReader", "GeneratorStream", "default_generator", "draw", "words_drawn"]
+__all__ = [
+    "BLOCK",
+    "StreamPosition",
+    "Sampler",
+    "StreamReader",
+    "GeneratorStream",
+    "default_generator",
+    "draw",
+    "words_drawn",
+]
 
 BLOCK = 16  # numbers that torch's normal_ makes of as many uniform ones at a time
 FAR = 2 << 20  # words; beyond it, computing a state is faster than drawing up to it
 CURSORS = 8
 MARK = 0xAC70F107  # first word of a token; the second is its number
 NUMBERS = itertools.count()
-SAMPLERS = {"normal": Tensor.normal_, "uniform": Tensor.uniform_}
+
+
+class Sampler(enum.StrEnum):
+    """The in-place ops of torch whose draws are known."""
+
+    NORMAL = "normal"
+    UNIFORM = "uniform"
+
+
+SAMPLERS = {Sampler.NORMAL: Tensor.normal_, Sampler.UNIFORM: Tensor.uniform_}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,9 +127,9 @@ def default_generator(device: torch.device) -> torch.Generator:
     return module.default_generators[module.current_device() if device.index is None else device.index]  # type: ignore[no-any-return]
 
 
-def words_drawn(kind: str, dtype: torch.dtype, count: int) -> int | None:
+def words_drawn(kind: Sampler | None, dtype: torch.dtype, count: int) -> int | None:
     """How many words ``normal_`` or ``uniform_`` takes for so many elements one after the other; None if unknown."""
-    if kind not in SAMPLERS or (kind == "normal" and count < BLOCK):
+    if kind is None or (kind == Sampler.NORMAL and count < BLOCK):
         return None
     if not mersenne.works() or not _is_known(kind, dtype):
         return None
@@ -118,7 +137,7 @@ def words_drawn(kind: str, dtype: torch.dtype, count: int) -> int | None:
 
 
 def draw(
-    reader: StreamReader, kind: str, start: StreamPosition, count: int, lo: int, out: Tensor, a: float, b: float
+    reader: StreamReader, kind: Sampler, start: StreamPosition, count: int, lo: int, out: Tensor, a: float, b: float
 ) -> None:
     """Fill ``out`` with elements ``lo`` and following of ``count`` that were drawn from ``start`` on.
 
@@ -126,7 +145,7 @@ def draw(
     """
     sample: Callable[..., Tensor] = SAMPLERS[kind]
     each, hi = _words(out.dtype), lo + out.numel()
-    if kind == "uniform":
+    if kind == Sampler.UNIFORM:
         sample(out, a, b, generator=reader.at(start.after(lo * each), out.numel() * each))
         return
     end = count // BLOCK * BLOCK
@@ -149,8 +168,8 @@ def _words(dtype: torch.dtype) -> int:
     return 2 if dtype == torch.float64 else 1
 
 
-def _count(kind: str, dtype: torch.dtype, count: int) -> int:
-    again = BLOCK if kind == "normal" and count % BLOCK else 0
+def _count(kind: Sampler, dtype: torch.dtype, count: int) -> int:
+    again = BLOCK if kind == Sampler.NORMAL and count % BLOCK else 0
     return (count + again) * _words(dtype)
 
 
@@ -165,7 +184,7 @@ def _skip(generator: torch.Generator, words: int) -> None:
 
 
 @functools.cache
-def _is_known(kind: str, dtype: torch.dtype) -> bool:
+def _is_known(kind: Sampler, dtype: torch.dtype) -> bool:
     """Whether this torch draws as ``draw`` takes for granted: tried out on a few numbers."""
     if not dtype.is_floating_point or dtype.itemsize == 1:
         return False

@@ -290,7 +290,7 @@ def _draw(op: RecordedOp, target: BufferView, call: _Call) -> None:
     generator = call.generator(device)
     stream = GeneratorStream(generator) if call.recorder is None else call.recorder.stream(generator)
     if device.type == "cpu" and target.is_dense:
-        op.words = words_drawn(DRAWN.get(op.name, ""), target.dtype, target.numel)
+        op.words = words_drawn(DRAWN.get(op.name), target.dtype, target.numel)
     if op.words is None:
         stream.settle()
         op.draws = StreamPosition(generator.get_state())

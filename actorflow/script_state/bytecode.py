@@ -15,11 +15,11 @@ from typing import Any
 
 __all__ = ["CodeNames", "code_names"]
 
-ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # read attributes that code need not name
-NAMED = {"getattr": 1, "hasattr": 1, "attrgetter": 0}  # of their arguments the one that is the attribute's name
-BY_TEXT = ("globals", "eval", "exec")  # find what a text names
+ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # read attributes whose names need not be in the code
+NAMED = {"getattr": 1, "hasattr": 1, "attrgetter": 0}  # the position of the argument that names the attribute
+BY_TEXT = ("globals", "eval", "exec")  # find what a string names
 WHOLE = ("copy", "dataclasses", "inspect", "json", "pickle", "pprint")  # modules whose functions read all attributes
-SETTERS = ("setattr", "__setattr__", "delattr", "__delattr__")  # of attributes whose names texts of the code say
+SETTERS = ("setattr", "__setattr__", "delattr", "__delattr__")  # their attribute names are taken from string constants
 ENVIRONMENT = frozenset(("environ", "getenv"))
 STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
@@ -27,11 +27,11 @@ ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 
 @dataclass(slots=True)
 class CodeNames:
-    """What code names, each in the order of the code."""
+    """The names that code uses, each in the order of the code."""
 
     globals: dict[str, None] = field(default_factory=dict)  # and "layers.dense", of anything named ``layers``
-    attributes: dict[str, None] = field(default_factory=dict)  # of anything
-    own: dict[str, None] = field(default_factory=dict)  # of ``self``
+    attributes: dict[str, None] = field(default_factory=dict)  # read of anything
+    own: dict[str, None] = field(default_factory=dict)  # read of ``self``
     others: dict[str, None] = field(default_factory=dict)  # of objects that are neither that nor modules
     modules: dict[int, tuple[types.ModuleType, dict[str, None]]] = field(default_factory=dict)  # by id, what of each
     strings: dict[str, None] = field(default_factory=dict)  # constants of code that reads the environment
@@ -42,7 +42,7 @@ class CodeNames:
 
 
 def code_names(function: types.FunctionType) -> CodeNames:
-    """What a function and those inside of it name; the first parameter is taken for ``self``."""
+    """The names in a function and its nested functions; its first parameter is taken for ``self``."""
     found = CodeNames()
     code = function.__code__
     _follow(code, code.co_varnames[0] if code.co_argcount else "", function.__globals__, found)
@@ -103,7 +103,7 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Cod
 
 
 def _words(code: types.CodeType) -> Iterator[str]:
-    """The words of all texts that are constants of code, by which it may name something."""
+    """The words in all string constants of code, which may be names."""
     pending = [*code.co_consts]
     for constant in pending:
         if isinstance(constant, tuple | frozenset):
@@ -113,12 +113,12 @@ def _words(code: types.CodeType) -> Iterator[str]:
 
 
 def _reads_all(function: Any) -> bool:
-    """Whether a function of Python's reads attributes of what it is given that nobody names."""
+    """Whether a standard library function reads attributes of its argument that the code does not name."""
     return isinstance(function, types.FunctionType) and function.__module__ in WHOLE
 
 
 def _attribute_read(reader: str, instructions: Sequence[dis.Instruction]) -> str:
-    """The attribute that is read: of ``getattr(x, "name")`` the name; empty where it is none that the code says."""
+    """The attribute that is read, such as the name in ``getattr(x, "name")``; empty where the code does not say."""
     if reader == "__dict__":
         first, second = (*instructions, None, None)[:2]
         subscript = first and second and first.opname == "LOAD_CONST" and second.opname.startswith("BINARY_SUBSCR")

@@ -17,7 +17,7 @@ __all__ = ["KeptGradients", "made_by_script", "standing_before"]
 
 
 def standing_before(state: ScriptState, known: GradientState) -> GradientState:
-    """How gradients stand as a step begins: as is ``known`` of plans', and those of parameters that no plan has yet."""
+    """Which gradients exist as a step begins: those ``known`` of plans, and the script's own of unowned parameters."""
     new = {h.name for h in state.held.values() if _eager_gradient(h.tensor) is not None}
     return GradientState(known.kept | new, known.lost)
 
@@ -84,14 +84,14 @@ class KeptGradients:
     # -- calls -------------------------------------------------------------------------------------
 
     def fit(self, gradients: GradientEffects) -> bool:
-        """Whether they stand as a plan takes them to."""
+        """Whether the gradients that exist are those that a plan expects."""
         key = self.standing, gradients
         if key not in self._fits:
             self._fits[key] = gradients.fit(self.standing)
         return self._fits[key]
 
     def moved_by(self, gradients: GradientEffects) -> tuple[str, ...]:
-        """What a call makes of those that are kept, for people: which plan comes next depends on it at once."""
+        """What a call changes about which gradients are kept, as text: the choice of the next plan depends on it."""
         return () if self._then(gradients).kept == self.standing.kept else ("which gradients there are",)
 
     def _then(self, gradients: GradientEffects) -> GradientState:
@@ -101,7 +101,7 @@ class KeptGradients:
         return self._after[key]
 
     def called(self, gradients: GradientEffects) -> None:
-        """A call of a plan was issued."""
+        """Note that a call of a plan was issued."""
         self.standing = self._then(gradients)
         for name in self._scripts.keys() & (gradients.cleared | gradients.keeps | gradients.loses):
             del self._scripts[name]
@@ -116,18 +116,18 @@ class KeptGradients:
         return self._scripts.get(name) if eager is None else eager
 
     def adopted(self, variable: str) -> None:
-        """A plan has a gradient as a variable now."""
+        """Note that a plan has a gradient as a variable now."""
         self._scripts.pop(variable.removesuffix(GRADIENT_SUFFIX), None)
 
     def take(self, name: str, parameter: Tensor) -> None:
-        """A plan is about to own a parameter, which the script has until now."""
+        """Take over the gradient of a parameter that a plan is about to own."""
         grad = _eager_gradient(parameter)
         if grad is not None:
             self._scripts[name] = grad
             self._stands(name, kept=True)
 
     def drop(self, names: Iterable[str]) -> None:
-        """These parameters are no more."""
+        """Forget parameters that are dropped."""
         names = frozenset(names)
         for name in self._scripts.keys() & names:
             del self._scripts[name]

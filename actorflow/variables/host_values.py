@@ -26,7 +26,7 @@ class ValueBackend(Protocol):
 
 
 class HostValues:
-    """The values that are known, on one rank."""
+    """The values of small variables that are known on the host, on one rank."""
 
     def __init__(self, holder: ValueBackend) -> None:
         self._holder = holder
@@ -42,7 +42,7 @@ class HostValues:
         return self._known[name]
 
     def changed(self, decisions: ValueDecisions, state: ScriptState) -> str:
-        """What a plan depends on that is something else now, for people; nothing where it holds."""
+        """The first value that a plan depends on and that has changed, as text; empty where the plan holds."""
         for asked in decisions.asked:
             now = asked.now([self.of(state.held[name]) for name in asked.program.inputs])
             if type(now) is not type(asked.found) or repr(now) != repr(asked.found):
@@ -50,11 +50,11 @@ class HostValues:
         return ""
 
     def moved_by(self, decisions: ValueDecisions) -> tuple[str, ...]:
-        """What a call makes of values that are known: it cannot be taken back."""
+        """The names of known values that a call changes."""
         return tuple(name for name in self._known if name in decisions.updates or name in decisions.loses)
 
     def called(self, decisions: ValueDecisions) -> None:
-        """A call of a plan was issued."""
+        """Note that a call of a plan was issued: compute the new values, or forget them."""
         before = dict(self._known)
         for name in self.moved_by(decisions):
             program = decisions.updates.get(name)
@@ -64,5 +64,5 @@ class HostValues:
                 self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Something else has changed a variable."""
+        """Forget a value that something else has changed."""
         self._known.pop(name, None)

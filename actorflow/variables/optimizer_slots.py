@@ -39,7 +39,7 @@ class OptimizerSlot:
 
 @dataclass(frozen=True, slots=True)
 class _HeldSlot:
-    """The same of an optimizer that plans step, for as long as the parameter is there."""
+    """A slot of an optimizer that plans step; it does not keep the parameter alive."""
 
     parameter: weakref.ref[Tensor]
     key: str
@@ -48,7 +48,7 @@ class _HeldSlot:
 
 @dataclass(frozen=True, slots=True)
 class _StateSnapshot:
-    """An optimizer's state as it is where nobody has changed it."""
+    """An optimizer's state, to check in one go that nobody has changed it."""
 
     state: Any
     each: tuple[Any, ...]  # its values, in order
@@ -69,7 +69,7 @@ class _StateSnapshot:
 
 
 class OptimizerStates:
-    """What plans have of the state of optimizers, on one rank.
+    """The stand-ins that plans have put into the state of optimizers, on one rank.
 
     ``read`` and ``write`` do so to the value of a variable, and ``renew`` makes another stand-in for it; ``created`` is
     what an optimizer makes in its first step for a parameter, by key, and ``forget`` forgets what it has found of that,

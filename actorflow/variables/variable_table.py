@@ -45,47 +45,47 @@ __all__ = ["OfferedValue", "VariablePart", "VariableTable"]
 
 @dataclass(frozen=True, slots=True)
 class VariablePart(Request):
-    """Asks for a rank's part of a variable."""
+    """A request for a rank's part of a variable."""
 
-    calls: int  # that the asking rank has made: it reads what they leave
-    writes: int  # that its script has made of variables
+    calls: int  # number of calls that the asking rank has issued: it reads what they leave
+    writes: int  # number of writes of variables that its script has made
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedValue(Request):
-    """Asks the master for a value that it offers."""
+    """A request to the master for a value that it offers."""
 
-    call: int  # that makes the plan which takes it
+    call: int  # number of the call for which the plan is made
     name: str
 
 
-LOOKED_AT = 8192  # elements of a plain tensor that each call compares
+LOOKED_AT = 8192  # elements of a borrowed tensor that each call compares, at most about twice as many
 
 _WEAK: Any = StorageWeakRef  # has no types
 
 
 @dataclass(slots=True)
 class BorrowedTensor:
-    """A plain tensor that plans only read: the script keeps it, and the plans have copies."""
+    """A plain tensor that plans only read: the script keeps it, and the plans have copies of it."""
 
-    tensor: Tensor | None  # None while no plan that is kept ready reads it
+    tensor: Tensor | None  # None while no current plan reads it
     get: Callable[[], Any]
-    put: Callable[[Tensor], None]  # puts another tensor where it was
+    put: Callable[[Tensor], None]  # puts another tensor in its place
     version: int  # of the tensor when it was copied
-    alone: bool  # nothing else that a job reads holds it
-    stood: dict[int, weakref.ref[Tensor]]  # by id, the tensors that were here
-    memory: torch.UntypedStorage | None  # kept, so that other memory is elsewhere
-    seen: Tensor | None  # what was in it: NumPy, ``.data`` and copied views change memory and count no version
+    alone: bool  # whether the job reads it from one place only
+    stood: dict[int, weakref.ref[Tensor]]  # by id, all tensors that were in this place
+    memory: torch.UntypedStorage | None  # kept alive, so that its address is not reused
+    seen: Tensor | None  # a copy to compare: NumPy and ``.data`` change it without counting a version
 
     def is_as_before(self, now: Tensor) -> bool:
-        """Whether the plans' copy is what is there now."""
+        """Whether the plans' copy still equals what is there now."""
         lies = self.memory is not None and _lies_in(now, self.memory)
         same = now is self.tensor and now._version == self.version and lies
         return same and (self.seen is None or _equal(_looked_at(now), self.seen))
 
     def took(self, now: Tensor) -> None:
-        """The plans have what is there now."""
+        """Note that the plans have copied what is there now."""
         self.tensor, self.version, self.memory = now, now._version, now.untyped_storage()
         on_host = now.device.type == "cpu" and now.layout == torch.strided and not isinstance(now, DeferredTensor)
         self.seen = _looked_at(now).clone() if on_host or not self.memory.resizable() else None
@@ -94,7 +94,7 @@ class BorrowedTensor:
 
 @dataclass(frozen=True, slots=True)
 class _WatchedModule:
-    """Where a module holds what is owned: name → stand-in, of parameters and of buffers."""
+    """The stand-ins that a module holds, by name: parameters and buffers."""
 
     module: weakref.ref[nn.Module]
     parameters: dict[str, OwnedTensor]
@@ -103,15 +103,15 @@ class _WatchedModule:
 
 @dataclass(frozen=True, slots=True)
 class _ModuleSnapshot:
-    """All that modules hold of what is owned, as it is where nobody has changed it."""
+    """All stand-ins that modules hold, to check in one go that nobody has replaced one."""
 
-    tensors: tuple[Any, ...]  # for each what holds it, by what name, and the stand-in
+    tensors: tuple[Any, ...]  # for each stand-in: the dictionary that holds it; below, its key there, and the stand-in
     keys: tuple[str, ...]
     owned: tuple[OwnedTensor, ...]
 
     @staticmethod
     def of(watched: Iterable[_WatchedModule]) -> _ModuleSnapshot:
-        """What these modules hold."""
+        """A snapshot of what these modules hold."""
         there = ((one, one.module()) for one in watched)
         held = [
             (tensors, key, owned)
@@ -122,7 +122,7 @@ class _ModuleSnapshot:
         return _ModuleSnapshot(*zip(*held, strict=True)) if held else _ModuleSnapshot((), (), ())
 
     def is_there(self) -> bool:
-        """Whether nobody has changed it since."""
+        """Whether everything is as in the snapshot."""
         try:
             return all(map(is_, map(getitem, self.tensors, self.keys), self.owned))
         except KeyError:
@@ -222,7 +222,7 @@ class VariableTable:
         return OptimizerSlot(optimizer, held.tensor, key)
 
     def offer(self, number: int, values: Mapping[str, Tensor]) -> None:
-        """Let other ranks take these values (``take``) during call ``number``, until the next offer."""
+        """Offer these values to other ranks (``take``) during call ``number``, until the next offer."""
         self._offers = dict(values)
         self.offered = number
         self._moved()
@@ -261,14 +261,14 @@ class VariableTable:
         self.states.hold(name, slot, owned)
 
     def adopted(self) -> None:
-        """All variables of a plan are taken in: let go of what was only needed for that."""
+        """After all variables of a plan were adopted: free what was only needed for that."""
         redirect_views(self._taken, {id(one.tensor) for one in self._borrowed.values()})
         self._taken.clear()
         self._found = None
         self._creates.clear()
 
     def lend(self, variable: Variable, held: StateTensor) -> None:
-        """The script keeps a tensor that plans only read."""
+        """Register a tensor that plans only read: the script keeps it."""
         place: Any = held.places[0]
         self.layouts[variable.name] = variable
         tensor, alone = held.tensor, len(held.places) == 1
@@ -287,7 +287,7 @@ class VariableTable:
         return one is not None and one() is tensor
 
     def renew(self, owned: OwnedTensor) -> OwnedTensor:
-        """Another stand-in for a variable; the script may keep the one that there was."""
+        """Make a new stand-in for a variable; the script may keep the previous one."""
         name = owned.name_in_plan
         new = OwnedTensor.of(owned, name, self)
         new.gradients, new.copies = owned.gradients, owned.copies
@@ -299,20 +299,20 @@ class VariableTable:
         return new
 
     def _another(self, owned: OwnedTensor) -> OwnedTensor:
-        """Another stand-in for what an optimizer keeps."""
+        """Make a new stand-in for a tensor of an optimizer's state."""
         new = OwnedTensor.of(owned, owned.name_in_plan, self)
         self._stands_in(owned.name_in_plan, new)
         return new
 
     def taken_from(self, span: MemorySpan) -> str:
-        """The name of a variable whose tensor lay there, where the script has still a view of it; empty otherwise."""
+        """The name of a variable whose former memory overlaps, if the script still has a view of it; else empty."""
         for memory, where, name in self._memories.get(span[0], ()):
             if not memory.expired() and overlap(where, span):
                 return name
         return ""
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
-        """Notice when one of these modules gets another tensor in place of one that is owned."""
+        """Watch these modules for tensors that replace stand-ins."""
         self._holding = None
         for module in modules:
             known = self._watched.get(id(module))
@@ -357,7 +357,7 @@ class VariableTable:
 
     @property
     def news(self) -> bool:
-        """Whether there is word of a stand-in that was not looked at yet."""
+        """Whether stand-ins have died that ``gone`` has not seen yet."""
         return bool(self._dead)
 
     @property
@@ -366,7 +366,7 @@ class VariableTable:
         return bool(self._dead or self._gone)
 
     def gone(self, used: Collection[str]) -> list[str]:
-        """What this rank could drop: nobody holds its stand-in, or, of what was lent, no plan that is left uses it."""
+        """Variables that this rank could drop: their stand-in is dead or, if borrowed, no remaining plan uses them."""
         while self._dead:
             name = self._dead.popleft()
             one = self._owned.get(name)
@@ -377,7 +377,7 @@ class VariableTable:
         return [*self._gone, *(name for name in self._borrowed if name not in used)]
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forget variables, on all ranks alike, that no rank's script can come to any more."""
+        """Forget variables that no rank's script can reach any more; all ranks drop the same."""
         for name in names:
             for kept in (self.layouts, self._owned, self._borrowed, self._gone, self._parts, self._ties, self._given):
                 kept.pop(name, None)
@@ -438,7 +438,7 @@ class VariableTable:
     # -- between calls -----------------------------------------------------------------------------
 
     def refresh(self, trains: bool) -> None:
-        """Before a call, of a job that ``trains`` or not: take over what the script changed in ways that show now."""
+        """Before a call of a job (that ``trains`` or not): take over what the script has changed."""
         if trains and self._given:
             self._follow_given()
         self.states.refresh()
@@ -471,7 +471,7 @@ class VariableTable:
                 borrowed.took(now)
 
     def check(self, used: Collection[str], trains: bool) -> None:
-        """Raise StateError where a plan with these variables, that ``trains``, would not do what the script does."""
+        """Raise StateError where a plan with these variables would differ from PyTorch; ``trains``: it changes them."""
         self.states.check(used)
         if trains:
             self._untied(used)
@@ -484,7 +484,7 @@ class VariableTable:
             )
 
     def _untied(self, changed: Collection[str]) -> None:
-        """Raise StateError where what shares memory in PyTorch is to be changed."""
+        """Raise StateError where a variable is to be changed that in PyTorch shares memory with another one."""
         for name, whole in self._ties.items():
             if not whole.released and (name in changed or whole.name in changed):
                 raise StateError(
@@ -494,7 +494,7 @@ class VariableTable:
                 )
 
     def _follow_given(self) -> None:
-        """Before variables change: let tensors in whose memory they would lie in PyTorch show what they have."""
+        """Before variables change: turn tensors that their ``.data`` was set to into views of the variables."""
         for borrowed in self._borrowed.values():
             where = None if borrowed.tensor is None else memory_span(borrowed.tensor)
             name = next((name for name, one in self._given.items() if one.taken.is_at(where)), "")
@@ -513,7 +513,7 @@ class VariableTable:
         redirect_views(these, ())
 
     def _refresh(self, known: dict[str, OwnedTensor], tensors: dict[str, Any]) -> None:
-        """Write what a module has in place of what is owned, and put that there again."""
+        """Write the tensors that replaced stand-ins of a module to the variables, and put the stand-ins back."""
         changed = [(key, owned) for key, owned in known.items() if _item(tensors, key) is not owned]
         for key, owned in changed:
             now = _item(tensors, key)
@@ -533,7 +533,7 @@ class VariableTable:
             tensors[key] = owned
 
     def takes_over(self, old: Tensor, new: Tensor) -> bool:
-        """Whether plans have the value of a tensor that was put where they read another one."""
+        """Whether plans have the value of a tensor that replaced one which they read."""
         if isinstance(new, DetachedTensor) and not new.is_released:  # a plan may change what it lies in
             return False
         return any(
@@ -625,15 +625,15 @@ class VariableTable:
 
 
 def _nothing() -> None:
-    """What is where a tensor was that nobody looks for."""
+    """The getter of a borrowed tensor without a place: None."""
 
 
 def _nowhere(tensor: Tensor) -> None:
-    """Puts a tensor where nobody looks for one."""
+    """The setter of a borrowed tensor without a place: does nothing."""
 
 
 def _looked_at(tensor: Tensor) -> Tensor:
-    """A tensor of the host's as each call looks at it: the whole of a small one, elements all over a large one."""
+    """The elements of a host tensor that each call compares: all of a small one, a strided sample of a large one."""
     tensor = tensor.detach()
     step = tensor.numel() // LOOKED_AT
     if step < 2 or not tensor.untyped_storage().resizable():  # of NumPy's, which writes where it likes
@@ -643,7 +643,7 @@ def _looked_at(tensor: Tensor) -> Tensor:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same; nothing is equal to NaN but NaN."""
+    """Whether two tensors hold the same values; NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())

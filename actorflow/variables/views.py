@@ -25,7 +25,7 @@ _WEAK: Any = StorageWeakRef  # has no types
 
 @dataclass(frozen=True, slots=True)
 class TakenTensor:
-    """A tensor that has become a stand-in: where it lay, and how."""
+    """A tensor that has become a stand-in, with its former memory and layout."""
 
     owned: OwnedTensor
     memory: Any
@@ -36,29 +36,29 @@ class TakenTensor:
     offset: int
 
     def is_at(self, where: MemorySpan | None) -> bool:
-        """Whether something that lies there has a part of it."""
+        """Whether something at this span overlaps it."""
         return where is not None and not self.memory.expired() and overlap(self.where, where)
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedData:
-    """A stand-in whose ``.data`` the script has set to a tensor."""
+    """A stand-in whose ``.data`` the script has set to a plain tensor."""
 
-    taken: TakenTensor  # as if it had lain there
+    taken: TakenTensor  # as if the stand-in had that tensor's memory
     tensor: weakref.ref[Tensor]
-    version: int  # that the tensor had
+    version: int  # of the tensor at that time
 
 
 def layout_of(tensor: Tensor, where: MemorySpan) -> tuple[Any, ...]:
-    """What is to be known of a tensor that is about to become a stand-in."""
+    """The memory, span and layout of a tensor that is about to become a stand-in, for ``TakenTensor``."""
     memory = _WEAK(tensor.untyped_storage())
     return memory, where, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
 
 
 def redirect_views(these: Sequence[TakenTensor], but: Collection[int]) -> None:
-    """Let every view of these tensors that the script holds show what their variables have, ``but`` for some, by id.
+    """Redirect all views of these tensors that the script holds to their variables, except those in ``but``, by id.
 
-    Views with a graph, and views of which there are views with a graph, stay what they are.
+    Views with a graph, and views that have views with a graph, stay as they are.
     """
     left: dict[int, list[TakenTensor]] = {}
     for one in these:
@@ -79,7 +79,7 @@ def redirect_views(these: Sequence[TakenTensor], but: Collection[int]) -> None:
 def _redirect(
     tensor: Tensor, where: MemorySpan, there: Sequence[TakenTensor], copies: dict[int, DetachedTensor]
 ) -> None:
-    """Let a tensor that lies in the memory of some variable, or has those of several in it, show what they have."""
+    """Redirect a tensor that lies in one variable's memory, or contains the memory of several."""
     memory, offset = tensor.untyped_storage(), int(tensor.storage_offset())
     plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)  # a view of nothing
     plain.set_(memory, offset, tensor.shape, tensor.stride())

@@ -32,10 +32,10 @@ def owned_in(state: ScriptState) -> set[str]:
 
 
 class WeakGuards:
-    """Knows by weak references what a plan works on, while its job works on something else.
+    """Weak references to what a plan works on, while its job works on something else.
 
-    ``read`` are the holders that its code reads, with what they had.  ``died`` is called, from anywhere, when a module,
-    an optimizer or a variable is no more.
+    ``read`` are the sources that its code reads, with their values.  ``died`` is called, on any thread, when a module,
+    an optimizer or a variable has died.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class WeakGuards:
 
     @property
     def gone(self) -> bool:
-        """Whether something of it is no more."""
+        """Whether one of the objects has died."""
         return any(ref() is None for ref in self._refs)
 
     def is_there(self, found: SearchResult) -> bool:
-        """Whether a search has found what the plan was made with, as it was."""
+        """Whether a search has found what the plan was made with, unchanged."""
         if names_in(found.state) != self.names or _paths(found.sources) != self._sources:
             return False
         now = found.read_sources
@@ -72,7 +72,7 @@ class WeakGuards:
         )
 
     def _said(self, value: Any) -> Any:
-        """A value in a form that is equal where code that reads it does the same, and that keeps nothing."""
+        """A form of a value that is equal where code would do the same with it, and that keeps no object alive."""
         if isinstance(value, Tensor):
             return "tensor", self._names.known(self._names.current(value))
         if isinstance(value, PLAIN):
@@ -90,7 +90,7 @@ class WeakGuards:
 
 
 class _WeakIdentity:
-    """Equal to another one that is of the same thing, while that is there."""
+    """Equal to other references to the same object, for as long as it lives."""
 
     __slots__ = ("_ref",)
 
@@ -109,7 +109,7 @@ def _paths(sources: Sequence[StateSource]) -> list[tuple[type, str]]:
 
 
 def _known(key: Any) -> Any:
-    """A key of a holder; another thing than plain ones by what it is called."""
+    """A comparable form of a source's key: plain keys themselves, others by identity."""
     if isinstance(key, PLAIN):
         return key
     try:
