@@ -17,7 +17,7 @@ class Placement:
     Text form: ``cpu:[0,1]`` or ``cpu:[0,1,2,3](2,2)``.
     """
 
-    type: str  # "cpu" | "cuda"
+    type: str  # "cpu" | "cuda", as users write it
     ranks: tuple[int, ...]
     hierarchy: tuple[int, ...]
 

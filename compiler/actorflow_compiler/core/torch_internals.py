@@ -193,13 +193,13 @@ def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def memory_is_refused(tensor: torch.Tensor) -> None:
-    """Have code of torch that takes the address of a tensor without memory raise RuntimeError, and not crash."""
+    """Make torch raise RuntimeError, instead of crashing, where it takes the address of a tensor without memory."""
     torch._C._set_throw_on_mutable_data_ptr(tensor)
 
 
 @contextlib.contextmanager
 def watching_reads(seen: Callable[[str, torch.Tensor, Callable[[], Any]], Any]) -> Iterator[None]:
-    """Have whoever reads the values of a tensor without memory get ``seen(name, tensor, read)``.
+    """Replace every read of the values of a tensor without memory by ``seen(name, tensor, read)``.
 
     ``name`` is one of ``READS``, and ``read`` does what torch does there.
     """
@@ -222,7 +222,7 @@ def watching_reads(seen: Callable[[str, torch.Tensor, Callable[[], Any]], Any]) 
 
 @contextlib.contextmanager
 def items_from(late: Callable[[torch.Tensor], Any]) -> Iterator[None]:
-    """Have who asks a tensor without memory for its value by ``item`` get ``late(tensor)``, where it is not known."""
+    """Replace ``item()`` of tensors without memory by ``late(tensor)``, where the value is not known."""
     known = FakeTensor.item
 
     def item(tensor: torch.Tensor) -> Any:
@@ -254,7 +254,7 @@ def is_composed(op: torch._ops.OpOverload) -> bool:
 
 
 def runs_python(op: torch._ops.OpOverload) -> bool:
-    """Whether what the op runs on tensors with memory was registered from Python in this process."""
+    """Whether the op's implementation for real tensors was registered from Python in this process."""
     if op._schema.name in OPDEFS:
         return True
     name = op._schema.name.replace("::", "/") + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
@@ -292,12 +292,12 @@ def fast_callable(overload: torch._ops.OpOverload) -> Callable[..., Any]:
 
 
 def real_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Ops inside work on real memory, and no trace sees them."""
+    """Run ops inside on real memory, unseen by any trace."""
     return _disable_current_modes()
 
 
 def node_of(tensor: torch.Tensor) -> tuple[torch.fx.Node, torch.nn.Module] | None:
-    """What gives a tensor in the trace that is under way, and what holds the trace's constants."""
+    """The node that makes a tensor in the current trace, and the module that holds the trace's constants."""
     mode = get_proxy_mode()
     if mode is None:
         return None
@@ -307,14 +307,14 @@ def node_of(tensor: torch.Tensor) -> tuple[torch.fx.Node, torch.nn.Module] | Non
 
 
 def constant_in_trace(name: str) -> torch.Tensor | None:
-    """The values of a constant of the trace that is under way; None where they are not known."""
+    """The values of a constant of the current trace; None where they are not known."""
     mode = get_proxy_mode()
     held = None if mode is None else getattr(getattr(mode.tracer, "root", None), name, None)
     return constant_of(held) if isinstance(held, torch.Tensor) else None
 
 
 def is_read(tensor: torch.Tensor) -> bool:
-    """Whether something that is being traced has used a tensor so far; True outside of a trace."""
+    """Whether the current trace has used a tensor so far; True outside of a trace."""
     mode = get_proxy_mode()
     slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
     return slot is None or any("actorflow.checked" not in str(user.target) for user in slot.proxy.node.users)
@@ -438,7 +438,7 @@ _HIGHER_ORDER = {"cond": "cond_op", "while_loop": "while_loop_op", "scan": "scan
 
 @contextlib.contextmanager
 def replaced_higher_order(ops: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Have torch's functions of these names, which take functions, call ``ops`` with what they have checked."""
+    """Let torch's higher-order functions of these names call ``ops`` with the arguments that they have checked."""
     modules = {name: importlib.import_module(f"torch._higher_order_ops.{name}") for name in ops}
     utils: Any = importlib.import_module("torch._higher_order_ops.utils")
     before = {name: vars(module)[_HIGHER_ORDER[name]] for name, module in modules.items()}
@@ -458,7 +458,7 @@ def replaced_higher_order(ops: Mapping[str, Callable[..., Any]]) -> Iterator[Non
 
 @contextlib.contextmanager
 def replaced_indexing(get: Callable[..., Any], put: Callable[..., Any]) -> Iterator[None]:
-    """Have ``x[i]`` of tensors without memory be ``get(plain, x, i)``, and ``x[i] = y`` be ``put(plain, x, i, y)``."""
+    """Replace ``x[i]`` of tensors without memory by ``get(plain, x, i)``, ``x[i] = y`` by ``put(plain, x, i, y)``."""
     plain: tuple[Any, Any] = torch.Tensor.__getitem__, torch.Tensor.__setitem__
     fake: Any = FakeTensor
     fake.__getitem__ = lambda x, index: get(plain[0], x, index)
@@ -471,7 +471,7 @@ def replaced_indexing(get: Callable[..., Any], put: Callable[..., Any]) -> Itera
 
 @contextlib.contextmanager
 def replaced_functions(names: Iterable[str], call: Callable[..., Any]) -> Iterator[None]:
-    """Have ``torch.NAME`` and the method of tensors without memory be ``call(NAME, plain, args, kwargs)``.
+    """Replace ``torch.NAME``, and the method of tensors without memory, by ``call(NAME, plain, args, kwargs)``.
 
     Functions that take whole numbers ask for them before anybody else sees the call.
     """
@@ -495,7 +495,7 @@ def replaced_functions(names: Iterable[str], call: Callable[..., Any]) -> Iterat
 
 @contextlib.contextmanager
 def replaced_nesting(made: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Have the functions of ``torch.nested`` call ``made`` in place of torch's functions of these names."""
+    """Let the functions of ``torch.nested`` call ``made`` in place of torch's functions of these names."""
     jagged: Any = importlib.import_module("torch.nested._internal.nested_tensor")
     tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
     library: Any = torch._C
@@ -528,7 +528,7 @@ def is_traced_by_jit() -> bool:
 
 @contextlib.contextmanager
 def replaced_scripts(call: Callable[..., Any]) -> Iterator[None]:
-    """Have whoever calls a function or a method of torch.jit get ``call(plain, function, args, kwargs)``."""
+    """Replace calls of functions and methods of torch.jit by ``call(plain, function, args, kwargs)``."""
     before = [kind.__call__ for kind in _SCRIPTS]
     tell_of_scripts(call)
     try:
@@ -539,13 +539,13 @@ def replaced_scripts(call: Callable[..., Any]) -> Iterator[None]:
 
 
 def tell_of_scripts(call: Callable[..., Any]) -> None:
-    """The same, from now on."""
+    """Do as ``replaced_scripts``, for the rest of the process."""
 
-    def told(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def replaced(plain: Callable[..., Any]) -> Callable[..., Any]:
         return lambda script, *args, **kwargs: call(plain, script, args, kwargs)
 
     for kind in _SCRIPTS:
-        kind.__call__ = told(kind.__call__)
+        kind.__call__ = replaced(kind.__call__)
 
 
 class _Failing(TorchDispatchMode):
@@ -567,7 +567,7 @@ class _Failing(TorchDispatchMode):
 def fresh_script(script: Any) -> Callable[..., Any]:
     """A function or method of torch.jit as one that has not run yet; it takes all arguments by position.
 
-    What an op raises leaves it as it is.
+    Exceptions of ops are passed on unchanged.
 
     What has run may have been joined to other ops, or have a backward pass of its own.  A method's takes the object
     that it belongs to as well, which comes first.
@@ -589,7 +589,7 @@ def fresh_script(script: Any) -> Callable[..., Any]:
 
 
 def script_kinds(script: Any) -> Iterator[tuple[str, Any]]:
-    """The ops of a function or method of torch.jit and of those that it calls: what kind each is of, and the node."""
+    """The kind and node of each op of a function or method of torch.jit, and of those that it calls."""
     graph = script.graph.copy()
     torch._C._jit_pass_inline(graph)
     pending = [*graph.nodes()]
@@ -638,7 +638,7 @@ def in_transform() -> bool:
 
 
 def packs_saved() -> bool:
-    """Whether what autograd saves is given to somebody, as activation checkpointing does."""
+    """Whether hooks pack what autograd saves, as activation checkpointing does."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
@@ -741,7 +741,7 @@ def without_dispatch() -> contextlib.AbstractContextManager[Any]:
 
 
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What a tensor of a class of ours holds."""
+    """A tensor of one of our subclasses as a plain tensor, in the same memory."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(torch.Tensor)
 
@@ -820,9 +820,9 @@ def _placed(value: Any, here: torch.device) -> Any:
 
 
 def without_meta() -> contextlib.AbstractContextManager[Any]:
-    """In which forward-mode AD puts nothing on the meta device, where it finds shapes of sums with tangents of zeros.
+    """Keep forward-mode AD off the meta device, on which it finds the shapes of sums with tangents of zeros.
 
-    Of a tensor that is traced without memory the sum would stay on that device.
+    The sum of a tensor that is traced without memory would stay on that device.
     """
     return _WithoutMeta()
 
@@ -843,12 +843,12 @@ class _AnsweringEqual(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
 
 
 def answering_equal(answer: bool, asked: list[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
-    """In which this is the answer whenever torch compares two tensors; the first of each two goes to ``asked``."""
+    """Answer comparisons of two tensors (``aten.equal``) with ``answer``; append the first of each to ``asked``."""
     return _AnsweringEqual(answer, asked)
 
 
 def arrived(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself for one that torch's functional collectives still fetch, once it is there."""
+    """Wait for the result of one of torch's functional collectives; any other tensor is returned as it is."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
@@ -920,7 +920,7 @@ def scaling_in_the_graph(
     optimizers: Mapping[torch.optim.Optimizer, bool],
     masked: Callable[[torch.optim.Optimizer, torch.Tensor, Callable[[], Any]], Any],
 ) -> Iterator[None]:
-    """Let scalers decide nothing on the host: an optimizer is told whether an infinity was found, or is masked by it.
+    """Keep scalers from deciding on the host: an optimizer is passed ``found_inf``, or its step is masked by it.
 
     ``optimizers`` says of each whether its step takes ``found_inf``; the steps of others go through
     ``masked(optimizer, found_inf, step)``.  What scalers remember of a step is as before at the end.

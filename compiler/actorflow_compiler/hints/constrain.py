@@ -27,7 +27,7 @@ CONSTRAIN = "actorflow.constrain"
 FREE = "*"  # the text of an axis that a hint leaves free
 Wish = tuple[Sbp | None, ...]  # one entry for each mesh axis, from the first; None leaves an axis free
 
-# ---- for users
+# ---- public functions
 
 
 def constrain(x: Tensor, sbp: Sbp | Wish) -> Tensor:
@@ -49,7 +49,7 @@ def constrain(x: Tensor, sbp: Sbp | Wish) -> Tensor:
 
 
 def wish_of(sbp: object, origin: str) -> Wish:
-    """What a user gave as a layout, with one plain entry for each axis; raises LayoutError for anything else."""
+    """A user's layout as a wish: one entry for each axis it names; raises LayoutError for what is no layout."""
     entries = sbp if isinstance(sbp, tuple) else (sbp,)
     found: list[Sbp | None] = []
     for entry in entries:
@@ -82,7 +82,7 @@ def fit_wish(wish: Wish, shape: Sequence[int], what: str) -> Wish:
 
 
 def apply(x: Tensor, wish: Wish, origin: str) -> Tensor:
-    """``constrain`` for a wish that ``origin`` (a line of the script, a pattern) says the source of."""
+    """``constrain`` for a wish; ``origin`` is where it comes from, for errors: a line of the script, or a pattern."""
     if not isinstance(x, Tensor):
         raise LayoutError(f"{origin}: {type(x).__name__} was found where a tensor was expected")
     wish = fit_wish(wish, x.shape, f"{origin}: the tensor")
@@ -97,7 +97,7 @@ def apply(x: Tensor, wish: Wish, origin: str) -> Tensor:
 
 
 def mark(x: Tensor, layout: str, origin: str) -> Tensor:
-    """``x`` through the op, whose layout another pass may write anew."""
+    """``x`` through the op, unconditionally; a later pass may replace the layout's text."""
     out: Tensor = _constrain(x, layout, origin)
     return out
 
@@ -119,13 +119,13 @@ def apply_to_first(output: Any, wish: Wish, origin: str) -> Any:
 
 
 def wanted(call: OpCall, axis: int) -> Sbp | None:
-    """How the output of an ``actorflow.constrain`` has to lie on a mesh axis; None: as it likes."""
+    """The layout that an ``actorflow.constrain`` asks for on a mesh axis; None where it leaves the axis free."""
     wish = parse_wish(call.args[1])
     return wish[axis] if axis < len(wish) else None
 
 
 def honoured(call: OpCall, axis: int, found: tuple[Signature, ...]) -> tuple[Signature, ...]:
-    """Of the signatures of an op instance along a mesh axis, those that it may have.
+    """The signatures along a mesh axis that a constraint admits.
 
     For all ops but ``actorflow.constrain`` that is all of them.  Where a dim cannot be cut (it has one
     element, or parts of different sizes from an earlier axis), the tensor stays whole.

@@ -24,7 +24,7 @@ Key = TypeVar("Key", str, int)
 
 @dataclass(frozen=True, slots=True)
 class LayoutHint:
-    """How a tensor is wanted to lie, and who says so."""
+    """The layout that a user wants for a tensor, and where they said so."""
 
     wish: Wish
     origin: str  # as the user wrote it
@@ -99,7 +99,7 @@ class ResolvedHints:
 
 @dataclass(slots=True)
 class _ModelHints:
-    """What was said about one module and all below it: pattern → hint."""
+    """The hints that were given for one module and all below it: pattern → hint."""
 
     layouts: dict[str, LayoutHint] = field(default_factory=dict)
     optimizer: dict[str, LayoutHint] = field(default_factory=dict)
@@ -227,7 +227,7 @@ def place(
 
 
 def _make_stages(model: str, placements: tuple[Placement, ...], count: int | None) -> StagesHint:
-    """What ``flow.place`` says of stages."""
+    """Check and make the hint of ``flow.place`` for stages."""
     along = f"stages={count!r}" if not placements else f"[{', '.join(map(str, placements))}]"
     origin = f"flow.place({model}, {along})"
     for one in placements:
@@ -282,10 +282,10 @@ def resolve(modules: Mapping[str, nn.Module], names: Mapping[int, str] | None = 
             given = _model_hints.get(module)
             if given is not None:
                 found.take(f"{root_name}.{prefix}" if prefix else root_name, module, given)
-    found.look_around(modules)
+    found.find_enclosing(modules)
     return ResolvedHints(
         found.layouts, found.places, found.around, tuple(found.patterns), found.only_stages(), found.outputs,
-        found.optimizer, found.zero_of_others(),
+        found.optimizer, found.zero_without_homes(),
     )  # fmt: skip
 
 
@@ -305,7 +305,7 @@ class _Resolver:
         self.zero: dict[str, ZeroHint] = {}
 
     def take(self, full: str, module: nn.Module, given: _ModelHints) -> None:
-        """Add what was said about one module."""
+        """Add the hints that were given for one module."""
         variables = list(_variables(module))
         below = list(module.named_modules(remove_duplicate=False))
         for into, hints in ((self.layouts, given.layouts), (self.optimizer, given.optimizer)):
@@ -335,13 +335,13 @@ class _Resolver:
             parameters = {self.names[id(t)] for _, t in variables if isinstance(t, nn.Parameter)}
             self.zero.update(dict.fromkeys(sorted(parameters), given.zero))
 
-    def zero_of_others(self) -> dict[str, ZeroHint]:
+    def zero_without_homes(self) -> dict[str, ZeroHint]:
         """ZeRO of the parameters that have no home: a home says itself how they are split."""
         homes = {name for name, hint in self.layouts.items() if hint.home is not None}
         return {name: zero for name, zero in self.zero.items() if name not in homes}
 
-    def look_around(self, modules: Mapping[str, nn.Module]) -> None:
-        """Find what is placed around modules that are not placed themselves."""
+    def find_enclosing(self, modules: Mapping[str, nn.Module]) -> None:
+        """Find the placed modules around those that are not placed themselves."""
         for root in modules.values():
             by_name = dict(root.named_modules(remove_duplicate=False))
             for name, module in by_name.items():
@@ -419,7 +419,7 @@ def _check_model(model: object, function: str) -> None:
 
 
 def _shown(found: object) -> str:
-    """What users gave, as short as an error can use it."""
+    """A user's argument as a short text for errors."""
     if isinstance(found, list | tuple):
         return f"[{', '.join(map(str, found))}]"
     return str(found) if isinstance(found, Placement) else repr(found)
@@ -477,12 +477,12 @@ def _check_matches(pattern: str, names: Sequence[str], what: str, model: str) ->
 
 
 def nearest(pattern: str, names: Sequence[str]) -> list[str]:
-    """The names that a pattern comes near to: those that it matches a part of, then those spelled alike."""
+    """The names that a pattern comes near to: those that it matches a part of, then those spelled like it."""
     inside = [n for n in names if n and re.search(pattern, n)] if pattern else []
     plain = re.sub(r"\\(.)", r"\1", re.sub(r"(?<!\\)[*+?^$()|\[\]{}]", "", pattern))
-    alike = difflib.get_close_matches(plain, names, NEAREST, 0.6)
-    alike += difflib.get_close_matches(plain, names, NEAREST, 0.3)[:1] if not alike else []
-    return list(dict.fromkeys([*inside[:NEAREST], *alike]))[:NEAREST]
+    similar = difflib.get_close_matches(plain, names, NEAREST, 0.6)
+    similar += difflib.get_close_matches(plain, names, NEAREST, 0.3)[:1] if not similar else []
+    return list(dict.fromkeys([*inside[:NEAREST], *similar]))[:NEAREST]
 
 
 def _few(names: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ IN_PIECES, WHOLE = "actorflow.in_pieces", "actorflow.whole"
 MARKERS = (IN_PIECES, WHOLE)
 _numbers = itertools.count()
 
-# ---- for users
+# ---- public functions
 
 
 def unpack(x: Tensor, n: int) -> Tensor:
@@ -56,7 +56,7 @@ def pack(x: Tensor, n: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PieceMarker:
-    """What an op of ``MARKS`` says."""
+    """The arguments of a marker op."""
 
     value: int  # the value that is marked
     count: int  # pieces
@@ -65,13 +65,13 @@ class PieceMarker:
 
 
 def marker_of(n: Node) -> PieceMarker:
-    """The arguments of a mark."""
+    """The marker that a node of ``MARKERS`` is."""
     ref, count, origin, number = n.args
     return PieceMarker(ref.index, count, origin, number)
 
 
 def without_markers(graph: Graph) -> Graph:
-    """The same step with every mark taken for what it marks."""
+    """The same step with every marker replaced by the value that it marks."""
     same: dict[int, int] = {}
 
     def at(value: int) -> Ref:
@@ -110,17 +110,17 @@ def nearest_divisors(size: int, count: int) -> list[int]:
 
 
 def count_pieces(graph: Graph, micro_batches: int, asked: str, later: bool) -> tuple[int, tuple[str, ...]]:
-    """How many pieces a step goes in, and what is to be said of that; ``cut_in_time`` tells of the arguments.
+    """How many pieces a step is cut into, and notes on that; the arguments are those of ``cut_in_time``.
 
-    Raises CallError where marks and ``micro_batches`` contradict each other, and where the batch does not divide.
+    Raises CallError where markers and ``micro_batches`` contradict each other, and where the batch does not divide.
     """
     wanted: dict[int, str] = {micro_batches: asked} if micro_batches > 1 else {}  # number → who wants it
     sizes: dict[int, str] = {}  # size of what is to be divided → who wants that, and what it is
     if micro_batches > 1:
         batches = (graph.metas[i.value].shape for i in graph.inputs if i.kind == InputKind.BATCH)
         sizes.update({shape[0]: f"{asked}: the batch" for shape in batches})
-    marks = [(n, marker_of(n)) for n in graph.nodes if n.op in MARKERS]
-    for _, mark in marks:
+    markers = [(n, marker_of(n)) for n in graph.nodes if n.op in MARKERS]
+    for _, mark in markers:
         wanted.setdefault(mark.count, mark.origin)
         sizes.setdefault(graph.metas[mark.value].shape[0], f"{mark.origin}: the tensor")
     if len(wanted) > 1:
@@ -130,10 +130,10 @@ def count_pieces(graph: Graph, micro_batches: int, asked: str, later: bool) -> t
             f"of pieces: name the same everywhere, or leave micro_batches out and say with flow.unpack what flows in "
             f"pieces"
         )
-    if micro_batches == 1 and marks and all(n.op != IN_PIECES or n.phase == Phase.BACKWARD for n, _ in marks):
+    if micro_batches == 1 and markers and all(n.op != IN_PIECES or n.phase == Phase.BACKWARD for n, _ in markers):
         raise CallError(
-            f"{marks[0][1].origin}: nothing flows in pieces here; flow.unpack(x, {marks[0][1].count}) before it was "
-            f"expected, or micro_batches={marks[0][1].count} of the job"
+            f"{markers[0][1].origin}: nothing flows in pieces here; flow.unpack(x, {markers[0][1].count}) before it "
+            f"was expected, or micro_batches={markers[0][1].count} of the job"
         )
     if micro_batches > 1 and not sizes and not later:
         raise CallError(f"{asked}: the job has no batch to divide; a tensor was expected among its arguments")

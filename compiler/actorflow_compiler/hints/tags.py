@@ -24,7 +24,7 @@ NO_VISIT = -1
 
 @dataclass(frozen=True, slots=True)
 class OpTag:
-    """Where an op of the forward pass belongs."""
+    """Placement, module and visit of an op of the forward pass."""
 
     placement: Placement | None = None
     where: str = ""
@@ -32,11 +32,11 @@ class OpTag:
 
 
 class TagRecorder:
-    """The marks of one trace.
+    """Records the tags of one trace.
 
-    Forward ops carry the innermost placement scope and module, and their *visit*: the stretch of the
-    program between two changes of these, numbered in program order.  A backward op carries the marks of
-    the forward op that it came from, found by its autograd sequence number.  What a checkpoint computes
+    Forward ops are tagged with the innermost placement scope and module, and with their *visit*: the stretch of
+    the program between two changes of these, numbered in program order.  A backward op gets the tags of the
+    forward op that it came from, found by its autograd sequence number.  What a checkpoint computes
     again in the backward pass belongs to the visit of the same module in the forward pass.
     """
 
@@ -45,7 +45,7 @@ class TagRecorder:
         self._changes = [(-1, OpTag(visit=0))]  # (autograd sequence number, what holds from there on)
         self._visits: dict[str, list[int]] = {}  # of each module in the forward pass
         self._count = 0  # of visits
-        self._stack_lines = UserLines()
+        self._user_lines = UserLines()
         self._lines: dict[int, str] = {}  # autograd sequence number → the user's line of the forward op
         self.called: set[int] = set()  # ids of modules
         self.during_backward: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -55,61 +55,61 @@ class TagRecorder:
         before: dict[str, Any] | None = fx_traceback.current_meta.get("custom")
         outer = self._stack[-1]
         self._stack.append((placement or outer[0], where or outer[1]))
-        self._mark()
+        self._open_visit()
         return before
 
     def leave(self, before: dict[str, Any] | None) -> None:
-        """Close the innermost scope and restore the marks that were there before it opened.
+        """Close the innermost scope and restore the tags from before it opened.
 
         Inside a backward pass (a checkpoint's recomputation) those are the backward node's.
         """
         self._stack.pop()
         old = before or {}
         placement, where = self._stack[-1]
-        visit = self._again(where, old) if _in_backward(old) else self._next(where)
+        visit = self._recomputed_visit(where, old) if _in_backward(old) else self._next_visit(where)
         self._changes.append((sequence_number(), OpTag(placement, where, visit)))
         self._set(before if _in_backward(old) else {**old, "visit": visit})
 
-    def _mark(self) -> None:
+    def _open_visit(self) -> None:
         placement, where = self._stack[-1]
         old = fx_traceback.current_meta.get("custom") or {}
         if _in_backward(old):  # a checkpoint may leave out the module that was placed
             placement = placement or old.get("placement")
-        visit = self._again(where, old) if _in_backward(old) else self._next(where)
+        visit = self._recomputed_visit(where, old) if _in_backward(old) else self._next_visit(where)
         self._changes.append((sequence_number(), OpTag(placement, where, visit)))
         self._set({**old, "placement": placement, "where": where, "visit": visit})
 
-    def _next(self, where: str) -> int:
+    def _next_visit(self, where: str) -> int:
         """Begin a visit of the forward pass."""
         self._count += 1
         self._visits.setdefault(where, []).append(self._count)
         return self._count
 
-    def _again(self, where: str, old: Mapping[str, Any]) -> int:
-        """The visit that a checkpoint computes again, when the backward pass is at the mark ``old``.
+    def _recomputed_visit(self, where: str, old: Mapping[str, Any]) -> int:
+        """The visit that a checkpoint computes again, when the backward pass is at an op with the tags ``old``.
 
-        That is the mark of the checkpoint's last op, or, if it is reentrant, of what was just before it.
+        Those are the tags of the checkpoint's last op, or, if it is reentrant, of the op just before it.
         """
         at: int = old.get("visit", NO_VISIT)
         visits = self._visits.get(where, ())
         after = min((v for v in visits if v > at), default=at)
         return max((v for v in visits if v <= at), default=after)
 
-    def _mark_again(self, *_: Any) -> None:
-        """Mark the ops of a backward pass that a checkpoint computes again: they alone run with gradients enabled."""
+    def _tag_recomputed(self, *_: Any) -> None:
+        """Tag the ops of a backward pass that a checkpoint computes again: only those run with gradients enabled."""
         custom = fx_traceback.current_meta.get("custom") or {}
         if bool(custom.get("again")) != torch.is_grad_enabled():
             self._set({**custom, "again": torch.is_grad_enabled()})
 
     def following_lines(self) -> contextlib.AbstractContextManager[Any]:
-        """In which each op of the user's own code is marked with its line."""
-        return before_each_op(self._mark_line)
+        """Tag each op that is traced inside with the innermost line of the user's own code."""
+        return before_each_op(self._tag_line)
 
-    def _mark_line(self, *_: Any) -> None:
+    def _tag_line(self, *_: Any) -> None:
         custom = fx_traceback.current_meta.get("custom") or {}
         if _in_backward(custom) and not custom.get("again"):
             return  # it has the line of its forward op
-        line = self._stack_lines.here()
+        line = self._user_lines.here()
         if not _in_backward(custom):
             self._lines.setdefault(sequence_number() - 1, line)  # autograd has numbered the op already
         if line != custom.get("line"):
@@ -122,7 +122,7 @@ class TagRecorder:
     def backward(
         self, engine: Callable[..., Any], roots: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a backward pass with every op marked by the forward op it belongs to."""
+        """Run a backward pass, and tag every op as the forward op it belongs to."""
         before = fx_traceback.current_meta.get("custom")
         pending, seen, hooks = [t.grad_fn for t in roots], set(), []
         while pending:
@@ -132,7 +132,7 @@ class TagRecorder:
             seen.add(node)
             pending += [f for f, _ in node.next_functions]
             number = sequence_of(node)
-            of = OpTag() if number is None else self._at(number)
+            of = OpTag() if number is None else self._tag_at(number)
             mark = {"placement": of.placement, "where": of.where, "visit": of.visit, "phase": Phase.BACKWARD}
             mark["line"] = self._lines.get(number, "") if number is not None else ""
             hooks.append(node.register_prehook(lambda _, m=mark: self._set(m)))
@@ -140,14 +140,14 @@ class TagRecorder:
                 hooks.append(node.register_hook(lambda *_: self._set({"phase": Phase.BACKWARD})))
         self._set({"phase": Phase.BACKWARD})
         try:
-            with self.during_backward(), before_each_op(self._mark_again):
+            with self.during_backward(), before_each_op(self._tag_recomputed):
                 return engine(roots, *args, **kwargs)
         finally:
             self._set(before)
             for hook in hooks:
                 hook.remove()
 
-    def _at(self, number: int) -> OpTag:
+    def _tag_at(self, number: int) -> OpTag:
         return self._changes[bisect.bisect_right(self._changes, number, key=lambda c: c[0]) - 1][1]
 
 
@@ -174,9 +174,9 @@ def recording(
 ) -> Iterator[TagRecorder]:
     """Record tags while the body runs; ``places`` and ``names`` are keyed by ``id(module)``.
 
-    So is ``outputs``: what is to be done to that which a module returns.  ``around`` is for modules without a
-    place of their own: those of modules around them, by their id, which hold even if these are not called
-    (lists of layers, for example).
+    So is ``outputs``: functions that are applied to what a module returns.  ``around`` gives modules without a
+    placement of their own the placements of the modules around them, by their id; they hold even if those are not
+    called (lists of layers, for example).
     """
     global _active
     tags = TagRecorder()

@@ -22,7 +22,7 @@ from actorflow_compiler.signatures import OpCall, Signature, local_op
 
 @dataclass(frozen=True, slots=True)
 class GraphLayouts:
-    """How every value lies: one SBP for each axis of its placement, and the signatures that say so."""
+    """The layout of every value, one SBP for each axis of its placement, and the signatures of every op."""
 
     value: Mapping[int, NdSbp]
     placement: Mapping[int, Placement]
@@ -33,7 +33,7 @@ class GraphLayouts:
 
 @dataclass(frozen=True, slots=True)
 class FixedLayouts:
-    """What is decided before inference."""
+    """Layouts that are decided before inference."""
 
     variables: Mapping[str, tuple[Placement, tuple[Sbp | None, ...]]]  # where every variable lies; None: to be found
     batch: Mapping[str, tuple[Sbp, ...]]  # how an input is best taken; not a must, for every rank has it whole
@@ -45,7 +45,7 @@ def infer(
     graph: Graph, fixed: FixedLayouts, everywhere: Placement, pieces: int, goal: Goal = DATA,
     inner_cost: InnerCost | None = None, explain: str | None = None, hardware: Hardware = CPU_CORE,
 ) -> GraphLayouts:  # fmt: skip
-    """Choose; every op gets one signature for each axis of its placement.
+    """Infer the layouts of a graph; every op gets one signature for each axis of its placement.
 
     ``inner_cost`` prices signatures that exchange something inside; without it they are not used.
     ``explain`` is a regular expression of module, variable or op names, whose alternatives are reported.

@@ -44,7 +44,7 @@ class _AxisChoice:
     def run(self, explain: str | None) -> tuple[list[int], AxisReport]:
         open_to_choice = self.p.mode != ParallelMode.DATA or self.budget is not None
         solved = relax(self.p, self.classes, None) if open_to_choice else None
-        found = self.searched(0.0, solved)
+        found = self.run_searches(0.0, solved)
         start, best = min(found, key=lambda f: self.seconds(f[1]))
         if not self.fits(best):
             solved = relax(self.p, self.classes, self.budget)
@@ -53,7 +53,7 @@ class _AxisChoice:
             self.p.axis, self.p.mode, start, len(self.p.items), len(self.classes), self.seconds(best),
             min(solved.bound, self.seconds(best)) if solved and solved.bound is not None else None,
             max(best.held().values(), key=lambda h: h.peak, default=MemoryUse(0.0, 0.0, 0.0)),
-            tuple(self.explained(best, explain)) if explain is not None else (),
+            tuple(self.explanations(best, explain)) if explain is not None else (),
         )  # fmt: skip
         return best.choice, report
 
@@ -85,34 +85,34 @@ class _AxisChoice:
         found = [o for o, s in enumerate(self.p.items[i].options) if isinstance(s.outs[0], Split)]
         return found[0] if found else 0
 
-    def searched(
+    def run_searches(
         self, price: float, solved: RelaxedSolution | None, warm: Search | None = None
     ) -> list[tuple[str, Search]]:
-        """What the searches from all starts find, at a price for each byte held."""
-        begun: list[tuple[str, Search]] = []
+        """Search from all starts, at a price for each byte held; returns (name of the start, search) for each."""
+        searches: list[tuple[str, Search]] = []
         for start in self.starts():
             search = Search(self.p, self.classes, price)
             search.walk(start)
-            begun.append((start.name, search))
+            searches.append((start.name, search))
         if solved is not None and solved.shares:
             search = Search(self.p, self.classes, price)
             search.round(solved.shares)
-            begun.append(("solver", search))
+            searches.append(("solver", search))
         if warm is not None:
             search = Search(self.p, self.classes, price)
             for i, option in enumerate(warm.choice):
                 search.put(i, option)
-            begun.append(("without budget", search))
-        for _, search in begun:
+            searches.append(("without budget", search))
+        for _, search in searches:
             search.settle()
-        return begun
+        return searches
 
     def within_budget(
         self, found: list[tuple[str, Search]], free: Search, solved: RelaxedSolution | None
     ) -> tuple[str, Search]:
         """The cheapest of all that fits, while the price of memory rises past what the solver says it is worth."""
         if solved is None:
-            tried = self.searched(DEAREST, None, free)
+            tried = self.run_searches(DEAREST, None, free)
             least = min((s for _, s in tried), key=lambda s: max(h.peak for h in s.held().values()))
             raise LayoutError(self.refusal(least))
         price = max(solved.byte_price / STEP**BELOW, CHEAPEST)
@@ -120,7 +120,7 @@ class _AxisChoice:
             if price > DEAREST:
                 least = min((s for _, s in found), key=lambda s: max(h.peak for h in s.held().values()))
                 raise LayoutError(self.refusal(least))
-            found = found + self.searched(price, solved, free)
+            found = found + self.run_searches(price, solved, free)
             price *= STEP
         name, best = min(((n, s) for n, s in found if self.fits(s)), key=lambda f: self.seconds(f[1]))
         best.polish(self.fits)
@@ -139,7 +139,7 @@ class _AxisChoice:
             search.byte_price = price
 
     def refusal(self, least: Search) -> str:
-        """What to say of a budget that nothing fits."""
+        """The error text for a budget that nothing fits."""
         assert self.goal.budget is not None
         where, held = max(least.held().items(), key=lambda item: item[1].peak)
         scale, taken = 1 / self.rest, self.goal.taken
@@ -160,8 +160,8 @@ class _AxisChoice:
             + ". Use more devices, more micro-batches, a smaller batch or a larger budget"
         )
 
-    def explained(self, search: Search, pattern: str) -> Iterator[Explanation]:
-        """What the items whose name or op a pattern matches could have been."""
+    def explanations(self, search: Search, pattern: str) -> Iterator[Explanation]:
+        """The alternatives of the items whose name or op a pattern matches."""
         for i, item in enumerate(self.p.items):
             op = self.p.graph.nodes[item.node].op if item.node >= 0 else "variable"
             if not (re.fullmatch(pattern, item.name) or re.fullmatch(pattern, op)):
@@ -171,10 +171,10 @@ class _AxisChoice:
             order = sorted(range(len(prices)), key=lambda o: prices[o])
             yield Explanation(
                 item.name, f"{op} ({item.phase})" if item.node >= 0 else op, self.p.axis,
-                tuple(self.alternative(item, o, prices[o] - prices[now], o == now) for o in order),
+                tuple(self.alternative_of(item, o, prices[o] - prices[now], o == now) for o in order),
             )  # fmt: skip
 
-    def alternative(self, item: LayoutItem, option: int, seconds: float, chosen: bool) -> Alternative:
+    def alternative_of(self, item: LayoutItem, option: int, seconds: float, chosen: bool) -> Alternative:
         """An option of an item that costs ``seconds`` more than what was chosen."""
         s = item.options[option]
         text = str(s) if item.node >= 0 else show(s.outs[0] or B)

@@ -29,7 +29,7 @@ NARROW = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class DecomposedOp:
-    """An op written out."""
+    """An op decomposed into simpler ones."""
 
     graph: Graph  # its inputs are the op's operands, its results the outputs that are used
     chosen: tuple[tuple[Signature, ...], ...]  # node by node: one signature for each mesh axis
@@ -46,7 +46,7 @@ def inner_cost(call: OpCall, signature: Signature, parts: int) -> tuple[float, i
 
 @functools.cache
 def decompose(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> DecomposedOp:
-    """Write out an op, at least one of whose signatures is inner, on a mesh; ``chosen`` has one for each axis."""
+    """Decompose an op, at least one of whose signatures is inner, on a mesh; ``chosen`` has one for each axis."""
     graph = trace(call, functools.partial(_run, call, _cuts(chosen, hierarchy)))
     assert graph is not None, call
     assert [graph.metas[r] for r in graph.results] == [m for m in call.outs if m is not None], call
@@ -98,9 +98,10 @@ def _run(call: OpCall, cuts: Cuts, *args: Any, **kwargs: Any) -> list[Tensor | N
 
 
 class _SignaturePropagation:
-    """Takes, for each op in order, the signature that moves least; what has to move is gathered or added up whole.
+    """Takes, for each op of a decomposition in order, the signature that moves least.
 
-    Nothing is moved to be split anew, nor made a term of a sum: the ops of a body follow the split of its operands.
+    A value that has to move is gathered, or added up, as a whole.  None is split anew or made a term of a sum: the ops
+    follow the split of the operands.
     """
 
     def __init__(self, parts: int, metas: Mapping[int, Meta]) -> None:
@@ -142,14 +143,14 @@ class _SignaturePropagation:
 
 
 def _follows(have: Sbp, need: Sbp) -> bool:
-    """Whether a value may be wanted so: as it is, whole, or a part of what is whole."""
+    """Whether a value may be asked for in a layout: as it is, whole, or as a part of a whole one."""
     return need in (have, B) or (have == B and isinstance(need, Split))
 
 
 def decompose_inner(graph: Graph, layouts: GraphLayouts) -> tuple[Graph, GraphLayouts]:
-    """Replace every op one of whose signatures is inner by its body; values keep their numbers.
+    """Replace every op one of whose signatures is inner by its decomposition; values keep their numbers.
 
-    What such an op made may lie otherwise afterwards (as a sum of terms, say); boxing sees to it.
+    A result of such an op may have another layout afterwards (a sum of terms, say); its readers are boxed from that.
     """
     metas = dict(graph.metas)
     fresh = itertools.count(max(metas, default=0) + 1)

@@ -31,7 +31,7 @@ HELD_BETWEEN = ((Phase.FORWARD, Phase.BACKWARD), (Phase.BACKWARD, Phase.OPTIMIZE
 
 @dataclass(frozen=True, slots=True)
 class LayoutItem:
-    """Something that gets one of its options."""
+    """An op or a variable, which gets one of its options."""
 
     name: str  # module or variable
     kind: Hashable  # what it is, for ties
@@ -47,7 +47,7 @@ class LayoutItem:
 
 @dataclass(frozen=True, slots=True)
 class RequiredLayout:
-    """A need that no choice changes: a result that must be whole."""
+    """A layout that a value must be brought to whatever is chosen: a result that must be whole."""
 
     value: int
     sbp: Sbp

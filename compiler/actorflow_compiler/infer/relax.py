@@ -28,7 +28,7 @@ LARGEST = 40_000  # variables
 
 @dataclass(frozen=True, slots=True)
 class RelaxedSolution:
-    """What the solver found."""
+    """The solution of the relaxation."""
 
     shares: tuple[tuple[float, ...], ...]  # class by class, of each option in the best mixture; () if not solved
     bound: float | None  # s; no choice of tied items costs less

@@ -129,7 +129,7 @@ class Search:
             if start.gathered and p.is_use(i):
                 self.put(i, 0)
             elif item.node >= 0:
-                self._take(i, start)
+                self._take_cheapest(i, start)
             elif len(item.options) == 1 or (start.variables and i in start.variables):
                 self.put(i, start.variables.get(i, 0) if start.variables else 0)
             else:
@@ -154,9 +154,9 @@ class Search:
                 else:
                     open_items.append((i, [o for o, share in enumerate(mixture) if share >= most * RELEVANT]))
         for i, options in sorted(open_items):
-            self._take(i, SearchStart("solver"), options)
+            self._take_cheapest(i, SearchStart("solver"), options)
 
-    def _take(self, i: int, start: SearchStart, among: Sequence[int] | None = None) -> None:
+    def _take_cheapest(self, i: int, start: SearchStart, among: Sequence[int] | None = None) -> None:
         p, item = self.problem, self.problem.items[i]
         best, least = 0, float("inf")
         for option in range(len(item.own)) if among is None else among:
@@ -193,12 +193,12 @@ class Search:
                 if o < 0:
                     continue
                 for have in set(layouts):
-                    ways = [self._way(o, have, r) for r in p.readers.get(o, ()) if p.items[r].node >= 0]
+                    ways = [self._cost_ahead(o, have, r) for r in p.readers.get(o, ()) if p.items[r].node >= 0]
                     ahead[(o, have)] = max(ways, default=0.0)
             self._ahead = ahead
         return ahead
 
-    def _way(self, v: int, have: int, reader: int) -> float:
+    def _cost_ahead(self, v: int, have: int, reader: int) -> float:
         p, item = self.problem, self.problem.items[reader]
         least = float("inf")
         for option, own in enumerate(item.own):
@@ -223,8 +223,8 @@ class Search:
                 self.put(i, option if forced is None else forced[n])
             own = sum(p.items[i].own[self.choice[i]] for i in members)
             prices[option] = own + sum(map(self.value_price, touched))
-        alike = len(set(old)) == 1
-        if forced is None and alike:
+        uniform = len(set(old)) == 1
+        if forced is None and uniform:
             before = prices[old[0]]
         else:
             last = [self.choice[i] for i in members]

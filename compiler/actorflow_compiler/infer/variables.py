@@ -56,17 +56,17 @@ def assign_variable_layouts(
         else:
             parameter = found[captured.parameter[name]]
             zero, hint = hints.zero.get(parameter.name), hints.optimizer.get(parameter.name)
-            alike = parameter.shape == meta.shape
+            same_shape = parameter.shape == meta.shape
             placement = parameter.placement
-            wish = fit_hint(name, meta, hint if alike else None, placement)
-            if alike and (
+            wish = fit_hint(name, meta, hint if same_shape else None, placement)
+            if same_shape and (
                 kind != KEPT_GRADIENT or name not in fixed
             ):  # what one plan has left the next takes as it lies
                 lies = fixed.get(name, parameter).sbp  # they differ where inference has chosen both
                 wish = tuple(e if e or lie == B else lie for e, lie in zip(wish, lies, strict=True))
                 wish = wish if zero is None else add_zero(wish, meta.shape, zero, placement)
         if name in fixed:
-            found[name] = as_fixed(fixed[name], wish, hint, zero)
+            found[name] = check_fixed(fixed[name], wish, hint, zero)
         else:
             found[name] = Variable(
                 name, meta.shape, meta.dtype, placement, tuple(e or B for e in wish), VariableKind(kind)
@@ -129,8 +129,8 @@ def add_zero(wish: Wish, shape: Sequence[int], zero: ZeroHint, placement: Placem
     return (*wish[: zero.axis], split, *wish[zero.axis + 1 :])
 
 
-def as_fixed(variable: Variable, wish: Wish, hint: LayoutHint | None, zero: ZeroHint | None) -> Variable:
-    """The variable as an earlier plan has laid it out; raises LayoutError if a hint wants it otherwise."""
+def check_fixed(variable: Variable, wish: Wish, hint: LayoutHint | None, zero: ZeroHint | None) -> Variable:
+    """The variable as an earlier plan has laid it out; raises LayoutError if a hint asks for another layout."""
     for axis, (wanted, fixed) in enumerate(zip(wish, variable.sbp, strict=True)):
         if wanted is None or wanted == fixed:
             continue
@@ -186,25 +186,25 @@ def apply_zero(graph: Graph, variables: Sequence[Variable], zero: Mapping[str, Z
     """The graph with gradients constrained to ZeRO's split, and parameters of stage 3 gathered at each use."""
     if not zero:
         return graph
-    laid = {v.name: v for v in variables}
+    by_name = {v.name: v for v in variables}
     nodes = []
     for n in graph.nodes:
         if n.op == CONSTRAIN and n.args[1].startswith(GRADIENT):
-            variable = laid[n.args[1].removeprefix(GRADIENT)]
+            variable = by_name[n.args[1].removeprefix(GRADIENT)]
             wish: Wish = (None,)
             if n.placement == variable.placement:
-                wish = _of_gradient(variable, zero[variable.name])
+                wish = _gradient_wish(variable, zero[variable.name])
             # of the optimizer's phase, for which gradients are gathered in buckets; it fires for each micro-batch
             n = replace(n, args=(n.args[0], show_wish(wish), n.args[2]), phase=Phase.OPTIMIZER)
         nodes.append(n)
     used: dict[str, Wish] = {}
     for name, z in zero.items():
-        if z.stage == 3 and name in laid and isinstance(laid[name].sbp[z.axis], Split):
+        if z.stage == 3 and name in by_name and isinstance(by_name[name].sbp[z.axis], Split):
             used[name] = (*(None,) * z.axis, B)
     return gather_at_use(replace(graph, nodes=tuple(nodes)), used)
 
 
-def _of_gradient(variable: Variable, zero: ZeroHint) -> Wish:
+def _gradient_wish(variable: Variable, zero: ZeroHint) -> Wish:
     known: Wish = tuple(e if isinstance(e, Split) else None for e in variable.sbp)
     wish = add_zero(known, variable.shape, zero, variable.placement)
     return tuple(e if axis == zero.axis else None for axis, e in enumerate(wish))

@@ -69,7 +69,7 @@ def cut_automatically(
             f"{asked.origin} cuts the whole step, but a scope puts {by_hand.op}{where} on {by_hand.placement}; "
             f"one of both was expected: take the flow.scope.placement out, or place all modules by patterns"
         )
-    units = _Units(captured, pieces, everywhere.size / min(len(placements), everywhere.size), hardware, elsewhere)
+    units = _VisitCosts(captured, pieces, everywhere.size / min(len(placements), everywhere.size), hardware, elsewhere)
     notes: tuple[str, ...] = ()
     if not units.costs and fixed:  # an optimizer's step, say: its state says where
         return AutomaticStages(captured.graph)
@@ -127,7 +127,7 @@ def _cut(
     pieces: int,
     hardware: Hardware,
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The first unit of each stage, and what is to be said of that."""
+    """The first unit of each stage, and notes for the user."""
     stages = len(placements)
     if len(units) < stages:
         raise LayoutError(
@@ -150,23 +150,23 @@ def _cut(
 def _follow(
     units: Sequence[PartitionUnit], follows: Sequence[Placement], placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[Placement, ...]]:
-    """Stages where parameters are already: one for each run of units, several where neighbouring stages share it."""
+    """Stages where the parameters already are: one for each run of units, several where neighbours share one."""
     first: list[int] = []
     where: list[Placement] = []
     runs = [(p, len(list(g))) for p, g in groupby(follows)]
     wanted = [(p, len(list(g))) for p, g in groupby(placements)]
-    alike = [p for p, _ in runs] == [p for p, _ in wanted]
+    same_order = [p for p, _ in runs] == [p for p, _ in wanted]
     at = 0
     for k, (placement, length) in enumerate(runs):
-        stages = min(wanted[k][1], length) if alike else 1
+        stages = min(wanted[k][1], length) if same_order else 1
         first += [at + f for f in partition(units[at : at + length], stages)]
         where += [placement] * stages
         at += length
     return tuple(first), tuple(where)
 
 
-class _Units:
-    """The visits of a graph and their costs; ``devices`` share a stage, and the batch."""
+class _VisitCosts:
+    """The visits of a graph and their costs; ``devices`` is how many share a stage, and the batch."""
 
     def __init__(
         self, captured: Capture, pieces: int, devices: float, hardware: Hardware, elsewhere: Collection[str] = ()
@@ -175,7 +175,7 @@ class _Units:
         self.pieces, self.devices, self.hardware = pieces, devices, hardware
         self.names = {i.value: i.name for i in self.graph.inputs if i.kind == InputKind.VARIABLE}
         self.held: set[int] = set(self.names)  # values that depend on state
-        work = [self._work(n) for n in self.graph.nodes]
+        work = [self._seconds_of(n) for n in self.graph.nodes]
         nodes = list(zip(self.graph.nodes, work, strict=True))
         self.visits = sorted({n.visit for n, w in nodes if n.phase == Phase.FORWARD and w and n.op not in CHEAP_OPS})
         self.unit = [self._unit_of(n, w) for n, w in nodes]  # of each node
@@ -193,7 +193,7 @@ class _Units:
             found[k] = known = p or known
         return found
 
-    def _work(self, n: Node) -> float | None:
+    def _seconds_of(self, n: Node) -> float | None:
         """Seconds of arithmetic, or of reading and writing tensors, whichever is longer.
 
         None for what depends on no state and is cheap to repeat.

@@ -67,7 +67,7 @@ def place_ops(
 
 
 def computing(world: int, homes: Mapping[str, Placement], graph: Graph, hints: ResolvedHints) -> tuple[int, ...]:
-    """The ranks of what nobody places: all but those that are homes and nothing else; all where that leaves none."""
+    """The ranks of ops that nobody places: all ranks but those that are only homes; all, if that leaves none."""
     kept = {rank for home in homes.values() for rank in home.ranks}
     named = hints.placements | {n.placement for n in graph.nodes if n.placement is not None}
     kept -= {rank for placement in named for rank in placement.ranks}
@@ -75,7 +75,7 @@ def computing(world: int, homes: Mapping[str, Placement], graph: Graph, hints: R
 
 
 class _TaggedStages:
-    """The stages of tagged ops."""
+    """The stages that the tagged forward ops make, in program order."""
 
     def __init__(self, graph: Graph, begins: Sequence[int]) -> None:
         opened = sorted(begins)
@@ -102,7 +102,7 @@ class _TaggedStages:
 
 
 class _StageChooser:
-    """One forward walk that decides the stage of each node; None means that it is free."""
+    """Decides the stage of each node in one forward walk; None for nodes that may run anywhere."""
 
     def __init__(
         self,
@@ -126,16 +126,16 @@ class _StageChooser:
         self.variables = {i.value: i.name for i in graph.inputs if i.kind == InputKind.VARIABLE}
         self.updated = {new: self.variables[old] for old, new in graph.updates}
         self.parameter = parameter
-        self.sent = self._sent() if homes else {}
+        self.for_homes = self._gradients_for_homes() if homes else {}
         self.reach: dict[int, set[str]] = {
             v: {name} for v, name in self.variables.items()
         }  # value → variables that it is made of alone
         self._owners_of_parameters()
         for n in graph.nodes:
-            stage = self._of(n)
+            stage = self._stage_of(n)
             self.stage.append(stage)
             self.at.update((o, stage) for o in n.outs)
-            if n.phase == Phase.OPTIMIZER and self._at_home(n) is not None:
+            if n.phase == Phase.OPTIMIZER and self._stage_at_home(n) is not None:
                 self.at_home.update(n.outs)
             names = set().union(*(self.reach.get(v, set()) for v in n.reads()))
             if stage is None:
@@ -171,25 +171,25 @@ class _StageChooser:
                     self.first.setdefault(name, stage)
 
     def _owner_of(self, name: str) -> Placement:
-        """Where a variable lives, now that it must be known; optimizer state lives with its parameter."""
+        """Where a variable lives, decided now if it was not before; optimizer state lives with its parameter."""
         if name not in self.owner:
             self.owner[name] = self._owner_of(self.parameter[name]) if name in self.parameter else self.everywhere
         return self.owner[name]
 
-    def _home(self, name: str) -> int:
+    def _home_stage(self, name: str) -> int:
         """The stage that a variable belongs to, one on the placement of its owner."""
         owner = self._owner_of(name)
         first = self.first.get(self.parameter.get(name, name))
         return first if first is not None and self.stages[first] == owner else self.stage_on(owner)
 
-    def _use(self, name: str) -> int:
+    def _stage_of_use(self, name: str) -> int:
         """The stage of an untagged op that works with a variable and with nothing else that is placed."""
         if name not in self.homes:
-            return self._home(name)
+            return self._home_stage(name)
         return self.first[name] if name in self.first else self.stage_on(self.everywhere)
 
-    def _sent(self) -> dict[int, str]:
-        """Values that the optimizer reads beside a variable that has a home → that variable: gradients."""
+    def _gradients_for_homes(self) -> dict[int, str]:
+        """Gradients that go to the home of a variable: value that the optimizer reads beside it → the variable."""
         found: dict[int, str] = {}
         for n in self.graph.nodes:
             if n.phase == Phase.OPTIMIZER:
@@ -198,7 +198,7 @@ class _StageChooser:
                 found.update({v: name for v in n.reads() if name is not None and v not in self.variables})
         return found
 
-    def _at_home(self, n: Node) -> int | None:
+    def _stage_at_home(self, n: Node) -> int | None:
         """The stage of an op of the optimizer that works where a parameter's home is; None for all others.
 
         It reads a variable of that home, or what was made of one there, or only gradients that go there anyway.
@@ -206,27 +206,27 @@ class _StageChooser:
         reads = list(n.reads())
         names = [self.variables[v] for v in reads if v in self.variables]
         names = [x for x in names if self.parameter.get(x, x) in self.homes]
-        if not names and reads and all(v in self.sent for v in reads):
-            names = [self.sent[v] for v in reads]
-        stages = [self._home(x) for x in names] + [
+        if not names and reads and all(v in self.for_homes for v in reads):
+            names = [self.for_homes[v] for v in reads]
+        stages = [self._home_stage(x) for x in names] + [
             s for v in reads if v in self.at_home and (s := self.at[v]) is not None
         ]
         return stages[0] if stages else None
 
-    def _of(self, n: Node) -> int | None:
+    def _stage_of(self, n: Node) -> int | None:
         if n.placement is not None:
             stage = self.runs.stage(n)
             return self.stage_on(n.placement) if stage is None else stage
         if n.phase == Phase.OPTIMIZER:
-            owned = [self._home(self.updated[o]) for o in n.outs if o in self.updated]
-            owned += [self._home(self.variables[v]) for v in n.reads() if v in self.variables]
+            owned = [self._home_stage(self.updated[o]) for o in n.outs if o in self.updated]
+            owned += [self._home_stage(self.variables[v]) for v in n.reads() if v in self.variables]
             if owned:
                 return owned[0]
-            if (home := self._at_home(n)) is not None:
+            if (home := self._stage_at_home(n)) is not None:
                 return home
         inputs = [s for v in n.reads() if (s := self.at.get(v)) is not None]
         names = [name for v in n.reads() for name in self.reach.get(v, ()) if name in self.owner]
-        inputs = inputs or [self._use(name) for name in names]
+        inputs = inputs or [self._stage_of_use(name) for name in names]
         if not inputs:
             return None
         return max(inputs) if n.phase == Phase.FORWARD else min(inputs)

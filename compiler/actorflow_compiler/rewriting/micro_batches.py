@@ -46,11 +46,11 @@ class MicroBatchedStep:
 def cut_in_time(
     graph: Graph, micro_batches: int, asked: str = "micro_batches", later: bool = False
 ) -> MicroBatchedStep:
-    """Split the step into pieces: as many as ``micro_batches`` and the marks of the user say.
+    """Split the step into pieces: as many as ``micro_batches`` and the user's markers say.
 
     With 1 only what ``flow.unpack`` names is in pieces, else the batch is, too.  ``asked`` says who asked for
     ``micro_batches``, for an error.  ``later``: the job has run with another batch; this one goes in the largest
-    number of equal pieces up to that which it divides into.  Raises CallError where marks and ``micro_batches``
+    number of equal pieces up to that which it divides into.  Raises CallError where markers and ``micro_batches``
     contradict each other, and where the batch does not divide.
     """
     count, notes = count_pieces(graph, micro_batches, asked, later)
@@ -80,9 +80,9 @@ class _MicroBatching:
         self.same: dict[int, int] = {}  # marked value that was as it should be → the value itself
         self.idle: set[int] = set()  # numbers of the marks that say nothing new, nor do their gradients
         self.narrowed: dict[tuple[int, int, Split], int] = {}  # (value, stage, layout) → its piece
-        self.free: dict[int, Node] = {}  # original value → its maker, which no piece of the batch goes into
-        self.ways: dict[tuple[int, Sbp], Signature | None] = {}  # (such a value, layout) → what makes it so
-        self.formed: dict[tuple[int, TimeLayout], int] = {}  # (such a value, layout) → its number as a piece
+        self.free: dict[int, Node] = {}  # original value → its maker, if it does not depend on the batch
+        self.free_signatures: dict[tuple[int, Sbp], Signature | None] = {}  # (such a value, layout) → what makes it so
+        self.free_pieces: dict[tuple[int, TimeLayout], int] = {}  # (such a value, layout) → its number as a piece
         names = {i.value: i.name for i in graph.inputs}
         self.updated = {new: names[old].rpartition(".")[0] for old, new in graph.updates}  # new value → its module
         self.moving: set[str] = set()  # modules whose statistics move on with every piece
@@ -101,12 +101,12 @@ class _MicroBatching:
                 self.stateless.update(n.outs)
             (self.mark if n.op in MARKERS else self.node)(n)
         updates = [(old, self.update(self.same.get(new, new))) for old, new in self.graph.updates]
-        results = [self.joined(self.same.get(r, r), None) for r in self.graph.results]
+        results = [self.as_whole(self.same.get(r, r), None) for r in self.graph.results]
         inputs = (*self.graph.inputs, Input(self.index, "piece", InputKind.PIECE))
         return Graph(inputs, tuple(self.nodes), self.metas, tuple(results), tuple(updates))
 
     def mark(self, n: Node) -> None:
-        """Let a value be in pieces, or whole, from here on."""
+        """Follow a marker: from here on the value is in pieces, or whole."""
         mark, (out,) = marker_of(n), n.outs
         value = mark.value
         split = value in self.early or (value in self.piece and self.piece[value][1] == S0)
@@ -116,16 +116,16 @@ class _MicroBatching:
             self.same[out] = value
         elif n.op == IN_PIECES:
             free = value in self.free and value not in self.whole
-            number = self.form(value, S0, n) if free else self.narrow(self.joined(value, n.placement), S0, n)
+            number = self.make_free(value, S0, n) if free else self.narrow(self.as_whole(value, n.placement), S0, n)
             self.piece[out] = (number, S0)
-            self.whole[out] = self.joined(value, n.placement)
+            self.whole[out] = self.as_whole(value, n.placement)
         else:
-            self.whole[out] = self.joined(value, n.placement)
+            self.whole[out] = self.as_whole(value, n.placement)
             self.stays.add(out)
 
     def update(self, new: int) -> int:
         """Statistics move on with every piece; all other state once in an iteration."""
-        return self.piece[new][0] if self._moves(new) else self.joined(new, None)
+        return self.piece[new][0] if self._moves(new) else self.as_whole(new, None)
 
     def _moves(self, value: int) -> bool:
         """Whether a value is a statistic, or the new value of a buffer beside such (a counter of batches)."""
@@ -134,7 +134,7 @@ class _MicroBatching:
         return self.piece[value][1] is PER_PIECE or self.updated.get(value) in self.moving
 
     def node(self, n: Node) -> None:
-        if n.phase != Phase.OPTIMIZER and not is_random(n) and all(self._is_given(v) for v in n.reads()):
+        if n.phase != Phase.OPTIMIZER and not is_random(n) and all(self._needs_no_piece(v) for v in n.reads()):
             self.free.update({o: n for o in n.outs if o >= 0})  # its readers say how they want it
             return
         if any(v in self.stays for v in n.reads()):
@@ -158,7 +158,7 @@ class _MicroBatching:
             return
         if not is_random(n) and (signature := self.choose(n, layouts)) is not None:
             if all(s == B for s in signature.outs if s is not None) and self._of_batch_alone(n):
-                self.again(n)
+                self.recompute_whole(n)
                 self.early.update(o for o in n.outs if o >= 0)
             else:
                 self.emit_pieces(n, signature)
@@ -184,28 +184,28 @@ class _MicroBatching:
         reads = set(n.reads())
         return reads <= self.stateless and any(v in self.early or v in self.piece for v in reads)
 
-    def _is_given(self, value: int) -> bool:
+    def _needs_no_piece(self, value: int) -> bool:
         return value in self.free or self.kind.get(value) in (InputKind.SCALAR, InputKind.CONSTANT)
 
-    def forming(self, value: int, need: Sbp) -> Signature | None:
-        """The signature that makes a free value in a layout; None where there is none."""
-        if (value, need) not in self.ways:
-            self.ways[value, need] = self._forming(value, need)
-        return self.ways[value, need]
+    def free_signature(self, value: int, need: Sbp) -> Signature | None:
+        """The signature by which a free value is made in a layout; None where there is none."""
+        if (value, need) not in self.free_signatures:
+            self.free_signatures[value, need] = self._find_free_signature(value, need)
+        return self.free_signatures[value, need]
 
-    def _forming(self, value: int, need: Sbp) -> Signature | None:
+    def _find_free_signature(self, value: int, need: Sbp) -> Signature | None:
         n = self.free[value]
         call, operands = call_of(n, self.graph.metas)
         at = n.outs.index(value)
         for signature in signatures(call, self.count, wanted=[need] if isinstance(need, Split) else []):
             if signature.outs[at] == need and self._even_outs(n, call, signature):
                 needs = zip(operands, signature.ins, strict=True)
-                if all(self.forming(v, s) if v in self.free else s == B for v, s in needs):
+                if all(self.free_signature(v, s) if v in self.free else s == B for v, s in needs):
                     return signature
         return None
 
     def _even_outs(self, n: Node, call: OpCall, signature: Signature) -> bool:
-        """Whether all pieces of the outputs are alike, and made alike: those of a range begin where others end."""
+        """Whether all pieces of the outputs have one shape, and one op with the same arguments makes them."""
         cut = [(o, m) for o, m in zip(signature.outs, call.outs, strict=True) if isinstance(o, Split) and m is not None]
         if not all(_even(o, m.shape, self.count) and not (n.op == UNIFORM and o.blocks > 1) for o, m in cut):
             return False
@@ -218,13 +218,16 @@ class _MicroBatching:
             self.notes.append(note)
 
     def layout(self, value: int) -> TimeLayout | None:
-        """How a value is there over time; None: whole, and a batch that can be unpacked."""
+        """A value's layout over time; None for a batch, which is whole and can be unpacked."""
         if value in self.piece:
             return self.piece[value][1]
         return None if value in self.early else B
 
     def choose(self, n: Node, layouts: list[TimeLayout | None]) -> Signature | None:
-        """The signature that takes operands as they are (batches unpacked, broadcasts as a piece's part of a sum)."""
+        """The cheapest signature for operands in these layouts; None where the op cannot run on pieces of them.
+
+        Batches may be unpacked, and a broadcast value may be one piece's term of a sum.
+        """
         call, operands = call_of(n, self.graph.metas)
         wanted = [s for s in layouts if isinstance(s, Split)]
         flows = bool(wanted) or None in layouts
@@ -232,7 +235,7 @@ class _MicroBatching:
         for signature in signatures(call, self.count, wanted=wanted):
             cost = 0
             for value, need, have, meta in zip(operands, signature.ins, layouts, call.ins, strict=True):
-                if value in self.free and need != P and self.forming(value, need):
+                if value in self.free and need != P and self.free_signature(value, need):
                     continue
                 if have is None:  # a batch, that may be several joined to one
                     by_sample = isinstance(need, Split) and need.dim == 0
@@ -259,7 +262,7 @@ class _MicroBatching:
         self.piece.update(self._emit(n, signature))
 
     def _emit(self, n: Node, signature: Signature) -> dict[int, tuple[int, TimeLayout]]:
-        """The node on a piece; its outputs as ``piece`` has them."""
+        """Add the node as it runs on a piece; returns its outputs in the form of ``self.piece``."""
         call, operands = call_of(n, self.graph.metas)
         local = local_call(call, signature, self.count, 0)
         check_local_call(call, local, n.line or n.where)
@@ -303,7 +306,7 @@ class _MicroBatching:
     def emit_whole(self, n: Node) -> None:
         operands = list(n.reads())
         call, _ = call_of(n, self.graph.metas)
-        values = [self.joined(v, n.placement) for v in operands]
+        values = [self.as_whole(v, n.placement) for v in operands]
         outs = [o if o < 0 else self.new(self.graph.metas[o]) for o in n.outs]
         for o, value in zip(n.outs, outs, strict=True):
             if o >= 0:
@@ -331,7 +334,7 @@ class _MicroBatching:
     def as_piece(self, value: int, need: TimeLayout, n: Node) -> int:
         """The number of a value as one piece's op reads it."""
         if value in self.free and value not in self.whole:
-            return self.form(value, need, n)
+            return self.make_free(value, need, n)
         if value in self.piece:
             number, have = self.piece[value]
             if isinstance(need, PerPiece):
@@ -339,8 +342,8 @@ class _MicroBatching:
             if need == P and have == B:
                 return self.helper("actorflow.first", (Ref(number), Ref(self.index)), self.metas[number], n)
             if isinstance(need, Split) and need != have:
-                return self.narrow(number if have == B else self.joined(value, n.placement), need, n)
-            return number if need == have else self.joined(value, n.placement)
+                return self.narrow(number if have == B else self.as_whole(value, n.placement), need, n)
+            return number if need == have else self.as_whole(value, n.placement)
         number = self.whole[value]
         meta = self.metas[number]
         if isinstance(need, Split):
@@ -349,18 +352,18 @@ class _MicroBatching:
             return self.helper("actorflow.first", (Ref(number), Ref(self.index)), meta, n)
         return number
 
-    def form(self, value: int, need: TimeLayout, n: Node) -> int:
+    def make_free(self, value: int, need: TimeLayout, n: Node) -> int:
         """The number of a free value in a layout, made for a piece."""
-        if (value, need) not in self.formed:
-            signature = None if need == P or isinstance(need, PerPiece) else self.forming(value, need)
+        if (value, need) not in self.free_pieces:
+            signature = None if need == P or isinstance(need, PerPiece) else self.free_signature(value, need)
             if signature is None:
-                whole = self.form(value, B, n)
+                whole = self.make_free(value, B, n)
                 if isinstance(need, Split):
                     return self.narrow(whole, need, n)
                 return self.helper("actorflow.first", (Ref(whole), Ref(self.index)), self.metas[whole], n)
             made = self._emit(self.free[value], signature)
-            self.formed.update({(v, layout): number for v, (number, layout) in made.items()})
-        return self.formed[value, need]
+            self.free_pieces.update({(v, layout): number for v, (number, layout) in made.items()})
+        return self.free_pieces[value, need]
 
     def narrow(self, number: int, need: Split, n: Node) -> int:
         """Piece i of a value that is there as a whole; with blocks, of each of them."""
@@ -390,10 +393,10 @@ class _MicroBatching:
         self.nodes.append(replace(n, op=op, args=args, kwargs=(), outs=(value,), pieces=pieces))
         return value
 
-    def joined(self, value: int, placement: Placement | None) -> int:
-        """The number of a value as a whole: packed, accumulated, or computed again from what is whole anyway."""
+    def as_whole(self, value: int, placement: Placement | None) -> int:
+        """The number of a value as a whole: packed, accumulated, or computed again from whole values."""
         if value not in self.whole and value in self.free:
-            self.again(self.free[value])
+            self.recompute_whole(self.free[value])
         if value in self.whole:
             return self.whole[value]
         number, layout = self.piece[value]
@@ -403,7 +406,7 @@ class _MicroBatching:
             self.computed.add(value)
             return self.whole[value]
         if layout == B or value in self.stateless:
-            self.again(maker)
+            self.recompute_whole(maker)
             return self.whole[value]
         if layout == P:
             self.whole[value] = self.helper("actorflow.accumulate", (Ref(number),), self.metas[number], maker, False)
@@ -430,17 +433,17 @@ class _MicroBatching:
         value = add("aten.transpose.int", (Ref(value), dim, dim + 1), by_block)
         return add("aten.view.default", (Ref(value), meta.shape), meta.shape)
 
-    def again(self, n: Node) -> None:
-        """Run an op once more, on whole values; those it reads are whole or made of such."""
+    def recompute_whole(self, n: Node) -> None:
+        """Run an op once more, on whole values."""
         call, operands = call_of(n, self.graph.metas)
-        values = [self.joined(v, n.placement) for v in operands]
+        values = [self.as_whole(v, n.placement) for v in operands]
         outs = [o if o < 0 else self.new(self.graph.metas[o]) for o in n.outs]
         self.whole.update({o: v for o, v in zip(n.outs, outs, strict=True) if o >= 0})
         self.append(n, n.op, call.args, call.kwargs, values, outs, False)
 
 
 def _made_of(call: OpCall, signature: Signature, parts: int, index: int) -> tuple[object, ...]:
-    """What part ``index`` of an op is, but for its operands."""
+    """The op and arguments of part ``index``, without its operands."""
     local = local_call(call, signature, parts, index)
     return local.op, local.args, local.kwargs
 

@@ -14,7 +14,7 @@ from actorflow_compiler.graph.graph import Node
 
 
 class PerPiece:
-    """The layout of a value that every piece has one of, and nothing joins: batch-norm statistics."""
+    """The layout of a value that every piece has its own of, and that is never joined: batch-norm statistics."""
 
 
 PER_PIECE = PerPiece()

@@ -54,7 +54,7 @@ def _signatures(
         found += _indexed(call, op, parts, wanted)
     elif parts > 1 and given is not None:
         _verify(call, given)
-        found += _given(call, given, parts, wanted)
+        found += _registered(call, given, parts, wanted)
     elif parts > 1 and not has_line(call.op):
         found += discovered(call, parts)
     unique = {(s.ins, s.outs): s for s in reversed(found)}
@@ -67,13 +67,13 @@ def _indexed(call: OpCall, op: IndexedCall, parts: int, wanted: tuple[Split, ...
         yield from _split(call, op, letter, 1, 1, parts)
         for blocks, unit in _granularities(op, letter, wanted, parts):
             yield from _split(call, op, letter, blocks, unit, parts)
-    yield from _terms(call, op)
+    yield from _passing_sums(call, op)
 
 
-def _given(
+def _registered(
     call: OpCall, given: RegisteredSignatures, parts: int, wanted: tuple[Split, ...] = ()
 ) -> Iterator[Signature]:
-    """The signatures of an op of which a user said how it may lie."""
+    """The signatures of an op from the terms that a user registered for it."""
     for text in given.terms(call):
         op = match_term(call, text)
         for signature in _indexed(call, op, parts, wanted) if op is not None else ():
@@ -81,11 +81,11 @@ def _given(
 
 
 def _verify(call: OpCall, given: RegisteredSignatures) -> None:
-    """Raise SignatureError if what a user said of an op is wrong."""
+    """Raise SignatureError if a term that a user registered is wrong."""
     kind = structure(call)
     if not given.verify or kind in given.checked:
         return
-    found = find_wrong_signature(call, lambda small, parts: _given(small, given, parts))
+    found = find_wrong_signature(call, lambda small, parts: _registered(small, given, parts))
     if found is not None:
         signature, why = found
         raise SignatureError(
@@ -136,25 +136,25 @@ def _split(call: OpCall, op: IndexedCall, letter: str, blocks: int, unit: int, p
         return
     if op.affine:
         return
-    for terms in _sums(op, [layout is not None for layout in cut]):
+    for terms in _summed_operands(op, [layout is not None for layout in cut]):
         if not terms or all(lacking[i] or o is None for i, o in enumerate(op.outs)):
             yield from _legal(
                 call, cut, [P if lack else layout for lack, layout in zip(lacking, made, strict=True)], terms, letter
             )
 
 
-def _terms(call: OpCall, op: IndexedCall) -> Iterator[Signature]:
+def _passing_sums(call: OpCall, op: IndexedCall) -> Iterator[Signature]:
     """Nothing is cut: sums of terms pass if the op is linear in what is one."""
     complete = all(o is not None or meta is None for o, meta in zip(op.outs, call.outs, strict=True))
     if op.affine or not complete:
         return
     nothing: list[Split | None] = [None] * len(op.ins)
-    for terms in _sums(op, [False] * len(op.ins)):
+    for terms in _summed_operands(op, [False] * len(op.ins)):
         if terms:
             yield from _legal(call, nothing, [P if o is not None else None for o in op.outs], terms, None)
 
 
-def _sums(op: IndexedCall, has: list[bool]) -> list[tuple[int, ...]]:
+def _summed_operands(op: IndexedCall, has: list[bool]) -> list[tuple[int, ...]]:
     """The sets of operands that have to be sums of terms where the index is summed over."""
     plus = tuple(i for i, t in enumerate(op.ins) if t.mark == Linearity.ADDEND and not has[i])
     star = [i for i, t in enumerate(op.ins) if t.mark == Linearity.FACTOR]

@@ -16,7 +16,7 @@ __all__ = ["find_mismatch", "check_local_call"]
 
 
 def check_local_call(whole: OpCall, local: OpCall, where: str) -> None:
-    """Raise PlanError for a local op that ``disagreement`` finds wrong; ``where`` is the user's line."""
+    """Raise PlanError for a local op that ``find_mismatch`` finds wrong; ``where`` is the user's line."""
     why = find_mismatch(whole, local)
     if why is not None:
         raise PlanError(
@@ -55,7 +55,7 @@ def _of_indices(whole: OpCall, local: OpCall) -> str | None:
 def _of_shapes(whole: OpCall, local: OpCall) -> str | None:
     """An output that torch says is another, where it says the right ones for the whole."""
     try:
-        if not _is_said(whole, on_meta(whole)):
+        if not _is_as_said(whole, on_meta(whole)):
             return None
     except RuntimeError:
         return None
@@ -63,13 +63,13 @@ def _of_shapes(whole: OpCall, local: OpCall) -> str | None:
         made = on_meta(local)
     except RuntimeError as error:
         return str(error).splitlines()[0]
-    if made is None or _is_said(local, made):
+    if made is None or _is_as_said(local, made):
         return None
     given = ", ".join("nothing" if t is None else str(meta_of(t)) for t in made)
     return f"it gives {given} where {', '.join(map(_text, local.outs))} was expected"
 
 
-def _is_said(call: OpCall, made: Outs | None) -> bool:
+def _is_as_said(call: OpCall, made: Outs | None) -> bool:
     pairs = zip(made, call.outs, strict=False) if made is not None and len(made) == len(call.outs) else None
     return pairs is not None and all(said is None or (t is not None and meta_of(t) == said) for t, said in pairs)
 

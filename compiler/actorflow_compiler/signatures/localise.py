@@ -35,7 +35,7 @@ def local_op(
 
 
 def local_call(call: OpCall, signature: Signature, parts: int, index: int) -> OpCall:
-    """The op instance that device ``index`` of ``parts`` runs; raises LayoutError as ``localise`` does."""
+    """The op instance that device ``index`` of ``parts`` runs; raises LayoutError as ``local_op`` does."""
     op, args, kwargs, metas = local_op(call, signature, parts, index)
     ins = tuple(
         Meta(local_shape(m.shape, s, parts, index), m.dtype) for m, s in zip(call.ins, signature.ins, strict=True)
@@ -81,7 +81,7 @@ class _DeviceView:
         )
 
     def size(self, letter: str) -> int:
-        """How much of an index is here."""
+        """The size of an index on this device."""
         op = self.instance()
         layouts = (*self.signature.ins, *self.signature.outs)
         for x, layout in zip((*op.ins, *op.outs), layouts, strict=False):
@@ -91,7 +91,7 @@ class _DeviceView:
         return op.size[letter]
 
     def sizes(self, dims: DimsTerm, value: Arg) -> Arg:
-        """The sizes of dims here, where ``value`` has those of the whole."""
+        """The sizes of dims on this device, where ``value`` has those of the whole."""
         whole = value if isinstance(value, tuple) else (value,)
         here = tuple(
             math.prod(map(self.size, dim)) if isinstance(dim, tuple) and dim else n
@@ -100,7 +100,7 @@ class _DeviceView:
         return here if isinstance(value, tuple) else here[0]
 
     def share(self) -> int:
-        """How much is here of what is split plainly."""
+        """The local size of a dim that is split without blocks and units."""
         tensors = ((*self.call.ins, *self.call.outs), (*self.signature.ins, *self.signature.outs))
         return next(
             self._local(meta, layout)[layout.dim]
@@ -112,12 +112,12 @@ class _DeviceView:
         return local_shape(meta.shape, sbp, self.parts, self.index)
 
     def begin(self, meta: Meta, layout: Split) -> int:
-        """Which index of the dim that is split is the first here."""
+        """The first index of the split dim that this device holds."""
         ((first, _),) = spans(meta.shape[layout.dim], layout, self.parts, self.index)
         return first
 
     def rows(self, table: Meta, sbp: Sbp | None) -> tuple[int, int] | None:
-        """First row and number of rows that are here of a table split by rows; None if it is not."""
+        """First row and number of rows that this device holds of a table split by rows; None if it is not split so."""
         if not isinstance(sbp, Split) or sbp.dim != 0:
             return None
         ((first, count),) = spans(table.shape[0], sbp, self.parts, self.index)

@@ -34,7 +34,7 @@ def find_wrong_signature(call: OpCall, derive: Derive) -> tuple[Signature, str] 
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             found, tolerance = small_calls(call, trials.attempt, apart=False)
             for whole in reference_runs(found, trials):
-                for signature in derive(whole.small.call, whole.parts) if not whole.holed else ():
+                for signature in derive(whole.small.call, whole.parts) if not whole.with_nans else ():
                     why = _wrong(whole, signature, tolerance)
                     if why:
                         shapes = ", ".join(map(str, whole.small.call.ins))

@@ -72,14 +72,14 @@ class Trials:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """A small call with operands and what it returns."""
+    """A small call with operands, and its results on the whole, with which runs on parts are compared."""
 
     small: SmallCall
     operands: tuple[Tensor, ...]
     results: tuple[Tensor | None, ...]
     parts: int
     seed: int
-    holed: bool = False  # some of the operands' elements are no numbers
+    with_nans: bool = False  # some of the operands' elements are no numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def find_rules(call: OpCall, trials: Trials) -> tuple[Rule, ...]:
 
 
 def reference_runs(found: Sequence[SmallCall], trials: Trials) -> list[ReferenceRun]:
-    """Calls with operands that say something; none if the op is not a function of its operands."""
+    """Reference runs with finite results; none if the op is not a function of its operands."""
     wholes: list[ReferenceRun] = []
     seen = 0
     for seed in range(DRAWS if found else 0):
@@ -120,7 +120,7 @@ def reference_runs(found: Sequence[SmallCall], trials: Trials) -> list[Reference
         small, kind = found[j], KINDS[(turn + j) % len(KINDS)]
         call, operands = small.call, draw(small.call, seed, kind)
         results = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
-        if results is None or not all(_telling(r) for r in results if r is not None):
+        if results is None or not all(_mostly_finite(r) for r in results if r is not None):
             continue
         again = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
         if again is None or not _same(results, again):
@@ -133,7 +133,7 @@ def reference_runs(found: Sequence[SmallCall], trials: Trials) -> list[Reference
         call, operands = small.call, draw(small.call, 0, HOLED)
         results = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
         if results is not None:
-            wholes.append(ReferenceRun(small, tuple(operands), tuple(results), 2, 0, holed=True))
+            wholes.append(ReferenceRun(small, tuple(operands), tuple(results), 2, 0, with_nans=True))
     return wholes
 
 
@@ -142,7 +142,7 @@ def _used(call: OpCall, operands: Sequence[Tensor]) -> Outs:
     return [None if m is None else r for m, r in zip(call.outs, made, strict=True)]
 
 
-def _telling(result: Tensor) -> bool:
+def _mostly_finite(result: Tensor) -> bool:
     """Whether most of the elements are numbers."""
     return not result.numel() or result.isfinite().double().mean().item() > 0.9
 
@@ -156,7 +156,7 @@ def _varied(wholes: Sequence[ReferenceRun]) -> bool:
     """Whether no output is the same everywhere and always: of those, every layout seems right."""
     for j, meta in enumerate(wholes[0].small.call.outs):
         if meta is not None:
-            values = torch.cat([r.flatten() for w in wholes if not w.holed and (r := w.results[j]) is not None])
+            values = torch.cat([r.flatten() for w in wholes if not w.with_nans and (r := w.results[j]) is not None])
             if values.numel() and torch.equal(values, values[0].expand_as(values)):
                 return False
     return True
@@ -167,10 +167,10 @@ class _Search:
         self.wholes, self.tolerance, self.trials = wholes, tolerance, trials
         self.call = wholes[0].small.call
         self.refused = False
-        self.deaf = {i for i in range(len(self.call.ins)) if all(self.is_deaf(w, i) for w in wholes)}
+        self.unread = {i for i in range(len(self.call.ins)) if all(self.ignores_values(w, i) for w in wholes)}
 
-    def is_deaf(self, whole: ReferenceRun, i: int) -> bool:
-        """Whether the op does not look at the values of an operand."""
+    def ignores_values(self, whole: ReferenceRun, i: int) -> bool:
+        """Whether the op's results do not depend on the values of an operand."""
         other = list(whole.operands)
         other[i] = draw(whole.small.call, whole.seed + 100, "positive")[i]
         results = self.trials.attempt(lambda: _used(whole.small.call, other))
@@ -191,18 +191,18 @@ class _Search:
         """Cut one index wherever it may be."""
         dims = [[d for kind, p in sorted(group) if kind == "dim" and p[0] == i for d in p[1:]] for i in self.operands()]
         choices: list[list[Sbp]] = [
-            [*map(Split, d), *([B] if len(d) != 1 or i in self.deaf else [])] for i, d in enumerate(dims)
+            [*map(Split, d), *([B] if len(d) != 1 or i in self.unread else [])] for i, d in enumerate(dims)
         ]
         combinations = list(itertools.islice(itertools.product(*choices), COMBINATIONS))
         done = set()
-        for ins in sorted(combinations, key=lambda ins: [isinstance(ins[i], Split) for i in self.deaf]):
-            heard = tuple(s for i, s in enumerate(ins) if i not in self.deaf)
-            if heard in done or (heard.count(B) == len(heard) and not paths(group)):
+        for ins in sorted(combinations, key=lambda ins: [isinstance(ins[i], Split) for i in self.unread]):
+            relevant = tuple(s for i, s in enumerate(ins) if i not in self.unread)
+            if relevant in done or (relevant.count(B) == len(relevant) and not paths(group)):
                 continue
             for cut in self.with_terms(CutCandidate(ins, group)):
                 outs = self.outs(cut)
                 if outs and _cuts(cut, outs):
-                    done.add(heard)
+                    done.add(relevant)
                     yield _rule(cut, outs)
                     if cut.ins == ins:
                         break  # what is not linear in an operand needs no sums of terms there
@@ -220,7 +220,7 @@ class _Search:
 
     def sums(self, operands: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Sets of operands that may be sums of terms together."""
-        able = [i for i in operands if self.call.ins[i].is_float and i not in self.deaf]
+        able = [i for i in operands if self.call.ins[i].is_float and i not in self.unread]
         if len(able) <= LINEAR:
             for count in range(1, min(3, len(able)) + 1):
                 yield from itertools.combinations(able, count)
@@ -254,10 +254,10 @@ class _Search:
             parts = 2
         metas = [m for m in call.outs if m is not None]
         calls = [_local(call, cut, n, parts, index) for index in range(parts)]
-        gated = [on_meta(c) for c in calls]
+        on_meta_parts = [on_meta(c) for c in calls]
         candidates = [list(_layouts(m, n)) for m in metas]
-        if all(g is not None for g in gated):
-            candidates = self.fitting(call, metas, candidates, [g for g in gated if g is not None])
+        if all(g is not None for g in on_meta_parts):
+            candidates = self.fitting(call, metas, candidates, [g for g in on_meta_parts if g is not None])
             if not all(candidates):
                 return None
         generator = torch.Generator().manual_seed(whole.seed)

@@ -117,10 +117,10 @@ class _Shrinking:
 
     def run(self, apart: bool) -> tuple[SmallCall, ...]:
         groups = list(slots(self.call).values())
-        start = self.start(groups)
-        if start is None:
+        first = self.first_sizes(groups)
+        if first is None:
             return ()
-        sizes, groups = start
+        sizes, groups = first
         if apart:
             sizes, groups = self.refine(sizes, groups)
         uneven = self.accepted(sizes)
@@ -167,7 +167,7 @@ class _Shrinking:
                 made.append(meta_of(out))
         return replace(call, outs=tuple(made))
 
-    def like(self, sizes: Sizes) -> bool:
+    def orders_as_before(self, sizes: Sizes) -> bool:
         """Whether sizes are larger than the same whole numbers among the arguments as they were.
 
         A slice of the first ten is another thing where there are only five.
@@ -186,36 +186,36 @@ class _Shrinking:
         ]
         return all(new[m] == n if m in new else n < 2 or n not in new.values() for m, n in pairs)
 
-    def starts(self, sizes: Sizes, execute: bool = True) -> bool:
+    def is_like_original(self, sizes: Sizes, execute: bool = True) -> bool:
         """Whether the call with these sizes is one like the original."""
-        if not self.like(sizes):
+        if not self.orders_as_before(sizes):
             return False
         found = self.accepted(sizes, execute)
         return found is not None and self.equal_as_before(found, sizes)
 
-    def start(
+    def first_sizes(
         self, groups: list[list[SizePosition]]
     ) -> tuple[dict[SizePosition, int], list[list[SizePosition]]] | None:
         """Small sizes, equal where they were equal; the numbers among the arguments follow if the op lets them."""
         dims = [[s for s in g if s[0] == "dim"] for g in groups]
         for chosen in (groups, dims) if dims != groups else (groups,):
             sizes = {s: n for g, n in zip(chosen, UNEVEN, strict=False) for s in g}
-            if len(chosen) <= len(UNEVEN) and self.starts(sizes):
+            if len(chosen) <= len(UNEVEN) and self.is_like_original(sizes):
                 return sizes, [g for g in chosen if g]
         one_by_one: dict[SizePosition, int] = {}
         kept: list[list[SizePosition]] = []
         taken: set[int] = set()
         for group, dim in zip(groups, dims, strict=True):
-            part, n = self.shrunk(one_by_one, group, dim, taken)
+            part, n = self.shrink_group(one_by_one, group, dim, taken)
             taken.add(n)
             one_by_one.update(dict.fromkeys(part, n))
             kept.append(part)
-        if self.starts(one_by_one):
+        if self.is_like_original(one_by_one):
             return one_by_one, [g for g in kept if g]
         as_it_is = {s: self.size(s) for g in groups for s in g}
         return (as_it_is, groups) if self.accepted(as_it_is) is not None else None
 
-    def shrunk(
+    def shrink_group(
         self, others: Sizes, group: list[SizePosition], dims: list[SizePosition], taken: set[int]
     ) -> tuple[list[SizePosition], int]:
         """Another size for one group, if the op takes one."""
@@ -223,7 +223,7 @@ class _Shrinking:
         for n in (*UNEVEN[:7], *EVEN[:6]):
             for chosen in (group, dims) if dims and dims != group else (group,):
                 sizes = {**others, **dict.fromkeys(chosen, n)}
-                if n not in taken and self.starts(sizes, execute=False):
+                if n not in taken and self.is_like_original(sizes, execute=False):
                     return chosen, n
         return group, before
 
@@ -247,7 +247,7 @@ class _Shrinking:
                 for part in _subsets(rest):
                     tried += 1
                     free = (dict.fromkeys(part, n) for n in (*UNEVEN, *EVEN) if n not in now.values())
-                    fresh = next(filter(self.like, free), None)
+                    fresh = next(filter(self.orders_as_before, free), None)
                     if fresh is None or tried > SUBSETS:
                         break
                     changed = {**now, **fresh}
@@ -263,14 +263,14 @@ class _Shrinking:
     def even(self, sizes: Sizes, groups: Sequence[list[SizePosition]]) -> OpCall | None:
         """The call with sizes that divide evenly, as far as the op takes such."""
         wanted = {**sizes, **{s: n for g, n in zip(groups, EVEN, strict=False) for s in g}}
-        found = self.accepted(wanted) if self.like(wanted) else None
+        found = self.accepted(wanted) if self.orders_as_before(wanted) else None
         if found is not None:
             return found
         now = dict(sizes)
         for group in groups:
             for n in EVEN:
                 wanted = {**now, **dict.fromkeys(group, n)}
-                if n not in now.values() and self.like(wanted) and self.accepted(wanted) is not None:
+                if n not in now.values() and self.orders_as_before(wanted) and self.accepted(wanted) is not None:
                     now = wanted
                     break
         return self.accepted(now)
