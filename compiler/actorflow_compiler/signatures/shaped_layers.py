@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from actorflow_compiler.core.op_call import OpCall, argument, bind, operand
-from actorflow_compiler.core.ops import Ref
-
-SUM, NONE = 2, 0  # torch's numbers for reductions
+from actorflow_compiler.core.op_call import OpCall, argument, bind
 
 
 def embedding_backward(call: OpCall) -> str:
@@ -104,58 +101,6 @@ def convolution_backward(call: OpCall) -> str:
     c = "C" if bias else "c"
     x, w, y = f"n(g{c}):", f"(g{c})o:" if bind(call)[7] else f"(go){c}:", "n(go):"
     return f"{y}+,{x},{w},_,_,_,_,_,_,#g->{x},{w},(go) !gco{'n' * bias}"
-
-
-def _samples(call: OpCall, at: int) -> str | None:
-    """The dims of the targets, without the classes; None for a single sample."""
-    rank = len(call.ins[at].shape)
-    return "nhw"[:rank] if rank in (1, 3) else None
-
-
-def nll_loss(call: OpCall) -> str | None:
-    """The sum of losses and of weights, or the loss of each sample; a mean is written out before."""
-    reduction = bind(call)[3]
-    n = _samples(call, 1)
-    if n is None:
-        return None
-    if reduction == NONE:
-        return f"{n[0]}C{n[1:]},{n},C->{n},_"
-    upper = n if reduction == SUM else n.upper()
-    return f"{upper[0]}C{upper[1:]},{upper},C->,"
-
-
-def nll_loss_backward(call: OpCall) -> str | None:
-    """``+,nC,n,C,_,_,_->nC``."""
-    n = _samples(call, 2)
-    if n is None or not isinstance(bind(call)[0], Ref):
-        return None
-    grad = n if len(operand(call, bind(call)[0]).shape) else ""
-    x = f"{n[0]}C{n[1:]}"
-    return f"{grad}+,{x},{n},C,_,_,_->{x}"
-
-
-def pick(call: OpCall) -> str:
-    """``nvhw+,nhw<v>->nhw``: where classes are split, a part has 0 for those of the others."""
-    x, target = _classes(len(call.ins[0].shape), call.args[2])
-    return f"{x}+,{target}<v>->{target}"
-
-
-def pick_backward(call: OpCall) -> str:
-    """``nhw+,nhw<v>->nvhw``."""
-    x, target = _classes(len(call.ins[1].shape) + 1, call.args[3])
-    return f"{target}+,{target}<v>->{x}"
-
-
-def amax_blocks(call: OpCall) -> str:
-    """``nvh,_,^v->nv^h``."""
-    x, _ = _classes(len(call.ins[0].shape), call.args[1])
-    return f"{x},_,^v->{x.replace('v', 'v^')}"
-
-
-def _classes(rank: int, dim: int) -> tuple[str, str]:
-    """The indices of a tensor whose dim ``dim`` are the classes v, and those without it."""
-    others = "abcdefgh"[: rank - 1]
-    return f"{others[:dim]}v{others[dim:]}", others
 
 
 def weight_norm(call: OpCall) -> str:

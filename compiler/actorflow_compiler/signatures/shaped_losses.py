@@ -5,7 +5,8 @@ Losses whose mean is asked for are decomposed into sums when they are captured, 
 
 from __future__ import annotations
 
-from actorflow_compiler.core.op_call import OpCall, argument
+from actorflow_compiler.core.op_call import OpCall, argument, bind, operand
+from actorflow_compiler.core.ops import Ref
 
 NONE, SUM = 0, 2  # torch's numbers for reductions
 
@@ -55,3 +56,55 @@ def ctc_backward(call: OpCall) -> str:
     n = "n" if len(call.ins[2].shape) == 2 else "N"
     labels = "nS" if n == "n" else "S"
     return f"{n}+,T{n}C,{labels},{n},{n},{n},{n}TA->T{n}C !{n}"
+
+
+def _samples(call: OpCall, at: int) -> str | None:
+    """The dims of the targets, without the classes; None for a single sample."""
+    rank = len(call.ins[at].shape)
+    return "nhw"[:rank] if rank in (1, 3) else None
+
+
+def nll_loss(call: OpCall) -> str | None:
+    """The sum of losses and of weights, or the loss of each sample; a mean is written out before."""
+    reduction = bind(call)[3]
+    n = _samples(call, 1)
+    if n is None:
+        return None
+    if reduction == NONE:
+        return f"{n[0]}C{n[1:]},{n},C->{n},_"
+    upper = n if reduction == SUM else n.upper()
+    return f"{upper[0]}C{upper[1:]},{upper},C->,"
+
+
+def nll_loss_backward(call: OpCall) -> str | None:
+    """``+,nC,n,C,_,_,_->nC``."""
+    n = _samples(call, 2)
+    if n is None or not isinstance(bind(call)[0], Ref):
+        return None
+    grad = n if len(operand(call, bind(call)[0]).shape) else ""
+    x = f"{n[0]}C{n[1:]}"
+    return f"{grad}+,{x},{n},C,_,_,_->{x}"
+
+
+def pick(call: OpCall) -> str:
+    """``nvhw+,nhw<v>->nhw``: where classes are split, a part has 0 for those of the others."""
+    x, target = _classes(len(call.ins[0].shape), call.args[2])
+    return f"{x}+,{target}<v>->{target}"
+
+
+def pick_backward(call: OpCall) -> str:
+    """``nhw+,nhw<v>->nvhw``."""
+    x, target = _classes(len(call.ins[1].shape) + 1, call.args[3])
+    return f"{target}+,{target}<v>->{x}"
+
+
+def amax_blocks(call: OpCall) -> str:
+    """``nvh,_,^v->nv^h``."""
+    x, _ = _classes(len(call.ins[0].shape), call.args[1])
+    return f"{x},_,^v->{x.replace('v', 'v^')}"
+
+
+def _classes(rank: int, dim: int) -> tuple[str, str]:
+    """The indices of a tensor whose dim ``dim`` are the classes v, and those without it."""
+    others = "abcdefgh"[: rank - 1]
+    return f"{others[:dim]}v{others[dim:]}", others

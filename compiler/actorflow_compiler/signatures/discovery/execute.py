@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -14,8 +15,19 @@ from actorflow_compiler.core.op_call import OpCall, overload
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 
 Outs = list[Tensor | None]
-KINDS = ("normal", "positive", "wide", "huge")
-HOLED = "holed"
+
+
+class DrawKind(StrEnum):
+    """Which random numbers floating operands are drawn from."""
+
+    NORMAL = "normal"
+    POSITIVE = "positive"  # 0.1 … 0.9
+    WIDE = "wide"  # thirty times normal, or beyond every number among the arguments, which may be a bound
+    HUGE = "huge"  # ten thousand times normal
+    WITH_NANS = "with nans"  # normal, some elements are NaN
+
+
+FINITE_KINDS = (DrawKind.NORMAL, DrawKind.POSITIVE, DrawKind.WIDE, DrawKind.HUGE)
 
 
 def run(op: str, args: Sequence[Arg], kwargs: Sequence[tuple[str, Arg]], tensors: Sequence[Tensor]) -> Outs:
@@ -55,17 +67,16 @@ def _on_meta(call: OpCall) -> Outs | str | None:
         return str(error)
 
 
-def draw(call: OpCall, seed: int, kind: str) -> list[Tensor]:
-    """Random operands without special values.
+def draw(call: OpCall, seed: int, kind: DrawKind) -> list[Tensor]:
+    """Random operands for a call; the same for the same seed.
 
-    Floats are ``normal``, ``positive`` (0.1 … 0.9), ``wide`` (thirty times normal, or beyond every
-    number among the arguments, which may be a bound), ``huge`` or ``holed`` (some are no numbers);
-    whole numbers are below the smallest size, so that they may be positions; truth values are mixed.
+    ``kind`` is for floating operands.  Whole numbers are below the smallest size, so that they may be positions;
+    truth values are mixed.
     """
     generator = torch.Generator().manual_seed(seed)
     sizes = [n for m in call.ins for n in m.shape if n > 1]
     bound = max((abs(v) for v in numbers((call.args, tuple(v for _, v in call.kwargs))) if abs(v) < 1e12), default=0.0)
-    scale = {"wide": max(30.0, 2.0 * bound), "huge": 1e4}.get(kind, 1.0)
+    scale = {DrawKind.WIDE: max(30.0, 2.0 * bound), DrawKind.HUGE: 1e4}.get(kind, 1.0)
     return [_draw(m, min(sizes, default=4), kind, scale, generator) for m in call.ins]
 
 
@@ -78,17 +89,17 @@ def numbers(arg: Arg) -> Iterator[float]:
         yield arg
 
 
-def _draw(meta: Meta, below: int, kind: str, scale: float, generator: torch.Generator) -> Tensor:
+def _draw(meta: Meta, below: int, kind: DrawKind, scale: float, generator: torch.Generator) -> Tensor:
     dtype = getattr(torch, meta.dtype)
     if meta.dtype == "bool":
         return torch.rand(meta.shape, generator=generator) < 0.5
     if not meta.is_float:
         return torch.randint(0, below, meta.shape, generator=generator).to(dtype)
     wide = torch.complex128 if dtype.is_complex else torch.float64
-    if kind == "positive":
+    if kind == DrawKind.POSITIVE:
         return (torch.rand(meta.shape, generator=generator, dtype=wide) * 0.8 + 0.1).to(dtype)
     drawn = torch.randn(meta.shape, generator=generator, dtype=wide) * scale
-    if kind == HOLED:
+    if kind == DrawKind.WITH_NANS:
         drawn[torch.rand(meta.shape, generator=generator) < 0.1] = torch.nan
     return drawn.to(dtype)
 

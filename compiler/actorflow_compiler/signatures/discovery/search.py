@@ -23,7 +23,7 @@ from actorflow_compiler.core.ops import Arg, Meta
 from actorflow_compiler.core.sbp import B, P, Sbp, Split, local_shape, local_size
 from actorflow_compiler.core.shards import shard, unshard
 from actorflow_compiler.core.torch_internals import schema_of
-from actorflow_compiler.signatures.discovery.execute import HOLED, KINDS, Outs, draw, is_close, on_meta, run
+from actorflow_compiler.signatures.discovery.execute import FINITE_KINDS, DrawKind, Outs, draw, is_close, on_meta, run
 from actorflow_compiler.signatures.discovery.rules import Rule
 from actorflow_compiler.signatures.discovery.small_calls import SizePosition, SmallCall, paths, small_calls
 
@@ -117,7 +117,7 @@ def reference_runs(found: Sequence[SmallCall], trials: Trials) -> list[Reference
     seen = 0
     for seed in range(DRAWS if found else 0):
         turn, j = divmod(seed, len(found))
-        small, kind = found[j], KINDS[(turn + j) % len(KINDS)]
+        small, kind = found[j], FINITE_KINDS[(turn + j) % len(FINITE_KINDS)]
         call, operands = small.call, draw(small.call, seed, kind)
         results = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
         if results is None or not all(_mostly_finite(r) for r in results if r is not None):
@@ -130,7 +130,7 @@ def reference_runs(found: Sequence[SmallCall], trials: Trials) -> list[Reference
         if len(wholes) >= len(PARTS) and (seen >= ENOUGH or not seen):
             break
     for small in found[:1] if len(wholes) > 1 else ():  # what nan does is part of what an op does
-        call, operands = small.call, draw(small.call, 0, HOLED)
+        call, operands = small.call, draw(small.call, 0, DrawKind.WITH_NANS)
         results = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
         if results is not None:
             wholes.append(ReferenceRun(small, tuple(operands), tuple(results), 2, 0, with_nans=True))
@@ -172,7 +172,7 @@ class _Search:
     def ignores_values(self, whole: ReferenceRun, i: int) -> bool:
         """Whether the op's results do not depend on the values of an operand."""
         other = list(whole.operands)
-        other[i] = draw(whole.small.call, whole.seed + 100, "positive")[i]
+        other[i] = draw(whole.small.call, whole.seed + 100, DrawKind.POSITIVE)[i]
         results = self.trials.attempt(lambda: _used(whole.small.call, other))
         return results is not None and _same(results, whole.results)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.op_call import ArgumentPath, OpCall, bind, put, rebind
 from actorflow_compiler.core.ops import Arg, Meta, Symbol
-from actorflow_compiler.signatures.discovery.execute import draw, meta_of, on_meta, run
+from actorflow_compiler.signatures.discovery.execute import DrawKind, draw, meta_of, on_meta, run
 from actorflow_compiler.signatures.discovery.rules import at
 
 T = TypeVar("T")
@@ -145,11 +145,11 @@ class _Shrinking:
                 return None
         elif volume(call) > LARGEST:
             return None
-        for kind in ("normal", "positive"):  # some ops take positive numbers only
+        for kind in (DrawKind.NORMAL, DrawKind.POSITIVE):  # some ops take positive numbers only
             try:
                 return self.with_outs(call, run(call.op, call.args, call.kwargs, draw(call, 0, kind)))
             except Exception:
-                if kind == "positive":
+                if kind == DrawKind.POSITIVE:
                     raise
         return None
 
