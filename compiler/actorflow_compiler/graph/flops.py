@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.signatures import OpCall
@@ -10,28 +11,57 @@ from actorflow_compiler.signatures import OpCall
 
 @functools.cache
 def flops_of(call: OpCall) -> float:
-    """Multiply-adds count twice."""
-    ins = [m.shape for m in call.ins]
+    """The floating-point operations of a call; a multiply-add counts twice."""
     name = call.op.split(".")[1]
-    if name in ("mm", "bmm"):
-        return 2.0 * numel(ins[0]) * ins[1][-1]
-    if name in ("addmm", "baddbmm"):
-        return 2.0 * numel(ins[1]) * ins[2][-1]
-    if name == "convolution" and call.outs[0] is not None:
-        return 2.0 * numel(call.outs[0].shape) * numel(ins[1][1:])
-    if name == "convolution_backward":
-        wanted = sum(m is not None for m in call.outs[:2])
-        return 2.0 * numel(ins[0]) * numel(ins[2][1:]) * wanted
-    if name == "grouped_mm":  # a row has one matrix, which is as likely here as elsewhere
-        return 2.0 * numel(ins[0]) * ins[1][-1] * float(ins[1][0] / max(1, call.args[-1]))
-    if name == "grouped_mm_weight":
-        return 2.0 * numel(ins[0]) * ins[1][-1] * float(call.args[-2] / max(1, call.args[-1]))
-    if name in ("_grouped_mm", "grouped_mm_fallback"):
-        return 2.0 * numel(ins[0]) * ins[1][-1]
-    if name == "grouped_mm_fallback_backward":
-        return 2.0 * numel(ins[0]) * ins[1][-1] * sum(m is not None for m in call.outs)
     if name.startswith("_scaled_dot_product"):
-        q = ins[1] if "backward" in name else ins[0]
-        k = ins[2] if "backward" in name else ins[1]
-        return (10.0 if "backward" in name else 4.0) * numel(q) * k[-2]
-    return 0.0
+        return _attention(call, backward="backward" in name)
+    rule = _RULES.get(name)
+    return 2.0 * rule(call) if rule is not None else 0.0
+
+
+def _attention(call: OpCall, backward: bool) -> float:
+    query, key = (call.ins[i + backward].shape for i in range(2))
+    return (10.0 if backward else 4.0) * numel(query) * key[-2]
+
+
+def _product(call: OpCall, first: int = 0) -> float:
+    """Multiply-adds of a product of the operands ``first`` and the one after it."""
+    return numel(call.ins[first].shape) * call.ins[first + 1].shape[-1]
+
+
+def _convolution(call: OpCall) -> float:
+    out = call.outs[0]
+    return numel(out.shape) * numel(call.ins[1].shape[1:]) if out is not None else 0
+
+
+def _convolution_backward(call: OpCall) -> float:
+    wanted = sum(m is not None for m in call.outs[:2])
+    return numel(call.ins[0].shape) * numel(call.ins[2].shape[1:]) * wanted
+
+
+def _experts(call: OpCall) -> float:
+    """A row has one matrix, which is as likely here as on other devices."""
+    return _product(call) * float(call.ins[1].shape[0] / max(1, call.args[-1]))
+
+
+def _experts_weight(call: OpCall) -> float:
+    return _product(call) * float(call.args[-2] / max(1, call.args[-1]))
+
+
+def _experts_backward(call: OpCall) -> float:
+    return _product(call) * sum(m is not None for m in call.outs)
+
+
+_RULES: Mapping[str, Callable[[OpCall], float]] = {  # name of the op → multiply-adds
+    "mm": _product,
+    "bmm": _product,
+    "addmm": functools.partial(_product, first=1),
+    "baddbmm": functools.partial(_product, first=1),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "grouped_mm": _experts,
+    "grouped_mm_weight": _experts_weight,
+    "_grouped_mm": _product,
+    "grouped_mm_fallback": _product,
+    "grouped_mm_fallback_backward": _experts_backward,
+}
