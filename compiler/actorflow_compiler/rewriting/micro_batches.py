@@ -31,6 +31,7 @@ from actorflow_compiler.signatures import OpCall, Signature, local_call, signatu
 from actorflow_compiler.signatures.local_mismatch import check_local_call
 from actorflow_compiler.substitutes.random_table import is_random
 
+IMPOSSIBLE = 1000  # the cost of an operand that cannot be brought to what a signature needs
 STATELESS = frozenset({*CALL_INPUTS, InputKind.CONSTANT, InputKind.SCALAR})  # inputs that are no state
 
 
@@ -233,30 +234,35 @@ class _MicroBatching:
         flows = bool(wanted) or None in layouts
         best: tuple[int, Signature] | None = None
         for signature in signatures(call, self.count, wanted=wanted):
-            cost = 0
-            for value, need, have, meta in zip(operands, signature.ins, layouts, call.ins, strict=True):
-                if value in self.free and need != P and self.free_signature(value, need):
-                    continue
-                if have is None:  # a batch, that may be several joined to one
-                    by_sample = isinstance(need, Split) and need.dim == 0
-                    cost += 0 if need == S0 else 1 if by_sample else 3 if need == B else 1000
-                elif need == P and have == B:
-                    cost += 2
-                elif isinstance(need, Split) and have == B:
-                    cost += 2  # every piece takes its part of the whole
-                elif need == B and have != B and value in self.stateless:
-                    cost += 3  # computed once more, for the whole batch
-                elif isinstance(need, Split) and have == P and value in self.stateless:
-                    cost += 5  # the same, and every piece takes its part
-                elif need != P and have == P and flows:
-                    cost += 20  # all pieces have to be there first, but then they flow on
-                elif need != have:
-                    cost += 1000
-                if isinstance(need, Split) and not _even(need, meta.shape, self.count):
-                    cost += 1000
-            if cost < 1000 and (best is None or cost < best[0]) and self._even_outs(n, call, signature):
+            needs = zip(operands, signature.ins, layouts, call.ins, strict=True)
+            cost = sum(self._cost(value, need, have, meta, flows) for value, need, have, meta in needs)
+            if cost < IMPOSSIBLE and (best is None or cost < best[0]) and self._even_outs(n, call, signature):
                 best = (cost, signature)
         return best[1] if best else None
+
+    def _cost(self, value: int, need: Sbp, have: TimeLayout | None, meta: Meta, flows: bool) -> int:
+        """How much it takes to bring an operand to the layout that a signature needs, on a scale of its own.
+
+        ``flows``: another operand comes in pieces anyway.
+        """
+        if value in self.free and need != P and self.free_signature(value, need):
+            return 0
+        if isinstance(need, Split) and not _even(need, meta.shape, self.count):
+            return IMPOSSIBLE
+        if have is None:  # a batch, that may be several joined to one
+            by_sample = isinstance(need, Split) and need.dim == 0
+            return 0 if need == S0 else 1 if by_sample else 3 if need == B else IMPOSSIBLE
+        if need == have:
+            return 0
+        if have == B:
+            return 2  # every piece takes its part of the whole, or the first piece all of it
+        if need == B and value in self.stateless:
+            return 3  # computed once more, for the whole batch
+        if have == P and isinstance(need, Split) and value in self.stateless:
+            return 5  # the same, and every piece takes its part
+        if have == P and flows:
+            return 20  # all pieces have to be there first, but then they flow on
+        return IMPOSSIBLE
 
     def emit_pieces(self, n: Node, signature: Signature) -> None:
         self.piece.update(self._emit(n, signature))
