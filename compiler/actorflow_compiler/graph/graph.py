@@ -52,6 +52,11 @@ class Node:
         for _, value in self.kwargs:
             yield from refs(value)
 
+    def reading(self, change: Callable[[int], Arg]) -> Node:
+        """The node with each value that it reads replaced by ``change(value)``."""
+        kwargs = tuple((name, substitute(value, change)) for name, value in self.kwargs)
+        return replace(self, args=substitute(self.args, change), kwargs=kwargs)
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -159,9 +164,17 @@ def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: Fals
         return Ref(same.get(index, index))
 
     for n in graph.nodes:
-        args = substitute(n.args, new)
-        kwargs = tuple((k, substitute(v, new)) for k, v in n.kwargs)
-        key = (n.op, _typed(args), _typed(kwargs), n.placement, n.stage, n.phase == Phase.OPTIMIZER, n.pieces, n.again)
+        n = n.reading(new)
+        key = (
+            n.op,
+            _typed(n.args),
+            _typed(n.kwargs),
+            n.placement,
+            n.stage,
+            n.phase == Phase.OPTIMIZER,
+            n.pieces,
+            n.again,
+        )
         if key in seen and not is_random(n):
             first = nodes[seen[key]]
             same.update({v: kept for v, kept in zip(n.outs, first.outs, strict=True) if kept >= 0})
@@ -169,7 +182,7 @@ def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: Fals
             nodes[seen[key]] = replace(first, outs=outs)
             continue
         seen[key] = len(nodes)
-        nodes.append(replace(n, args=args, kwargs=kwargs))
+        nodes.append(n)
     final = [same.get(r, r) for r in graph.results]
     updates = tuple((old, same.get(v, v)) for old, v in graph.updates)
     return Graph(graph.inputs, tuple(nodes), graph.metas, tuple(final), updates)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.errors import CallError
-from actorflow_compiler.core.ops import Phase, Ref, substitute
+from actorflow_compiler.core.ops import Phase, Ref
 from actorflow_compiler.graph.graph import Graph, InputKind, Node
 from actorflow_compiler.hints.tags import tracing
 
@@ -99,7 +99,7 @@ def with_other_reads(n: Node, same: dict[int, int]) -> Node:
     def at(value: int) -> Ref:
         return Ref(same.get(value, value))
 
-    return replace(n, args=substitute(n.args, at), kwargs=tuple((k, substitute(v, at)) for k, v in n.kwargs))
+    return n.reading(at)
 
 
 def nearest_divisors(size: int, count: int) -> list[int]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError
-from actorflow_compiler.core.ops import ITEM_BYTES, Meta, Phase, Ref, substitute
+from actorflow_compiler.core.ops import ITEM_BYTES, Meta, Phase, Ref
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, Sbp, Split, check_fits, local_shape, numel, show
 from actorflow_compiler.core.views import CHEAP_OPS
@@ -262,8 +262,4 @@ def gather_at_use(graph: Graph, used: Mapping[str, Wish]) -> Graph:
 
 def _reading(n: Node, here: Callable[[int, Node], Ref]) -> Node:
     """The node with what it reads renamed."""
-
-    def at(value: int) -> Ref:
-        return here(value, n)
-
-    return replace(n, args=substitute(n.args, at), kwargs=tuple((k, substitute(v, at)) for k, v in n.kwargs))
+    return n.reading(lambda value: here(value, n))

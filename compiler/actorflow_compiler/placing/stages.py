@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.core.errors import LayoutError
-from actorflow_compiler.core.ops import Meta, Phase, Ref, substitute
+from actorflow_compiler.core.ops import Meta, Phase, Ref
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.graph.graph import Graph, InputKind, Node, verify
 from actorflow_compiler.hints.hints import ResolvedHints
@@ -260,8 +260,7 @@ def _repeat_free(graph: Graph, stage: list[int | None], nowhere: int) -> Graph:
             def here(v: int, s: int = s) -> Ref:
                 return Ref(copies.get((v, s), v))
 
-            kwargs = tuple((k, substitute(v, here)) for k, v in n.kwargs)
-            nodes.append(replace(n, args=substitute(n.args, here), kwargs=kwargs, outs=tuple(outs), stage=s))
+            nodes.append(replace(n.reading(here), outs=tuple(outs), stage=s))
     return replace(graph, nodes=tuple(nodes), metas=metas)
 
 

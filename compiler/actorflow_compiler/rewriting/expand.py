@@ -13,17 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.capture.from_fx import PlaceholderNames, to_graph
-from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute
+from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import fake_mode
 from actorflow_compiler.graph.graph import Graph, Node, call_of, prune, verify
 from actorflow_compiler.signatures import OpCall
-
-
-def overload(op: str) -> Any:
-    """``"aten.mm.default"`` → the op of torch."""
-    namespace, name, kind = op.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), kind)
 
 
 def expand(graph: Graph, table: Mapping[Any, Callable[..., Any]], where: Callable[[Placement], bool]) -> Graph:
@@ -38,7 +32,7 @@ def expand(graph: Graph, table: Mapping[Any, Callable[..., Any]], where: Callabl
         return Ref(same.get(v, v))
 
     for n in graph.nodes:
-        n = replace(n, args=substitute(n.args, new), kwargs=tuple((k, substitute(v, new)) for k, v in n.kwargs))
+        n = n.reading(new)
         if n.op not in names or n.placement is None or not where(n.placement):
             nodes.append(n)
             continue
@@ -75,9 +69,9 @@ def instantiate(
             if o >= 0 and o not in number:
                 number[o] = next(fresh)
                 metas[number[o]] = body.metas[o]
-        kwargs = tuple((k, substitute(v, at)) for k, v in inner.kwargs)
         outs = tuple(number[o] if o >= 0 else -1 for o in inner.outs)
-        nodes.append(replace(n, op=inner.op, args=substitute(inner.args, at), kwargs=kwargs, outs=outs))
+        inner = inner.reading(at)
+        nodes.append(replace(n, op=inner.op, args=inner.args, kwargs=inner.kwargs, outs=outs))
     return nodes
 
 

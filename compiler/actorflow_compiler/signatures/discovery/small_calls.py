@@ -11,6 +11,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.op_call import ArgumentPath, OpCall, bind, put, rebind
 from actorflow_compiler.core.ops import Arg, Meta, Symbol
+from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.signatures.discovery.execute import DrawKind, draw, meta_of, on_meta, run
 from actorflow_compiler.signatures.discovery.rules import at
 
@@ -295,14 +296,7 @@ def _subsets(group: list[SizePosition]) -> Iterator[list[SizePosition]]:
 
 def volume(call: OpCall) -> int:
     """The number of elements of all tensors of a call."""
-    return sum(map(_numel, (*call.ins, *(m for m in call.outs if m is not None))))
-
-
-def _numel(meta: Meta) -> int:
-    count = 1
-    for n in meta.shape:
-        count *= n
-    return count
+    return sum(numel(m.shape) for m in (*call.ins, *call.outs) if m is not None)
 
 
 def paths(group: Iterable[SizePosition]) -> tuple[ArgumentPath, ...]:
