@@ -40,12 +40,12 @@ def resized(case: Instance, sizes: dict[str, int]) -> Instance | None:
         if t.values:
             x.remainder_(max(1, new[t.values]))
     changed: dict[int, Arg] = {}
-    for i, slot in enumerate(parse(text).slots):
+    for i, argument in enumerate(parse(text).arguments):
         old = bind(case.call)[i]
-        if slot.kind == "shape":
+        if argument.kind == "shape":
             changed[i] = tuple(shape(next(o for o in op.outs if o is not None)))
-        elif slot.kind == "sizes" and old is not None:
-            dims = ranked(slot.operands[0].dims, len(old) if isinstance(old, tuple) else 1)
+        elif argument.kind == "sizes" and old is not None:
+            dims = ranked(argument.operands[0].dims, len(old) if isinstance(old, tuple) else 1)
             whole = old if isinstance(old, tuple) else (old,)
             here = tuple(length(d, n) if isinstance(d, tuple) else n for d, n in zip(dims, whole, strict=True))
             changed[i] = here if isinstance(old, tuple) else here[0]
