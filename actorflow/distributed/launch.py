@@ -19,20 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actorflow.distributed.rank_logs import STDERR, STDOUT, RankLogs, log_folder
+from actorflow.distributed.elastic_logs import STDERR, STDOUT, ElasticLogs, log_folder
 from actorflow_compiler.core.errors import ClusterError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-__all__ = ["LaunchOptions", "launch", "main", "parse"]
+__all__ = ["ElasticLaunch", "launch", "main", "parse"]
 
 SHUTDOWN = 5  # seconds between asking processes to end and killing them
 MEETING = 300  # seconds for the nodes to meet
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchOptions:
+class ElasticLaunch:
     """The checked options of a launch: what to run, and where."""
 
     script: str  # path, module or program
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def parse(arguments: Sequence[str]) -> LaunchOptions:
+def parse(arguments: Sequence[str]) -> ElasticLaunch:
     """Read and check a command line; for a wrong one, print what is wrong and exit with 2."""
     parser = _make_parser()
     found = parser.parse_args(arguments)
@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
         parser.error("--redirect_stdout_and_stderr needs --logdir, the folder of the files; it was not given")
     if found.logdir and Path(found.logdir).exists() and not Path(found.logdir).is_dir():
         parser.error(f"--logdir {found.logdir} is a file; it must be a folder, or not there yet")
-    return LaunchOptions(
+    return ElasticLaunch(
         found.training_script,
         tuple(found.training_script_args),
         found.nnodes,
@@ -101,7 +101,7 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
     )
 
 
-def launch(run: LaunchOptions) -> int:
+def launch(run: ElasticLaunch) -> int:
     """Run this node's processes until all have ended; returns 0, or the status of the process that failed first.
 
     When one fails the others are ended; 128 + the signal after a signal.  Raises ClusterError where the
@@ -126,7 +126,7 @@ def launch(run: LaunchOptions) -> int:
             min_nodes=run.nnodes,
             max_nodes=run.nnodes,
             nproc_per_node=run.nproc_per_node,
-            logs_specs=RankLogs(errors, run.folder),
+            logs_specs=ElasticLogs(errors, run.folder),
             run_id="actorflow",  # equal on all nodes, which meet under it
             role="actorflow",
             rdzv_endpoint=f"{_bracketed(run.master_addr)}:{run.master_port}",
@@ -154,7 +154,7 @@ def launch(run: LaunchOptions) -> int:
     return 0
 
 
-def _report(run: LaunchOptions, failures: Mapping[int, ProcessFailure]) -> int:
+def _report(run: ElasticLaunch, failures: Mapping[int, ProcessFailure]) -> int:
     """Print which process failed, and how; returns the exit status."""
     local, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     rank = run.node_rank * run.nproc_per_node + local
@@ -165,7 +165,7 @@ def _report(run: LaunchOptions, failures: Mapping[int, ProcessFailure]) -> int:
     return int(code) if code > 0 else 128 - int(code)
 
 
-def _check_port(run: LaunchOptions) -> None:
+def _check_port(run: ElasticLaunch) -> None:
     """Raise ClusterError where node 0's port cannot be listened on here."""
     family = socket.AF_INET6 if ":" in run.master_addr else socket.AF_INET
     with socket.socket(family) as probe:
@@ -184,7 +184,7 @@ def _check_port(run: LaunchOptions) -> None:
 
 
 @contextmanager
-def _environment(run: LaunchOptions) -> Iterator[None]:
+def _environment(run: ElasticLaunch) -> Iterator[None]:
     """Set the environment variables of the processes, on top of those that the agent sets."""
     before = dict(os.environ)
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN)
@@ -197,7 +197,7 @@ def _environment(run: LaunchOptions) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _print_log_folders(run: LaunchOptions) -> None:
+def _print_log_folders(run: ElasticLaunch) -> None:
     for local in range(run.nproc_per_node):
         rank = run.node_rank * run.nproc_per_node + local
         out = log_folder(run.folder, local)

@@ -67,7 +67,7 @@ def to_global(
         wanted = layout_of(place, grad_sbp, x.shape, "the gradient") if grad_sbp is not None else None
         if target is old and wanted is None:
             return x
-        moved: Tensor = _Move.apply(x, target, wanted)  # type: ignore[no-untyped-call]
+        moved: Tensor = _Redistribution.apply(x, target, wanted)  # type: ignore[no-untyped-call]
         return moved
     if placement is None or sbp is None:
         raise LayoutError(
@@ -85,7 +85,7 @@ def to_global(
     wanted = layout_of(placement, grad_sbp, x.shape, "the gradient") if grad_sbp is not None else None
     shape, dtype = _meet(x, layout, comm) if check_meta is not False else (_multiplied(x, layout), x.dtype)
     spec = spec_of(comm, layout, shape, None, dtype, comm.device(layout.placement))
-    made: Tensor = _Join.apply(x, spec, check_meta is not False, wanted)  # type: ignore[no-untyped-call]
+    made: Tensor = _FromParts.apply(x, spec, check_meta is not False, wanted)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -97,7 +97,7 @@ def to_local(x: Tensor) -> Tensor:
     """
     if not isinstance(x, GlobalTensor):
         raise NotGlobal("to_local() was called on a plain tensor; a global tensor was expected: see x.is_global")
-    part: Tensor = _Part.apply(x)  # type: ignore[no-untyped-call]
+    part: Tensor = _ToPart.apply(x)  # type: ignore[no-untyped-call]
     return part
 
 
@@ -143,7 +143,7 @@ def moved_gradient(g: GlobalTensor, target: Layout, why: str) -> GlobalTensor:
     if target is g._spec.layout:
         return g
     if torch.is_grad_enabled() and g.requires_grad:
-        made: GlobalTensor = _Move.apply(g, target, None)  # type: ignore[no-untyped-call]
+        made: GlobalTensor = _Redistribution.apply(g, target, None)  # type: ignore[no-untyped-call]
         return made
     return moved(g, target, why)
 
@@ -153,7 +153,7 @@ def without_terms(layout: Layout) -> Layout:
     return Layout(layout.placement, tuple(B if e == P else e for e in layout.sbp)) if has_terms(layout) else layout
 
 
-class _Move(torch.autograd.Function):
+class _Redistribution(torch.autograd.Function):
     """From a layout to another."""
 
     @staticmethod
@@ -172,7 +172,7 @@ class _Move(torch.autograd.Function):
         return moved_gradient(g, ctx.back, "the backward pass of to_global"), None, None
 
 
-class _Join(torch.autograd.Function):
+class _FromParts(torch.autograd.Function):
     """From this rank's part to the whole."""
 
     @staticmethod
@@ -191,13 +191,13 @@ class _Join(torch.autograd.Function):
         if ctx.grad is not None:
             g = moved_gradient(g, ctx.grad, "grad_sbp")
         g = moved_gradient(g, ctx.back, "the backward pass of to_global")
-        part = _Part.apply(g) if torch.is_grad_enabled() else g._local  # type: ignore[no-untyped-call]
+        part = _ToPart.apply(g) if torch.is_grad_enabled() else g._local  # type: ignore[no-untyped-call]
         if tuple(part.shape) != ctx.shape:
             part = part.new_zeros(ctx.shape)  # of a rank outside of the placement
         return part, None, None, None
 
 
-class _Part(torch.autograd.Function):
+class _ToPart(torch.autograd.Function):
     """From the whole to this rank's part."""
 
     @staticmethod
@@ -213,7 +213,7 @@ class _Part(torch.autograd.Function):
         spec: GlobalSpec = ctx.spec
         made = spec_of(spec.comm, without_terms(spec.layout), spec.shape, None, g.dtype, spec.device)
         if torch.is_grad_enabled() and g.requires_grad:
-            return _Join.apply(g, made, False, None)  # type: ignore[no-untyped-call]
+            return _FromParts.apply(g, made, False, None)  # type: ignore[no-untyped-call]
         return wrap(g, made)
 
 
@@ -256,7 +256,7 @@ def _meet(x: Tensor, layout: Layout, comm: EagerCommunicator) -> tuple[tuple[int
         raise CallError(f"to_global was called with different layouts; the same on every rank was expected:\n{lines}")
     place = layout.placement
     parts = [(rank, tuple(found[rank]["shape"]), found[rank]["dtype"]) for rank in place.ranks]
-    shape = _joined(layout, [s for _, s, _ in parts])
+    shape = _whole_shape(layout, [s for _, s, _ in parts])
     ok = shape is not None and all(local_shape(layout, shape, r) == s for r, s, _ in parts) and _fits(layout, shape)
     if not ok or len({d for *_, d in parts}) > 1:
         lines = "\n".join(f"  rank {r}: {s} {d.removeprefix('torch.')}" for r, s, d in parts)
@@ -272,7 +272,7 @@ def _fits(layout: Layout, shape: Sequence[int]) -> bool:
     return all(not isinstance(e, Split) or e.dim < len(shape) for e in layout.sbp)
 
 
-def _joined(layout: Layout, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+def _whole_shape(layout: Layout, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     """The shape that parts have together: along a split dim, the sum over the ranks of that axis."""
     place = layout.placement
     if len({len(s) for s in shapes}) > 1 or not _fits(layout, shapes[0]):

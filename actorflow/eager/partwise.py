@@ -30,7 +30,6 @@ from actorflow.eager.plain_tensors import flat
 from actorflow_compiler.core.sbp import B, P, Sbp
 from actorflow_compiler.core.torch_internals import memory_of
 
-MOST = 1 << 14  # calls that are remembered
 TRIES = 3  # kinds of calls that have to go op by op before a function is not examined any more
 LEAST, LIMIT = 2, 100  # ops of a function for which this pays
 # ops that the shapes of their operand and result describe fully
@@ -43,7 +42,7 @@ class PartwiseCall:
     """A call of a function that can be made on the parts."""
 
     func: Any
-    args: tuple[Any, ...]  # with a OperandRef for each operand
+    args: tuple[Any, ...]  # with an OperandRef for each operand
     kwargs: dict[str, Any]
     form: type | None  # list or tuple of results; None: one
     outs: tuple[GlobalSpec, ...]
@@ -61,12 +60,31 @@ class OperandRef:
 
 
 UNKNOWN: Any = object()
-_calls: dict[tuple[Any, ...], PartwiseCall | None] = {}  # None: op by op
 
 
-def known(key: tuple[Any, ...]) -> Any:
-    """How a call is made on the parts; None if it is made op by op; UNKNOWN if it is seen for the first time."""
-    return _calls.get(key, UNKNOWN)
+class PartwiseCache:
+    """What is known of at most ``size`` kinds of calls of functions; when there are more, all are forgotten.
+
+    It comes before the cache of ops (``op_cache.py``): a call that it has is one call on the parts, and its ops are not
+    dispatched.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._calls: dict[tuple[Any, ...], PartwiseCall | None] = {}
+
+    def get(self, key: tuple[Any, ...]) -> Any:
+        """How a call is made on the parts; None if it is made op by op; UNKNOWN if it is seen for the first time."""
+        return self._calls.get(key, UNKNOWN)
+
+    def add(self, key: tuple[Any, ...], call: PartwiseCall | None) -> None:
+        """Keep how a call is made; None for op by op."""
+        if len(self._calls) >= self._size:
+            self._calls.clear()
+        self._calls[key] = call
+
+
+CALLS = PartwiseCache(1 << 14)
 
 
 def fill(partwise: PartwiseCall, tensors: Sequence[Any]) -> Any:
@@ -94,18 +112,16 @@ def _leaf(t: GlobalTensor) -> Tensor:
     return leaf
 
 
-def learn(
+def examine_call(
     key: tuple[Any, ...], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor],
     recorded: bool,
 ) -> Any:  # fmt: skip
     """Make a call op by op, return what it returns, and remember whether it can be made on the parts."""
-    watched = _OpRecorder()
-    with dispatch.watched_by(watched.run):
+    recorder = _OpRecorder()
+    with dispatch.watched_by(recorder.run):
         made = func(*args, **kwargs)
-    found = _examine(watched, func, args, kwargs, operands, made, recorded)
-    if len(_calls) > MOST:
-        _calls.clear()
-    _calls[key] = found
+    found = _partwise_call(recorder, func, args, kwargs, operands, made, recorded)
+    CALLS.add(key, found)
     comm = operands[0]._spec.comm
     if found is not None:
         comm.stepwise_kinds[func] = -(1 << 60)
@@ -200,13 +216,13 @@ class _Parts(TorchDispatchMode):
 # ---- comparing with the parts
 
 
-def _examine(
-    watched: _OpRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor],
+def _partwise_call(
+    recorder: _OpRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor],
     made: Any, recorded: bool,
 ) -> PartwiseCall | None:  # fmt: skip
     form = type(made) if isinstance(made, list | tuple) else None
     outs: list[Any] = list(made) if form is not None else [made]
-    if not watched.alone or len(watched.ops) < LEAST or form not in (None, list, tuple):
+    if not recorder.alone or len(recorder.ops) < LEAST or form not in (None, list, tuple):
         return None
     if not outs or any(type(t) is not GlobalTensor or t.requires_grad != recorded for t in outs):
         return None
@@ -225,7 +241,7 @@ def _examine(
         {k: OperandRef(next(numbers)) if isinstance(a, Tensor) else a for k, a in kwargs.items()},
         form, tuple(results), tuple(layouts[0]), grads,
     )  # fmt: skip
-    return _same_on_parts(found, watched, operands, outs, recorded)
+    return _same_on_parts(found, recorder, operands, outs, recorded)
 
 
 def _alike_on_all_ranks(spec: GlobalSpec, first: GlobalSpec) -> bool:
@@ -258,7 +274,7 @@ def _gradients(ins: Sequence[Layout], outs: Sequence[Layout]) -> tuple[list[Layo
 
 
 def _same_on_parts(
-    partwise: PartwiseCall, watched: _OpRecorder, operands: Sequence[GlobalTensor], outs: Sequence[Any], recorded: bool
+    partwise: PartwiseCall, recorder: _OpRecorder, operands: Sequence[GlobalTensor], outs: Sequence[Any], recorded: bool
 ) -> PartwiseCall | None:
     """The call with what its graph saves; None unless the function does the same on the parts as on the whole."""
     parts = leaves(operands) if recorded else [t._local for t in operands]
@@ -273,12 +289,12 @@ def _same_on_parts(
             made = fill(partwise, parts)
     except Exception:  # an error on the parts means nothing to the user: the function goes op by op
         return None
-    if seen.ops != watched.ops or (type(made) if isinstance(made, list | tuple) else None) is not partwise.form:
+    if seen.ops != recorder.ops or (type(made) if isinstance(made, list | tuple) else None) is not partwise.form:
         return None
     results = [made] if partwise.form is None else list(made)
-    if len(seen.constants) != len(watched.constants) or not all(
+    if len(seen.constants) != len(recorder.constants) or not all(
         a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-        for a, b in zip(seen.constants, watched.constants, strict=True)
+        for a, b in zip(seen.constants, recorder.constants, strict=True)
     ):
         return None
     memory = {memory_of(p) for p in parts}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actorflow.eager.communicator import WIDE, CollectiveLabel, EagerCommunicator
 from actorflow.eager.layout import NOWHERE, Layout
-from actorflow_compiler.boxing.routes import BoxCopy, Hop, route
+from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, route
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.custom_ops.layout import arrange, carve
 from actorflow_compiler.plan.plan import Box
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 class HopStep:
     """One rank's side of a hop."""
 
-    kind: str  # as in ``Hop``
+    kind: HopKind
     ranks: tuple[int, ...]  # that exchange, this one among them
     send: tuple[tuple[Box, ...], ...]  # for each of ``ranks``, the boxes of this rank's part that it gets
     receive: tuple[tuple[Box, ...], ...]  # for each of ``ranks``, the boxes of the new part that it sends
@@ -59,7 +59,7 @@ def redistribute(
         return local  # a rank outside of both
     label = _label(why, local.dtype, shape, source, target)
     for step in steps:
-        if step.kind == "all_reduce":
+        if step.kind is HopKind.ALL_REDUCE:
             local = comm.all_reduce(label, step.ranks, local)
         else:
             local = _exchange(local, step, comm, label)
@@ -72,18 +72,18 @@ def redistribute(
 def hop_steps(shape: Shape, source: Layout, target: Layout, rank: int) -> tuple[HopStep, ...]:
     """One rank's side of each hop of the route, in order."""
     hops = route(shape, source.placement, source.sbp, target.placement, target.sbp)
-    found = (_hop_step(hop, shape, rank) for hop in hops)
+    found = (_side_of_hop(hop, shape, rank) for hop in hops)
     return tuple(step for step in found if step is not None)
 
 
-def _hop_step(hop: Hop, shape: Shape, rank: int) -> HopStep | None:
+def _side_of_hop(hop: Hop, shape: Shape, rank: int) -> HopStep | None:
     """A rank's side of a hop; None where it has none."""
     gives, takes = rank in hop.source, rank in hop.target
     if not gives and not takes:
         return None
     ranks = _ranks(hop, rank)
     out = device_shape(shape, hop.target_sbp, hop.target, hop.target.index(rank)) if takes else NOWHERE
-    if hop.kind == "all_reduce":
+    if hop.kind is HopKind.ALL_REDUCE:
         return HopStep(hop.kind, ranks, (), (), (), out, True)
 
     def parts(giver: int, taker: int) -> tuple[BoxCopy, ...]:
@@ -103,7 +103,7 @@ def _ranks(hop: Hop, rank: int) -> tuple[int, ...]:
     """The ranks that exchange data with a rank in a hop."""
     if hop.groups:
         return next(group for group in hop.groups if rank in group)
-    return tuple(sorted({*hop.source.ranks, *hop.target.ranks})) if hop.kind == "send" else (rank,)
+    return tuple(sorted({*hop.source.ranks, *hop.target.ranks})) if hop.kind is HopKind.SEND else (rank,)
 
 
 def _exchange(local: Tensor, step: HopStep, comm: EagerCommunicator, label: CollectiveLabel) -> Tensor:

@@ -1,4 +1,4 @@
-"""Methods and properties of global tensors besides ops: values, text, copies, pickles, gradients of leaves."""
+"""Complete ``GlobalTensor`` with what is no op: values, text, copies, pickles and the layout of leaves' gradients."""
 
 from __future__ import annotations
 

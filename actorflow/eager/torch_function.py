@@ -19,7 +19,7 @@ from torch import Tensor
 from actorflow.eager.convert import moved
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
 from actorflow.eager.linked_views import LinkedView, refresh
-from actorflow.eager.partwise import UNKNOWN, PartwiseCall, fill, known, learn, leaves
+from actorflow.eager.partwise import CALLS, UNKNOWN, PartwiseCall, examine_call, fill, leaves
 from actorflow.eager.plain_tensors import plain_as_whole
 from actorflow_compiler.core.torch_internals import (
     end_of_graph,
@@ -59,9 +59,9 @@ def call(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: di
             else:
                 return func(*args, **kwargs) if kwargs else func(*args)
         names = tuple(key)
-        found = known(names)
+        found = CALLS.get(names)
         if found is UNKNOWN:
-            return learn(names, func, args, kwargs or {}, operands, recorded)
+            return examine_call(names, func, args, kwargs or {}, operands, recorded)
         made = NotImplemented if found is None else _run(found, operands, recorded)
         if made is NotImplemented:
             return func(*args, **kwargs) if kwargs else func(*args)

@@ -196,7 +196,7 @@ def test_the_help_shows_the_documents_options(capsys: pytest.CaptureFixture[str]
 
 def test_options_may_be_written_with_hyphens_and_arguments_are_the_scripts() -> None:
     found = launcher.parse(["--nproc-per-node", "2", "--master-port=29511", "x.py", "--nnodes", "9", "-h"])
-    assert found == launcher.LaunchOptions("x.py", ("--nnodes", "9", "-h"), nproc_per_node=2, master_port=29511)
+    assert found == launcher.ElasticLaunch("x.py", ("--nnodes", "9", "-h"), nproc_per_node=2, master_port=29511)
     assert found.command == [sys.executable, "-u", "x.py", "--nnodes", "9", "-h"]
     assert launcher.parse(["-m", "pkg.train"]).command == [sys.executable, "-u", "-m", "pkg.train"]
     assert launcher.parse(["--no-python", "./x.sh"]).command == ["./x.sh"]
@@ -227,7 +227,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ClusterError, match=rf"--master_port {port} cannot be used on this machine, node 0"):
-            launcher.launch(launcher.LaunchOptions("x.py", master_port=port))
+            launcher.launch(launcher.ElasticLaunch("x.py", master_port=port))
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-__all__ = ["STDERR", "STDOUT", "RankLogs", "log_folder"]
+__all__ = ["STDERR", "STDOUT", "ElasticLogs", "log_folder"]
 
 STDOUT, STDERR = "stdout", "stderr"  # files of a process in its folder
 
 
-class RankLogs(LogsSpecs):
+class ElasticLogs(LogsSpecs):
     """Files for tracebacks in ``errors``, and with ``folder`` ``FOLDER/local_rank_K/stdout`` and ``stderr``."""
 
     def __init__(self, errors: str, folder: str) -> None:
