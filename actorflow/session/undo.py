@@ -29,7 +29,7 @@ class StopPoints:
     lines: Mapping[str, Sequence[SideEffect]] = field(default_factory=dict)  # where ops may fail → what it has changed
     begins: Sequence[
         SideEffect
-    ] = ()  # what there was before, in places that it may have set to that; see ``Run.begun``
+    ] = ()  # what there was before, in places that it may have set to that; see ``SideEffectRecorder.begun``
 
     def depend_on(self, change: SideEffect) -> bool:
         """Whether a step may have set a place to what there was before a line, or not come to setting it."""

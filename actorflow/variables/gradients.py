@@ -64,22 +64,22 @@ class KeptGradients:
 
     @property
     def capturing(self) -> bool:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
         return self._holder.capturing
 
     @property
     def moment(self) -> object:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
         return self._holder.moment
 
     def share(self, name: str, copy: Tensor) -> None:
-        """See ``Owner``: a gradient is read anew by each op."""
+        """See ``VariableStore``: a gradient is read anew by each op."""
 
     def unshare(self, copy: Tensor) -> None:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
 
     def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
-        """See ``Owner``: a gradient is read anew by each op."""
+        """See ``VariableStore``: a gradient is read anew by each op."""
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -176,12 +176,12 @@ class KeptGradients:
             self._scripts[name] = new.clone()
 
     def read(self, variable: str) -> Tensor:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
         self._refuse_lost(variable)
         return self._holder.read(variable)
 
     def write(self, variable: str, value: Tensor) -> None:
-        """See ``Owner``; in place."""
+        """See ``VariableStore``; in place."""
         self._refuse_lost(variable)
         self._holder.write(variable, value)
 

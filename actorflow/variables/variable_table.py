@@ -545,29 +545,29 @@ class VariableTable:
 
     @property
     def capturing(self) -> bool:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
         return self._capturing()
 
     @property
     def moment(self) -> tuple[int, int]:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
         return self._progress(), self.writes
 
     def share(self, name: str, copy: Tensor) -> None:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
         where = memory_span(copy)
         if where is not None:
             self._remember(copy, where, name)
 
     def unshare(self, copy: Tensor) -> None:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
         where = memory_span(copy)
         if where is not None:
             found = self._memories.get(where[0], ())
             self._memories[where[0]] = [one for one in found if one[1] != where]
 
     def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
-        """See ``Owner``: of two variables nobody may change either; another tensor shows what the variable has."""
+        """See ``VariableStore``: tied variables may not be changed; a plain tensor becomes a view of the variable."""
         name = owned.name_in_plan
         self._ties.pop(name, None)
         self._given.pop(name, None)
@@ -581,7 +581,7 @@ class VariableTable:
             )
 
     def read(self, name: str) -> Tensor:
-        """See ``Owner``: no other rank needs to do the same."""
+        """See ``VariableStore``: no other rank needs to do the same."""
         layout = self.layouts[name]
         self._settled()
         calls, writes = self._progress(), self.writes
@@ -600,7 +600,7 @@ class VariableTable:
         return whole if owned is None else whole.to(owned.device)
 
     def write(self, name: str, value: Tensor) -> None:
-        """See ``Owner``: every rank does the same; raises CallError where one does something else."""
+        """See ``VariableStore``: every rank does the same; raises CallError where one does something else."""
         self._untied({name})
         if name in self._given:
             self._follow_given()
