@@ -369,7 +369,10 @@ class Compute:
         values = self._gather(job, unit, fire)
         memory = stream.place(values) if stream.moves else NO_MEMORY
         try:
-            outputs = unit.outputs(values, fire, self._transport)
+            if isinstance(unit, ComputeUnit):  # most firings, so without a call between
+                outputs = unit.execute(values)
+            else:
+                outputs = unit.outputs(values, fire, self._transport)
         except Exception as error:
             self._broken(job, unit, fire, error)
             return

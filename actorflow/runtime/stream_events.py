@@ -104,7 +104,7 @@ class ActorStream:
     reads: tuple[tuple[int, RegisterEvents], ...]  # (position in the reads of a firing, register) made by another
     writes: tuple[tuple[int, RegisterEvents], ...]  # (position in the writes, register) that another queue reads
     foreign: tuple[int, ...]  # operands in memory of another queue, or of the caller, that outputs may be views of
-    inputs: tuple[int, ...]  # operands that the caller gave; they may lie in host memory
+    inputs: tuple[int, ...]  # operands that the caller gave, on a device: they may lie in host memory
     prepares: bool  # takes only what the caller gave: it runs in host memory, and its outputs are copied to the device
     ordered: bool  # a firing has to wait for, or to record, marks: it reads or writes registers of two queues
     moves: bool  # operands or outputs may have to be copied: ``place`` and ``own`` are not for nothing
@@ -188,14 +188,14 @@ class StreamEvents:
         reads = [(at, known[r.id]) for at, r in enumerate(plan.inputs_of[actor.id]) if r.id in known]
         writes = [(at, known[r.id]) for at, r in enumerate(plan.outputs_of[actor.id]) if r.id in known]
         away = {r.id for r in plan.inputs_of[actor.id] if r.id in known and known[r.id].maker != queue}
-        inputs = tuple(i for i, o in enumerate(actor.operands) if isinstance(o, OfInput))
+        ahead = self._device.ahead  # else inputs lie where they are used, unchanged until the call is done
+        inputs = tuple(i for i, o in enumerate(actor.operands) if ahead and isinstance(o, OfInput))
         keeps = any(isinstance(target, FromRegister) for target in actor.targets)
-        ahead = self._device.ahead  # else nobody changes a caller's tensors before the call is done
         prepares = host and bool(inputs) and all(isinstance(o, OfInput | OfScalar | OfPiece) for o in actor.operands)
         foreign = tuple(
             i
             for i, o in enumerate(actor.operands)
-            if keeps and ((ahead and isinstance(o, OfInput)) or (isinstance(o, FromRegister) and o.register in away))
+            if keeps and (i in inputs or (isinstance(o, FromRegister) and o.register in away))
         )
         return ActorStream(
             device=self._device,
@@ -204,7 +204,7 @@ class StreamEvents:
             writes=tuple(writes),
             foreign=foreign,
             inputs=inputs,
-            prepares=ahead and prepares,
+            prepares=prepares,
             ordered=bool(reads or writes),
             moves=bool(inputs or foreign),
         )
