@@ -35,7 +35,7 @@ def to_global(
 
     A plain tensor is the part of this rank: along an axis that is ``split`` the parts are joined in the order of
     the ranks, along one that is ``partial_sum`` they are terms, and along one that is ``broadcast`` the first rank's
-    is all_ranks's.  Shapes and dtypes of all ranks are compared, unless ``check_meta`` is False: then they are taken
+    is everybody's.  Shapes and dtypes of all ranks are compared, unless ``check_meta`` is False: then they are taken
     to be equal, and so are the values of an axis that is ``broadcast``.  Ranks outside of the placement call it, too;
     their tensors are not used.
 

@@ -56,7 +56,7 @@ def assign(self: GlobalTensor, value: GlobalTensor) -> None:
     if new.dtype != spec.dtype and new.layout is not spec.layout:
         value = torch.ops.aten._to_copy.default(value, dtype=spec.dtype)
         new, part = value._spec, value._local
-    part = redistribute(part, spec.shape, new.layout, spec.layout, spec.comm, "a run_in_place in place")
+    part = redistribute(part, spec.shape, new.layout, spec.layout, spec.comm, "a change in place")
     if spec.here:
         self._local.copy_(part)
     if isinstance(self, LinkedView):
