@@ -1,4 +1,4 @@
-"""A PyTorch script that runs on one device goes in; the same script on many devices comes out.
+"""Train a PyTorch script that was written for one device on many devices.
 
 ``import actorflow as flow``: ``@flow.global_function`` makes a job of a training step;
 ``flow.placement``, ``flow.sbp``, ``flow.distribute``, ``flow.constrain``, ``flow.zero`` and ``flow.place`` say how it

@@ -27,7 +27,7 @@ _STRANGE = (OSError, ValueError, TimeoutError, KeyError, TypeError)  # errors th
 
 
 @dataclass(slots=True)
-class Peer:
+class NodePeer:
     """What this node knows of another one so far."""
 
     number: int
@@ -51,11 +51,11 @@ class Meeting:
     def __init__(self, here: MachineFacts, own: Ticket) -> None:
         assert here.node is not None
         self._here, self._own = here, own
-        self.peers = {n: Peer(n, host) for n, host in enumerate(here.nodes) if n != here.node}
+        self.peers = {n: NodePeer(n, host) for n, host in enumerate(here.nodes) if n != here.node}
         self._news = asyncio.Event()
         self._high = 0  # our second port
 
-    async def run(self, timeout: float, listening: Callable[[], object] = bool) -> dict[int, Peer]:
+    async def run(self, timeout: float, listening: Callable[[], object] = bool) -> dict[int, NodePeer]:
         """Meet the others, for at most so many seconds; the peers by number.
 
         ``listening`` is called when this node's port is open.  Raises OSError where it cannot be opened.
@@ -82,7 +82,7 @@ class Meeting:
 
     # -- calling ---------------------------------------------------------------------------------
 
-    async def _reach(self, peer: Peer) -> None:
+    async def _reach(self, peer: NodePeer) -> None:
         """Try until the other has answered and its second port was tried."""
         while peer.high is None:
             peer.attempt = await asyncio.to_thread(reach, peer.host, self._here.port, _TRY)
@@ -94,7 +94,7 @@ class Meeting:
                 await asyncio.sleep(_PAUSE)
         self._news.set()
 
-    async def _greet(self, peer: Peer) -> None:
+    async def _greet(self, peer: NodePeer) -> None:
         reader, writer = await asyncio.open_connection(peer.host, self._here.port, limit=_LINE)
         try:
             writer.write(self._hello())
@@ -154,7 +154,7 @@ def differences(own: Ticket, other: Ticket) -> Finding | None:
     return Finding("nodes differ", " ".join(texts), "", "") if texts else None
 
 
-def outcome(peer: Peer, here: MachineFacts, timeout: float) -> list[Finding]:
+def outcome(peer: NodePeer, here: MachineFacts, timeout: float) -> list[Finding]:
     """What keeps this node and another apart; nothing where each reached the other."""
     who = f"node {peer.number}"
     found: list[Finding] = []

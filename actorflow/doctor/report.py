@@ -55,7 +55,7 @@ def meet(here: MachineFacts, own: Ticket, timeout: float, console: Console) -> l
     return [row for peer in peers.values() for row in _of_peer(peer, here, own, timeout)]
 
 
-def _of_peer(peer: meeting.Peer, here: MachineFacts, own: Ticket, timeout: float) -> Iterable[Row]:
+def _of_peer(peer: meeting.NodePeer, here: MachineFacts, own: Ticket, timeout: float) -> Iterable[Row]:
     name = f"node {peer.number} ({peer.host})"
     found = meeting.outcome(peer, here, timeout)
     if not found:

@@ -1,1 +1,1 @@
-"""The compiler: a user's step goes in, a plan comes out."""
+"""Compile a training step: capture it, lay it out over the devices, and cut it into a plan of actors."""

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from actorflow.cli import main
 from actorflow.doctor.machine_facts import MachineFacts
-from actorflow.doctor.meeting import Meeting, Peer, differences, outcome
+from actorflow.doctor.meeting import Meeting, NodePeer, differences, outcome
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
@@ -31,11 +31,11 @@ def ticket(node: int, nodes: int = 2) -> Ticket:
 
 def meet(
     nodes: tuple[str, ...], present: tuple[int, ...], timeout: float
-) -> tuple[list[dict[int, Peer]], list[MachineFacts]]:
+) -> tuple[list[dict[int, NodePeer]], list[MachineFacts]]:
     port = free_port()
     heres = [MachineFacts(nodes, node, port) for node in present]
 
-    async def all_of_them() -> list[dict[int, Peer]]:
+    async def all_of_them() -> list[dict[int, NodePeer]]:
         return await asyncio.gather(*[Meeting(here, ticket(here.node or 0, len(nodes))).run(timeout) for here in heres])
 
     return asyncio.run(all_of_them()), heres
@@ -64,7 +64,7 @@ def test_another_program_on_the_port_is_told_from_the_doctor() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.2", port)) as s, s:
         here = MachineFacts(NODES, 0, port)
-        peer = Peer(1, "127.0.0.2")
+        peer = NodePeer(1, "127.0.0.2")
 
         async def against_a_stranger() -> None:
             async def stranger(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -82,7 +82,7 @@ def test_another_program_on_the_port_is_told_from_the_doctor() -> None:
 
 
 def test_what_strangers_send_does_no_harm() -> None:
-    async def with_strangers() -> dict[int, Peer]:
+    async def with_strangers() -> dict[int, NodePeer]:
         port = free_port()
         heres = [MachineFacts(NODES, node, port) for node in (0, 1)]
         first = asyncio.ensure_future(Meeting(heres[0], ticket(0)).run(LIMIT, listening.set))
@@ -126,7 +126,7 @@ def test_a_firewall_that_lets_one_port_through_is_seen() -> None:
     closed = peers[1].attempt
     assert closed is not None
     reached = replace(closed, outcome="reached")
-    found = outcome(Peer(1, "127.0.0.2", reached, True, ticket(1), closed, True, False), here, 9.0)
+    found = outcome(NodePeer(1, "127.0.0.2", reached, True, ticket(1), closed, True, False), here, 9.0)
     assert [f.condition for f in found] == ["other ports are closed", "other ports are closed here"]
     assert "Open all ports between the nodes" in found[0].text
 
