@@ -30,9 +30,9 @@ T = TypeVar("T", bound=nn.Module | Tensor | torch.optim.Optimizer)
 def deferred_init() -> Iterator[None]:
     """Build modules without memory.
 
-    Tensors made inside have shape, dtype and device, and are initialised when they are needed: with the first
-    call of a job each rank makes the parts that its plan gives it, with the values (and the random numbers) of the
-    same lines without ``deferred_init``.  What follows draws the same random numbers too.
+    Tensors made inside have a shape, a dtype and a device, but no memory.  They are initialised when they are needed:
+    at the first call of a job each rank makes the parts that its plan assigns to it.  Their values, random numbers
+    included, are those that the same lines give without ``deferred_init``; so are random numbers drawn afterwards.
 
     >>> with flow.deferred_init():
     ...     model = GPT(layers=48)
@@ -49,10 +49,10 @@ def deferred_init() -> Iterator[None]:
 
 
 def materialize(thing: T) -> T:
-    """Make what was built in ``deferred_init`` real on this rank, in place; returns it.
+    """Give memory and values to what was built in ``deferred_init``, in place; returns ``thing``.
 
-    ``thing`` is a module, a tensor or an optimizer (then: its state).  Only where a model is to be used without
-    a job; jobs do it by themselves, each rank its own parts.
+    ``thing`` is a module, a tensor or an optimizer (then its state is made).  Every tensor is made whole on this rank.
+    Call it only to use a model without a job; a job does it by itself, and each rank makes only its own parts.
     """
     with replay.without_modes():
         waiting: dict[int, DeferredTensor] = {id(t): t for t in _tensors(thing) if isinstance(t, DeferredTensor)}
@@ -75,7 +75,7 @@ def shard(tensor: DeferredTensor, indices: replay.Indices) -> Tensor:
 
 
 def digest(tensor: DeferredTensor) -> int:
-    """Equal on ranks on which ``shard`` gives the same values."""
+    """A hash of how a deferred tensor is made; where it is equal on two ranks, ``shard`` gives both the same values."""
     return _digest(tensor.view_of_buffer)
 
 

@@ -19,7 +19,8 @@ from actorflow.deferred.tape import BufferView, ConstantTensor, RecordedOp
 
 __all__ = ["DRAWN", "ChunkMaker", "can_chunk", "chunkwise_reduction"]
 
-# Only what is the same for an element wherever it lies: vectorised exponentials, say, may differ at the ends.
+# Ops whose result for an element does not depend on the element's position: vectorised exponentials, for
+# instance, may differ at the ends of a chunk.
 EXACT = {
     "abs", "add", "bitwise_and", "bitwise_or", "clamp", "clamp_max", "clamp_min", "div", "erfinv", "ge", "gt", "le",
     "logical_not", "lt", "mul", "neg", "relu", "sqrt", "sub", "where",
@@ -40,30 +41,30 @@ DRAWN = {
     "rand": Sampler.UNIFORM,
 }
 DENSE = (None, torch.preserve_format, torch.contiguous_format)
-REDUCED = {"any", "all", "max", "min"}  # of the whole: that of what they give for each stretch
+REDUCED = {"any", "all", "max", "min"}  # ops whose result for the whole is the op applied to its results for all chunks
 
 
 def can_chunk(view: BufferView) -> bool:
-    """Whether stretches of a view can be made."""
+    """Whether chunks of a view can be made one by one."""
     return view.is_dense and _can_chunk(view, math.inf)
 
 
 def chunkwise_reduction(view: BufferView) -> RecordedOp | None:
-    """The op that a view is the result of, if it reduces another of which stretches can be made."""
+    """The op that makes a view, if it reduces a tensor that can be made in chunks; otherwise None."""
     op = view.buffer.ops[-1]
     source = op.args[0] if op.name in REDUCED and len(op.args) == 1 and len(view.buffer.ops) == 1 else None
     return op if isinstance(source, BufferView) and source.is_dense and _can_chunk(source, op.number) else None
 
 
 class ChunkMaker:
-    """Makes stretches of views; ``reader`` keeps generators from one to the next."""
+    """Makes chunks of views; ``reader`` keeps generators from one chunk to the next."""
 
     def __init__(self, reader: StreamReader) -> None:
         self._reader = reader
-        self._made: dict[tuple[int, int, int, int], Tensor] = {}  # what ops read of one stretch, often more than once
+        self._made: dict[tuple[int, int, int, int], Tensor] = {}  # inputs of ops for this chunk, often read again
 
     def make(self, view: BufferView, first: int, out: Tensor, before: float = math.inf) -> Tensor:
-        """Fill ``out`` (1-D) with the elements ``first`` and following of a view, as op number ``before`` finds it."""
+        """Fill ``out`` (1-D) with a view's elements from ``first`` on, as they are before op number ``before``."""
         self._fill(view, first, out, before)
         self._made.clear()
         return out
@@ -77,7 +78,7 @@ class ChunkMaker:
                 self._apply(op, start - target.offset, out[start - lo : end - lo])
 
     def _apply(self, op: RecordedOp, first: int, out: Tensor) -> None:
-        """Do to ``out`` what an op does to the elements ``first`` and following of its target."""
+        """Apply an op to ``out``, which holds the elements of the op's target from index ``first`` on."""
         name = op.name
         if name in FILLED:
             out.fill_(FILLED[name](op))
@@ -98,7 +99,7 @@ class ChunkMaker:
                 out.copy_(op.func(*args, **kwargs))
 
     def _piece(self, op: RecordedOp, leaf: Any, first: int, count: int) -> Any:
-        """An argument of an op, cut to a stretch if it is a tensor."""
+        """An argument of an op; if it is a tensor, only the chunk of it from index ``first`` on."""
         if isinstance(leaf, ConstantTensor):
             return leaf.get().view(-1)[first : first + count]
         if not isinstance(leaf, BufferView):
@@ -113,7 +114,7 @@ class ChunkMaker:
 
 
 def _target(op: RecordedOp) -> BufferView:
-    """What an op writes or makes."""
+    """The view that an op writes or makes."""
     found = op.writes[0] if op.writes else op.makes[0]
     assert found is not None
     return found
@@ -135,7 +136,7 @@ def _can_chunk(view: BufferView, before: float) -> bool:
 
 
 def _fits(op: RecordedOp, dtype: torch.dtype) -> bool:
-    """Whether an op makes each element of its one target, of this dtype, of those at its place."""
+    """Whether an op has one dense target of this dtype and computes each element from those at the same position."""
     if len(op.writes) + sum(made is not None for made in op.makes) != 1:
         return False
     target, name = _target(op), op.name
@@ -147,14 +148,14 @@ def _fits(op: RecordedOp, dtype: torch.dtype) -> bool:
         return op.words is not None
     if name not in EXACT | COPIES | IN_PLACE or op.kwargs.get("memory_format") not in DENSE:
         return False
-    if op.kwargs.get("alpha", 1) != 1:  # fused with the addition or not, as the compiler had it
+    if op.kwargs.get("alpha", 1) != 1:  # whether the scaling is fused with the addition depends on the C++ compiler
         return False
     sources = pytree.tree_leaves((op.args[1:] if op.writes else op.args, op.kwargs))
     tensors = [leaf for leaf in sources if isinstance(leaf, BufferView | ConstantTensor)]
     if not all(_lies_like(tensor, target) for tensor in tensors):
         return False
     dtypes = {t.dtype if isinstance(t, BufferView) else t.tensor.dtype for t in tensors}
-    # what integers and scalars become depends on torch's default
+    # for integers and Python scalars the dtype of the result depends on torch's default dtype
     return name not in EXACT or dtype == torch.bool or (dtype in dtypes and dtypes <= {dtype, torch.bool})
 
 

@@ -20,7 +20,7 @@ from actorflow_compiler.core.torch_internals import MERSENNE
 
 __all__ = ["advance", "works"]
 
-N, M = 624, 397  # words of a state; distance of the second word that a new one is made of
+N, M = 624, 397  # words in a state; offset of the second old word that a new one is computed from
 TWIST = 0x9908B0DF
 DEGREE = 19937
 PIECE = 28  # bytes that are reduced at a time: 224 bits, less than the 227 between the two highest terms
@@ -30,9 +30,9 @@ Words = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 
 def advance(state: Tensor, words: int) -> Tensor:
-    """The state after ``words`` further 32-bit words; ``state`` is as ``torch.Generator.get_state`` gives it.
+    """The state after ``words`` further 32-bit words; ``state`` has the form of ``torch.Generator.get_state``.
 
-    However far it is, this takes some 3 ms, and some 30 ms for a distance that is new.
+    This takes about 3 ms for any distance, and about 30 ms the first time that a distance is used.
     """
     if not words:
         return state.clone()
@@ -42,7 +42,7 @@ def advance(state: Tensor, words: int) -> Tensor:
     key = raw[MERSENNE.key : MERSENNE.key + 8 * N].view(np.uint64)
     ahead = N + 1 - int(left[0]) + words  # from the start of the current block
     blocks, used = (ahead - 1) // N, (ahead - 1) % N + 1
-    if blocks:  # the last one the plain way, which sets also the bits that the recurrence never looks at
+    if blocks:  # the last block by the recurrence itself, which also sets bits that it never reads
         key[:] = _next_block(_jump(key.astype(np.uint32), (blocks - 1) * N))
     left[0], following[0] = N + 1 - used, used
     return torch.from_numpy(raw)
@@ -50,7 +50,7 @@ def advance(state: Tensor, words: int) -> Tensor:
 
 @functools.cache
 def works() -> bool:
-    """Whether this torch keeps its state in the way that is known here."""
+    """Whether this torch stores its Mersenne Twister state in the layout that ``advance`` assumes, found by a test."""
     generator = torch.Generator().manual_seed(3)
     start = generator.get_state()
     if start.numel() != MERSENNE.size:
@@ -77,7 +77,7 @@ def _jump(key: Words, count: int) -> Words:
 
 def _next_block(key: Words) -> Words:
     new = np.empty_like(key)
-    step = N - M  # each of these depends on the words of the one before it
+    step = N - M  # each run of N - M words depends on the run before it
     for lo in range(0, N, step):
         hi = min(lo + step, N)
         upper = key[lo:hi]

@@ -1,7 +1,7 @@
 """Positions in the random streams of generators: where each recorded op draws, and the numbers at that position.
 
-While ops are only recorded nothing is drawn; the script's generators then hold tokens, which are states that stand for
-a position.
+Recording an op draws nothing.  Meanwhile the script's generators hold placeholder states (called tokens in this file),
+each of which stands for a position in the stream.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = [
     "words_drawn",
 ]
 
-BLOCK = 16  # numbers that torch's normal_ makes of as many uniform ones at a time
-FAR = 2 << 20  # words; beyond it, computing a state is faster than drawing up to it
+BLOCK = 16  # torch's normal_ turns this many uniform numbers at a time into as many normal ones
+FAR = 2 << 20  # words; for longer distances, computing a state is faster than drawing up to it
 CURSORS = 8
 MARK = 0xAC70F107  # first word of a token; the second is its number
 NUMBERS = itertools.count()
 
 
 class Sampler(enum.StrEnum):
-    """The in-place ops of torch whose draws are known."""
+    """The in-place random ops of torch whose use of the generator is known."""
 
     NORMAL = "normal"
     UNIFORM = "uniform"
@@ -49,14 +49,14 @@ SAMPLERS = {Sampler.NORMAL: Tensor.normal_, Sampler.UNIFORM: Tensor.uniform_}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamPosition:
-    """A position in a stream: so many 32-bit words after a state of its generator."""
+    """A position in a stream, counted in 32-bit words from a known state of the generator."""
 
     state: Tensor
     words: int = 0
 
     @property
     def digest(self) -> str:
-        """Equal for equal positions that were recorded in the same way."""
+        """A hash that is equal for equal positions that were recorded in the same way."""
         return f"{hashlib.sha256(self.state.numpy().data).hexdigest()[:16]}+{self.words}"
 
     def after(self, words: int) -> StreamPosition:
@@ -65,26 +65,26 @@ class StreamPosition:
 
 
 class GeneratorStream:
-    """The numbers that one of the script's generators gives."""
+    """The random stream of one of the script's generators."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
         self._tokens: dict[bytes, StreamPosition] = {}
 
     def now(self) -> StreamPosition:
-        """Where the generator stands."""
+        """The generator's position."""
         state = self.generator.get_state()
         return self._tokens.get(bytes(state.numpy().data)) or StreamPosition(state)
 
     def move(self, to: StreamPosition) -> None:
-        """Let the generator stand elsewhere, without finding out its state there."""
+        """Move the generator to a position without computing its state there: it gets a token as its state."""
         token = to.state.clone()
         token[MERSENNE.key : MERSENNE.key + 16].view(torch.int64).copy_(torch.tensor([MARK, next(NUMBERS)]))
         self._tokens[bytes(token.numpy().data)] = to
         self.generator.set_state(token)
 
     def settle(self) -> None:
-        """Give the generator the state that belongs to where it stands, if it has a token instead."""
+        """If the generator's state is a token, replace it by the real state at that position."""
         point = self.now()
         if point.words:
             self.generator.set_state(StreamReader().at(point).get_state())
@@ -105,7 +105,7 @@ class StreamReader:
         self._cursors: list[_Cursor] = []
 
     def at(self, point: StreamPosition, then: int = 0) -> torch.Generator:
-        """A CPU generator that stands there; ``then`` is how many words the caller will draw from it."""
+        """A CPU generator at ``point``, from which the caller will draw ``then`` 32-bit words."""
         behind = [c for c in self._cursors if c.point.state is point.state and c.point.words <= point.words]
         if behind:
             cursor = max(behind, key=lambda c: c.point.words)
@@ -120,7 +120,7 @@ class StreamReader:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that random ops on a device draw from where the script names none."""
+    """The generator that random ops on a device use if the script passes none."""
     if device.type == "cpu":
         return torch.default_generator
     module = torch.get_device_module(device)
@@ -128,7 +128,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def words_drawn(kind: Sampler | None, dtype: torch.dtype, count: int) -> int | None:
-    """How many words ``normal_`` or ``uniform_`` takes for so many elements one after the other; None if unknown."""
+    """How many words ``normal_`` or ``uniform_`` draws for ``count`` contiguous elements; None if unknown."""
     if kind is None or (kind == Sampler.NORMAL and count < BLOCK):
         return None
     if not mersenne.works() or not _is_known(kind, dtype):
@@ -139,9 +139,9 @@ def words_drawn(kind: Sampler | None, dtype: torch.dtype, count: int) -> int | N
 def draw(
     reader: StreamReader, kind: Sampler, start: StreamPosition, count: int, lo: int, out: Tensor, a: float, b: float
 ) -> None:
-    """Fill ``out`` with elements ``lo`` and following of ``count`` that were drawn from ``start`` on.
+    """Fill ``out`` with elements ``lo`` and following of ``count`` elements drawn from ``start`` on.
 
-    ``a`` and ``b`` are mean and standard deviation (normal) or bounds (uniform); ``words_drawn`` must know the op.
+    ``a`` and ``b`` are mean and standard deviation (normal) or bounds (uniform).  ``words_drawn`` must know the op.
     """
     sample: Callable[..., Tensor] = SAMPLERS[kind]
     each, hi = _words(out.dtype), lo + out.numel()
@@ -157,7 +157,7 @@ def draw(
         if not exact:
             until = min(hi, last)
             out[: until - lo] = blocks[lo - first : until - first]
-    if end < count and hi > count - BLOCK:  # the last ones are drawn anew, after all others
+    if end < count and hi > count - BLOCK:  # torch draws the last BLOCK elements again, after all others
         tail = torch.empty(BLOCK, dtype=out.dtype)
         sample(tail, a, b, generator=reader.at(start.after(count * each), BLOCK * each))
         since = max(lo, count - BLOCK)
@@ -174,7 +174,7 @@ def _count(kind: Sampler, dtype: torch.dtype, count: int) -> int:
 
 
 def _skip(generator: torch.Generator, words: int) -> None:
-    """Let a generator go on as if it had drawn so many words."""
+    """Advance a generator as if it had drawn so many 32-bit words."""
     if words > FAR:
         generator.set_state(mersenne.advance(generator.get_state(), words))
         return
@@ -185,7 +185,7 @@ def _skip(generator: torch.Generator, words: int) -> None:
 
 @functools.cache
 def _is_known(kind: Sampler, dtype: torch.dtype) -> bool:
-    """Whether this torch draws as ``draw`` takes for granted: tried out on a few numbers."""
+    """Whether this torch draws in the way that ``draw`` assumes, found by comparing a few samples."""
     if not dtype.is_floating_point or dtype.itemsize == 1:
         return False
     sample: Callable[..., Tensor] = SAMPLERS[kind]

@@ -27,15 +27,15 @@ __all__ = ["tensor_over", "shard", "state_after", "without_modes", "whole_tensor
 
 CHUNK = 1 << 20  # elements that are made at a time
 
-Indices = Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]  # for each dim, which elements of it
+Indices = Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]  # for each dim, the indices of the wanted elements
 
-_lock = threading.RLock()  # other ranks are served by threads of their own
+_lock = threading.RLock()  # held by the thread that replays: with ranks as threads, several would use the reader below
 _reader = StreamReader()
 _stretches = ChunkMaker(_reader)
 
 
 def whole_tensor(view: BufferView) -> Tensor:
-    """The real tensor: new memory, of the strides that it was recorded with."""
+    """A new real tensor with the contents of a view and its recorded strides."""
     with without_modes():
         reduction = chunkwise_reduction(view)
         if reduction is not None and reduction.args[0].numel > CHUNK:
@@ -67,7 +67,7 @@ def shard(view: BufferView, indices: Indices) -> Tensor:
 
 
 def state_after(op: RecordedOp) -> Tensor:
-    """The state in which an op leaves the generator that it draws from: found by running it, once."""
+    """The state in which an op leaves its generator, found by running the op once."""
     with without_modes():
         _, state = _call(op, _run(needed_ops(op), [op]))
     assert state is not None
@@ -75,7 +75,7 @@ def state_after(op: RecordedOp) -> Tensor:
 
 
 def tensor_over(storage: torch.UntypedStorage, view: BufferView) -> Tensor:
-    """The tensor that a view is of real memory."""
+    """The real tensor that a view becomes over real memory."""
     tensor = torch.empty(0, dtype=view.dtype, device=storage.device)
     tensor.set_(storage, view.offset, view.shape, view.strides)
     return tensor
@@ -83,7 +83,7 @@ def tensor_over(storage: torch.UntypedStorage, view: BufferView) -> Tensor:
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Run real ops, whatever modes the script is in."""
+    """Run real ops on one thread at a time, whatever dispatch, autograd or autocast modes the script has entered."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_lock)
         stack.enter_context(real_tensors())
@@ -95,14 +95,14 @@ def without_modes() -> Iterator[None]:
 
 
 def _rows(shape: tuple[int, ...], indices: Indices) -> Iterator[tuple[tuple[int | slice, ...], int, int, int]]:
-    """What to make at a time: where it goes, its first element, and how many rows of how many elements it is.
+    """The pieces to make one by one: index in the result, first element, number of rows, elements of a row.
 
-    A row is all of the dims behind the first for which that is no longer than a stretch.
+    A row covers all dims behind the first dim whose rows fit into a chunk.
     """
     sizes = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]  # of a row, in elements
     dim = next(dim for dim, size in enumerate(sizes) if size <= CHUNK)
     most = CHUNK // sizes[dim]
-    most -= most % BLOCK if most > BLOCK else 0  # so that the next one begins where this one's drawing ends
+    most -= most % BLOCK if most > BLOCK else 0  # so that the next piece starts where this one's random numbers end
     lines = indices[dim]
     ends = [*(np.flatnonzero(np.diff(lines) != 1) + 1).tolist(), len(lines)]
     for outer in itertools.product(*(enumerate(outer.tolist()) for outer in indices[:dim])):
@@ -115,7 +115,7 @@ def _rows(shape: tuple[int, ...], indices: Indices) -> Iterator[tuple[tuple[int 
 
 
 def _selected(tensor: Tensor, indices: Indices, first: int) -> Tensor:
-    """The lines of a tensor in each dim from ``first`` on."""
+    """The elements of a tensor at ``indices``, whose first entry is for dim ``first``."""
     for dim, lines in enumerate(indices, first):
         if len(lines) != tensor.shape[dim]:
             tensor = tensor.index_select(dim, torch.from_numpy(lines).to(tensor.device))
@@ -123,7 +123,7 @@ def _selected(tensor: Tensor, indices: Indices, first: int) -> Tensor:
 
 
 def _reduced(op: RecordedOp) -> Tensor:
-    """What an op gives for a large tensor: that of what it gives for stretches."""
+    """The result of a reduction over a large tensor: the op is applied to its results for all chunks."""
     source: BufferView = op.args[0]
     found = []
     for lo in range(0, source.numel, CHUNK):
@@ -139,7 +139,7 @@ def _replayed(view: BufferView) -> Tensor:
 
 
 def _run(ops: Sequence[RecordedOp], targets: Sequence[BufferView | RecordedOp]) -> dict[int, torch.UntypedStorage]:
-    """Run ops on real memory; returns that of the targets by id of buffer."""
+    """Run ops on real memory; returns the memory of the targets by id of buffer."""
     last: dict[int, int] = {}  # id of a buffer → the last op that uses it
     for number, op in enumerate(ops):
         last.update((id(view.buffer), number) for view in _views(op))
@@ -166,7 +166,7 @@ def _views(op: RecordedOp) -> list[BufferView]:
 
 
 def _call(op: RecordedOp, memory: dict[int, torch.UntypedStorage]) -> tuple[Any, Tensor | None]:
-    """Call an op on real memory: what it returns, and the state of its generator afterwards."""
+    """Call an op on real memory; returns its result and the state of its generator afterwards."""
 
     def real(leaf: Any) -> Any:
         if isinstance(leaf, BufferView):
@@ -201,7 +201,7 @@ def _generator(point: StreamPosition, words: int | None, device: torch.device) -
 
 
 def _storage(memory: dict[int, torch.UntypedStorage], view: BufferView) -> torch.UntypedStorage:
-    """The real memory of a view; new if it is not there: then nothing of its contents is needed."""
+    """The real memory of a view; new memory if there is none yet, because nothing reads its previous contents."""
     buffer = view.buffer
     if id(buffer) not in memory:
         memory[id(buffer)] = _new_memory(buffer.nbytes, buffer.device)
@@ -209,7 +209,7 @@ def _storage(memory: dict[int, torch.UntypedStorage], view: BufferView) -> torch
 
 
 def _as_recorded(tensor: Tensor, view: BufferView) -> torch.UntypedStorage:
-    """The memory of a result, laid out as the view says."""
+    """The memory of a result, copied if its strides or offset differ from those of the view."""
     tensor = tensor.resolve_conj().resolve_neg()
     laid_out = tensor.stride() == view.strides and tensor.storage_offset() == view.offset
     if laid_out and tensor.untyped_storage().nbytes() >= view.buffer.nbytes:
@@ -224,7 +224,7 @@ def _new_memory(nbytes: int, device: torch.device) -> torch.UntypedStorage:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """The tensor in memory that holds nothing else."""
+    """The tensor in memory that no other elements share: itself, or a copy."""
     if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize:
         return tensor
     return tensor.clone()

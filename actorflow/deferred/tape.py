@@ -38,7 +38,7 @@ class Buffer:
     ops: list[RecordedOp] = field(default_factory=list)  # that make or change it, in order
 
     def history(self, before: float) -> list[RecordedOp]:
-        """The ops that its contents before op number ``before`` depend on directly, in order."""
+        """The ops on which its contents before op number ``before`` depend directly, in order."""
         found: list[RecordedOp] = []
         for op in reversed(self.ops):
             if op.number < before:
@@ -60,17 +60,17 @@ class BufferView:
 
     @classmethod
     def of(cls, buffer: Buffer, tensor: Tensor) -> BufferView:
-        """The view that ``tensor`` (of the meta device) is of its memory."""
+        """The view of ``buffer`` that has the shape, strides and offset of ``tensor`` (on the meta device)."""
         return cls(buffer, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def is_dense(self) -> bool:
-        """Whether its elements lie one after the other, in their order."""
+        """Whether the elements are contiguous and in row-major order."""
         step = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != step:
@@ -80,7 +80,7 @@ class BufferView:
 
     @property
     def covers(self) -> bool:
-        """Whether it is the whole buffer."""
+        """Whether the view is the whole buffer."""
         return self.is_dense and not self.offset and self.numel * self.dtype.itemsize == self.buffer.nbytes
 
 
@@ -89,14 +89,14 @@ class ConstantTensor:
     """A real tensor that an op reads."""
 
     tensor: Tensor
-    version: int | None  # None: a copy of our own
+    version: int | None  # None: a copy that the script cannot change
 
     @classmethod
     def of(cls, tensor: Tensor) -> ConstantTensor:
-        """A tensor of the script as it is now; a large one is not copied."""
+        """Keep a tensor of the script as an input; a small one is copied, so that the script may change its own."""
         if tensor.numel() * tensor.itemsize <= MOST_COPIED:
             return cls(tensor.detach().clone(), None)
-        return cls(tensor, tensor._version)  # not detached: that would count its changes anew
+        return cls(tensor, tensor._version)  # not detached, because a detached tensor counts its versions separately
 
     def get(self) -> Tensor:
         """The tensor; raises StateError if the script has changed it since."""
@@ -111,27 +111,27 @@ class ConstantTensor:
 
 @dataclass(eq=False, slots=True)
 class RecordedOp:
-    """One call of an operator; views and constants stand in its arguments for tensors."""
+    """One call of an operator; views and constants replace the tensors among its arguments."""
 
     func: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     reads: tuple[BufferView, ...]
     writes: tuple[BufferView, ...]
-    makes: tuple[BufferView | None, ...]  # for each of its outputs; None: no new memory
-    default: torch.dtype  # torch's default while it was recorded
-    draws: StreamPosition | None  # where it begins to draw random numbers
-    words: int | None  # that it draws, where that is known without running it
-    overwrites: bool  # all of the one buffer that it writes, without reading it
+    makes: tuple[BufferView | None, ...]  # one for each output; None if the output has no new memory
+    default: torch.dtype  # torch's default dtype while the op was recorded
+    draws: StreamPosition | None  # where in the stream it starts to draw random numbers
+    words: int | None  # how many it draws, if that is known without running it
+    overwrites: bool  # whether it overwrites the whole of the one buffer that it writes, without reading it
     number: int = field(default_factory=lambda: next(NUMBERS))
 
     @property
     def name(self) -> str:
-        """Without namespace and overload: ``mul_``."""
+        """The op's name without namespace and overload, such as ``mul_``."""
         return str(schema_of(self.func).name).rpartition("::")[2]
 
     def argument(self, index: int, name: str, default: Any) -> Any:
-        """An argument that may be given by position, by name or not at all."""
+        """An argument that may have been passed by position, by name or not at all."""
         return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
 
     def keep(self) -> None:
@@ -141,9 +141,12 @@ class RecordedOp:
 
 
 def needed_ops(*targets: BufferView | RecordedOp) -> list[RecordedOp]:
-    """The ops that make the contents of views, and of what ops (not among the result) work on, in order."""
+    """All ops that make the contents of the target views, and the inputs of the target ops, in order.
+
+    A target op itself is not among them.
+    """
     found: dict[int, RecordedOp] = {}
-    visited: set[tuple[int, float]] = set()  # ids of buffers, and up to which op their history is in
+    visited: set[tuple[int, float]] = set()  # (id of a buffer, number of the op before which its history was added)
     pending: list[tuple[Buffer, float]] = []
 
     def want(op: RecordedOp) -> None:
@@ -167,7 +170,7 @@ def needed_ops(*targets: BufferView | RecordedOp) -> list[RecordedOp]:
 
 
 def digest(view: BufferView) -> int:
-    """Equal for views whose contents are made in the same way from the same random numbers, on any rank."""
+    """A hash that is equal on all ranks for views whose contents come from the same ops and random numbers."""
     numbers: dict[int, int] = {}  # id of a buffer → its number here
 
     def spoken(leaf: Any) -> str:

@@ -28,18 +28,18 @@ _VALUES = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 SHAPES = {f"{what}_like" for what in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")} | {
     f"new_{what}" for what in ("empty", "empty_strided", "zeros", "ones", "full")
-}  # ops that look at no element of their operand
+}  # ops that read no element of their operand
 FILLS = {"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "exponential_", "log_normal_", "cauchy_",
          "geometric_", "set_"}  # fmt: skip
-# in-place ops that set all elements whatever they were
+# in-place ops that set every element without reading its old value
 
 
 class DeferredTensor(Tensor):
-    """A tensor with a shape and no memory, whose making is recorded.
+    """A tensor that has a shape but no memory, and whose ops are recorded.
 
-    In-place ops, views, copies and conversions of it are recorded too, at any time.  What needs its values works
-    inside of ``deferred_init``; outside only saving it and copying it to a real tensor do: all else raises
-    StateError, since it would make whole tensors unnoticed.
+    In-place ops, views, copies and conversions of it are recorded too, at any time.  An op that needs its values works
+    inside of ``deferred_init``.  Outside, only saving it and copying it to a real tensor work; any other op that needs
+    values raises StateError, because it would silently make whole tensors.
     """
 
     _buffer: Buffer
@@ -47,7 +47,7 @@ class DeferredTensor(Tensor):
 
     @staticmethod
     def of(meta: Tensor, buffer: Buffer) -> DeferredTensor:
-        """A tensor that lies in ``buffer`` as ``meta`` lies in its memory."""
+        """A tensor over ``buffer`` with the strides and offset that ``meta`` has in its own memory."""
         made: DeferredTensor = Tensor._make_wrapper_subclass(
             DeferredTensor,
             meta.shape,
@@ -61,15 +61,15 @@ class DeferredTensor(Tensor):
 
     @property
     def view_of_buffer(self) -> BufferView:
-        """Where its contents will lie."""
+        """The part of its buffer in which its contents will lie."""
         return BufferView.of(self._buffer, self._meta)
 
     def materialised(self) -> Tensor:
-        """A real tensor with its values: a new one."""
+        """A new real tensor with its values."""
         return replay.whole_tensor(self.view_of_buffer)
 
     def real_alike(self) -> Tensor:
-        """A real tensor of the same kind: a parameter for a parameter."""
+        """A new real tensor of the same kind: a parameter for a parameter."""
         return with_kind_of(self, self.materialised())
 
     @classmethod
@@ -98,7 +98,7 @@ class DeferredTensor(Tensor):
         return _record(func, args, kwargs or {}, None)
 
     def _set_data(self, new: Tensor) -> None:
-        """``self.data = new``: from now on it is a view of the other's memory."""
+        """``self.data = new``: this tensor becomes a view of the memory of ``new``."""
         if isinstance(new, DeferredTensor):
             with _no_override():
                 _DATA.__set__(self, new)
@@ -107,7 +107,7 @@ class DeferredTensor(Tensor):
             torch.utils.swap_tensors(self, with_kind_of(self, new.detach()))  # type: ignore[no-untyped-call]
 
     def _follow(self) -> None:
-        """Take over the shape of ``_meta``, which an op has changed in place."""
+        """Take over the shape and strides of ``_meta``, which an op has changed in place."""
         if self.shape != self._meta.shape or self.stride() != self._meta.stride():
             with _no_override():
                 _DATA.__set__(self, DeferredTensor.of(self._meta, self._buffer))
@@ -122,7 +122,7 @@ class DeferredTensor(Tensor):
 
 
 class DeferredMode(TorchDispatchMode):
-    """While it is active, what factory functions make is deferred."""
+    """While this mode is active, factory functions make deferred tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -136,7 +136,7 @@ class DeferredMode(TorchDispatchMode):
         return self._streams.setdefault(id(generator), GeneratorStream(generator))
 
     def settle(self) -> None:
-        """Leave all generators as eager ops would have."""
+        """Leave all generators in the state that eager ops would have left them in."""
         for stream in self._streams.values():
             stream.settle()
 
@@ -154,13 +154,13 @@ _here = threading.local()
 
 
 def active_mode() -> DeferredMode | None:
-    """What records in this thread."""
+    """The mode that records ops in this thread, or None."""
     found: DeferredMode | None = getattr(_here, "recorder", None)
     return found
 
 
 def with_kind_of(tensor: Tensor, value: Tensor) -> Tensor:
-    """``value`` with the kind of ``tensor``, its requires_grad and the attributes that the script gave it."""
+    """``value`` with the kind of ``tensor`` (parameter or not), its ``requires_grad`` and its Python attributes."""
     own = {k: v for k, v in tensor.__dict__.items() if k not in ("_buffer", "_meta", "_is_param")}
     if isinstance(tensor, nn.Parameter):
         value = nn.Parameter(value, tensor.requires_grad)
@@ -175,9 +175,9 @@ class _Call:
     """A call of an operator by the script."""
 
     func: Any
-    leaves: list[Any]  # its arguments, flat
+    leaves: list[Any]  # its arguments, flattened
     tree: Any
-    written: list[Tensor]  # those that it changes
+    written: list[Tensor]  # the arguments that it changes in place
     recorder: DeferredMode | None
 
     @property
@@ -190,7 +190,7 @@ class _Call:
 
     @property
     def device(self) -> torch.device:
-        """Of what it makes."""
+        """The device of the tensors that it makes."""
         named = next((leaf for leaf in self.leaves if isinstance(leaf, torch.device)), None)
         if named is None:
             return next((t.device for t in self.deferred or self.tensors), torch.device("cpu"))
@@ -207,13 +207,13 @@ class _Call:
         return pytree.tree_unflatten([change(leaf) for leaf in self.leaves], self.tree)
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """What it draws from."""
+        """The generator that it draws from."""
         named = next((leaf for leaf in self.leaves if isinstance(leaf, torch.Generator)), None)
         return default_generator(device) if named is None else named
 
 
 def _record(func: Any, args: Any, kwargs: dict[str, Any], recorder: DeferredMode | None) -> Any:
-    """Run an op on shapes alone and remember it, or really where that cannot be."""
+    """Run an op on shapes alone and record it; run it on real tensors where that is impossible."""
     leaves, tree = pytree.tree_flatten((args, kwargs))
     call = _Call(func, leaves, tree, _written_tensors(func, args, kwargs), recorder)
     real = [t for t in call.tensors if not isinstance(t, DeferredTensor)]
@@ -227,7 +227,7 @@ def _record(func: Any, args: Any, kwargs: dict[str, Any], recorder: DeferredMode
     meta_args, meta_kwargs = pytree.tree_unflatten(metas, tree)
     try:
         out = func(*meta_args, **meta_kwargs)
-    except RuntimeError:  # its shapes depend on values, or it returns one
+    except RuntimeError:  # its shapes depend on values, or it returns a value
         if call.written:
             raise
         return _run_real(call)
@@ -285,7 +285,7 @@ def _keep(call: _Call, made: Sequence[DeferredTensor | None]) -> None:
 
 
 def _draw(op: RecordedOp, target: BufferView, call: _Call) -> None:
-    """Find out where an op draws its random numbers, and let its generator go on behind them."""
+    """Find out where an op draws its random numbers, and move its generator to the position after them."""
     device = target.buffer.device
     generator = call.generator(device)
     stream = GeneratorStream(generator) if call.recorder is None else call.recorder.stream(generator)
@@ -303,7 +303,10 @@ def _draw(op: RecordedOp, target: BufferView, call: _Call) -> None:
 
 
 def _run_real(call: _Call) -> Any:
-    """Run an op on real tensors; raises StateError outside of ``deferred_init`` for all but copies to real ones."""
+    """Run an op on real tensors.
+
+    Outside of ``deferred_init`` only a copy to a real tensor is allowed; any other op raises StateError.
+    """
     if call.recorder is None and call.func is not torch.ops.aten.copy_.default:
         raise _needs_values(call.func, call.deferred[0])
     if call.is_random and call.recorder is not None:
@@ -332,7 +335,7 @@ def _as_data(leaf: Any) -> Any:
 
 @functools.cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    """Position and name of the arguments that an op changes."""
+    """The position and name of each argument that an op writes."""
     arguments = enumerate(schema_of(func).arguments)
     return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
