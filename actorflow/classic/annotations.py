@@ -28,26 +28,30 @@ _NAMES = re.compile(r"\b(Placeholder|ListNumpy|Numpy|Callback)\b")
 
 @dataclass(frozen=True, slots=True)
 class JobAnnotations:
-    """What annotations say of one job function."""
+    """The annotations of one job function, as far as they concern its arguments and its result."""
 
     job: str
     signature: inspect.Signature
-    placeholders: Mapping[str, Any]  # parameter → its annotation, where it has a placeholder
-    result: Any  # the annotation of the result, where it has a form of ``tp``; else None
-    each: bool = False  # the mirrored view
+    placeholders: Mapping[str, Any]  # parameter → its annotation, for parameters with a placeholder
+    result: Any  # the annotation of the result, if it contains a form of ``tp``; else None
+    each: bool = False  # whether the job has the mirrored view
 
     @property
     def plain(self) -> bool:
-        """Whether no annotation is of the first generation."""
+        """Whether no annotation uses a form of ``actorflow.typing``."""
         return not self.placeholders and self.result is None
 
     def convert(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
-        """The arguments as their placeholders want them; raises CallError for those that do not fit."""
+        """Convert the arguments of a call to the form of their placeholders.
+
+        ``devices`` is the number of devices of the run.  Raises CallError for an argument that does not fit.  Arguments
+        that do not match the function's signature are returned unchanged.
+        """
         if not self.placeholders and not self.each:
             return JobArguments(args, dict(kwargs))
         try:
             bound = self.signature.bind(*args, **kwargs)
-        except TypeError:  # said where arguments are taken apart
+        except TypeError:  # reported later, when the arguments are bound again
             return JobArguments(args, dict(kwargs))
         fit = _Fit(self.job, devices)
         for name in bound.arguments.keys() - self.placeholders.keys() if self.each else ():
@@ -72,7 +76,7 @@ class JobAnnotations:
 
 
 def job_annotations(function: Callable[..., Any], job: str, view: LogicalView) -> JobAnnotations:
-    """Read the annotations of a function; raises CallError for those that do not go with the job's view."""
+    """Read the annotations of a function; raises CallError for an annotation that does not go with the job's view."""
     signature = inspect.signature(function)
     found = _annotations(function, job)
     takes = {name: a for name, a in found.items() if name in signature.parameters and _placeholders(a)}
@@ -90,9 +94,9 @@ def job_annotations(function: Callable[..., Any], job: str, view: LogicalView) -
 
 
 def in_annotated_form(annotation: Any, value: Any, job: str, where: str = "the result") -> Any:
-    """What a job function returned, in the form that its annotation says; waits for arrays.
+    """Convert the value that a job function returned to the form that its annotation says; waits for arrays.
 
-    Raises CallError where the two do not go together.
+    Raises CallError if the value does not have the form of the annotation.
     """
     if annotation is Numpy or annotation is ListNumpy:
         if annotation is ListNumpy and isinstance(value, list):
@@ -121,7 +125,7 @@ def in_annotated_form(annotation: Any, value: Any, job: str, where: str = "the r
 
 
 def per_device_lists(value: Any) -> Any:
-    """Every tensor in what a mirrored job returned, as a list with one item for each device."""
+    """Replace every tensor in the result of a mirrored job by a list with one item for each device."""
     if isinstance(value, LazyTensor):
         whole = value
         return [
@@ -143,7 +147,7 @@ def _item(whole: LazyTensor, index: int) -> TensorFuture:
 
 
 def _array(value: Tensor | float) -> np.ndarray[Any, Any]:
-    """A result as an array; NumPy has no bfloat16."""
+    """A result as a NumPy array; bfloat16 becomes float32, because NumPy has no bfloat16."""
     if not isinstance(value, Tensor):
         return np.asarray(value)
     now = (value._promise.value() if isinstance(value, LazyTensor) else value).detach().cpu()
@@ -154,7 +158,11 @@ def _array(value: Tensor | float) -> np.ndarray[Any, Any]:
 
 
 def _annotations(function: Callable[..., Any], job: str) -> dict[str, Any]:
-    """The annotations of a function as objects; those that are texts and cannot be read are left out."""
+    """The annotations of a function as objects.
+
+    An annotation that is a string is evaluated; one that cannot be evaluated is left out.  Raises CallError if that one
+    names a form of ``actorflow.typing``.
+    """
     plain = inspect.unwrap(function)
     plain = getattr(plain, "__func__", plain)
     found = dict(getattr(plain, "__annotations__", {}))
@@ -164,7 +172,7 @@ def _annotations(function: Callable[..., Any], job: str) -> dict[str, Any]:
     for name, cell in cells:
         try:
             scope[name] = cell.cell_contents
-        except ValueError:  # not set yet
+        except ValueError:  # the closure's variable has no value yet
             continue
     for name, annotation in list(found.items()):
         if isinstance(annotation, str):
@@ -182,7 +190,7 @@ def _annotations(function: Callable[..., Any], job: str) -> dict[str, Any]:
 
 
 def _parts(annotation: Any) -> Sequence[Any]:
-    """What an annotation is made of: the arguments of ``Tuple[…]``, the items of a plain list, tuple or dictionary."""
+    """The parts of an annotation: the arguments of ``Tuple[…]``, or the items of a plain list, tuple or dictionary."""
     if isinstance(annotation, list | tuple):
         return annotation
     if isinstance(annotation, Mapping):
@@ -197,14 +205,14 @@ def _placeholders(annotation: Any) -> list[Placeholder]:
 
 
 def _forms(annotation: Any) -> list[type[Numpy]]:
-    """The forms of ``tp`` in the annotation of a result."""
+    """The forms of ``tp`` that occur in the annotation of a result."""
     if annotation is Numpy or annotation is ListNumpy:
         return [annotation]
     return [form for part in _parts(annotation) for form in _forms(part)]
 
 
 def is_callback(annotation: Any) -> bool:
-    """Whether a result is ``tp.Callback[…]``."""
+    """Whether the annotation of a result is ``tp.Callback[…]``."""
     return typing.get_origin(annotation) is Callback
 
 
@@ -224,7 +232,7 @@ def _other_view(job: str, view: LogicalView, found: str, listed: str) -> str:
 
 
 class _Fit:
-    """Makes the arguments of one call fit their placeholders."""
+    """Converts the arguments of one call to the form of their placeholders."""
 
     def __init__(self, job: str, devices: int) -> None:
         self.job, self.devices = job, devices
@@ -259,7 +267,7 @@ class _Fit:
         return CallError(f"{self.job}: argument {where} is {type(value).__name__}{size}; {wanted} was expected")
 
     def listed(self, wanted: Placeholder, value: Any, where: str) -> Tensor:
-        """A list with one item for each device, as one tensor with dim 0 for the devices."""
+        """Stack a list with one item for each device into one tensor, whose dim 0 is the device."""
         n = self.devices
         if not isinstance(value, list | tuple):
             found = _spoken(value) if isinstance(value, Tensor | np.ndarray) else type(value).__name__
@@ -276,7 +284,7 @@ class _Fit:
         return torch.stack(items)
 
     def one(self, wanted: Placeholder, value: Any, what: str) -> Tensor:
-        """An array or tensor of the placeholder's shape and dtype."""
+        """An array or a tensor as a tensor of the placeholder's shape and dtype."""
         if not isinstance(value, Tensor | np.ndarray | np.generic):
             raise CallError(
                 f"{self.job}: {what} is {type(value).__name__}; a NumPy array or a tensor was expected: {wanted}"
@@ -298,7 +306,10 @@ class _Fit:
         return tensor if tensor.dtype == wanted.dtype else self.cast(wanted, tensor, what)
 
     def cast(self, wanted: Placeholder, tensor: Tensor, what: str) -> Tensor:
-        """The same numbers in another dtype of the same kind; raises CallError where they do not fit."""
+        """The same numbers in the placeholder's dtype.
+
+        Raises CallError if the dtype is of another kind of number, or if a number does not fit.
+        """
         found = tensor.to(wanted.dtype) if _kind(tensor.dtype) == _kind(wanted.dtype) else None
         if found is not None and wanted.dtype.is_floating_point:
             lost = bool((found.isfinite() != tensor.isfinite()).any())
@@ -319,5 +330,5 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _spoken(value: Any) -> str:
-    """As ``float32[4,2]``."""
+    """Dtype and shape as text, such as ``float32[4,2]``."""
     return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"

@@ -1,4 +1,4 @@
-"""Call the callbacks of jobs' results (``tp.Callback``) on a thread of their own, once each and in order."""
+"""Call the callbacks of jobs' results (``tp.Callback``) on a separate thread, each once and in order."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["CallbackQueue", "CallbackObserver", "callbacks"]
 
 
 class CallbackQueue:
-    """The callbacks of one process, called one after the other in the order in which they were given."""
+    """The callbacks of one process, called one after the other in the order in which they were added."""
 
     def __init__(self) -> None:
         self._waiting: SimpleQueue[tuple[Callable[[Any], object], Callable[[], Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._left = 0
-        self._changed = threading.Condition()  # guards the three before it
+        self._changed = threading.Condition()  # guards ``_thread``, ``_error`` and ``_left``
         self._stopped = False
 
     def add(self, callback: Callable[[Any], object], result: Callable[[], Any]) -> None:
-        """Call ``callback(result())`` when its turn comes.  Raises what an earlier callback has raised."""
+        """Queue ``callback(result())``.  Raises the exception of an earlier callback, if one has failed."""
         self._raise()
         with self._changed:
             self._left += 1
@@ -34,7 +34,7 @@ class CallbackQueue:
         self._waiting.put((callback, result))
 
     def finish(self) -> None:
-        """Return when all callbacks that were given have been called; raises what one of them has raised."""
+        """Wait until all queued callbacks have been called; raises the exception of a callback that has failed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._left or threading.current_thread() is self._thread)
         self._raise()
@@ -50,7 +50,7 @@ class CallbackQueue:
             callback, result = waiting
             error: BaseException | None = None
             try:
-                if self._error is None and not self._stopped:  # after an error nothing more is called
+                if self._error is None and not self._stopped:  # after an error no further callback is called
                     callback(result())
             except BaseException as raised:
                 error = raised
@@ -60,7 +60,7 @@ class CallbackQueue:
                 self._changed.notify_all()
 
     def _stop(self) -> None:
-        """Call nothing more: the process ends."""
+        """Call no further callback, because the process ends."""
         self._stopped = True
         self._waiting.put(None)
 
@@ -69,8 +69,8 @@ callbacks = CallbackQueue()  # of this process
 
 
 class CallbackObserver(Observer):
-    """Has the callbacks of a process called before its run ends."""
+    """Waits for the callbacks of a process before its run ends."""
 
     def finish(self) -> None:
-        """Raises what one of them has raised."""
+        """Wait for all callbacks; raises the exception of a callback that has failed."""
         callbacks.finish()

@@ -13,7 +13,7 @@ from actorflow_compiler.core.errors import CallError
 
 __all__ = ["FunctionConfig", "function_config"]
 
-# settings of OneFlow's that scripts of the time use → what there is instead
+# settings of OneFlow that older scripts use → what to use instead
 _INSTEAD = {
     "enable_auto_mixed_precision": "use torch.autocast inside of the job",
     "default_distribute_strategy": "use default_logical_view",
@@ -36,13 +36,13 @@ _INSTEAD = {
 
 
 class _UnknownSetting(CallError, AttributeError):
-    """A setting that is not there; Python asks whether attributes are there by AttributeError."""
+    """A setting that does not exist; also an AttributeError, so that ``hasattr`` works."""
 
 
 class FunctionConfig:
     """The settings of job functions: ``@flow.global_function(function_config=func_config)``.
 
-    A job reads them when it is made; what is set later is for later jobs.
+    A job reads them when it is made; later changes affect only jobs that are made after them.
     """
 
     def __init__(self) -> None:
@@ -52,42 +52,45 @@ class FunctionConfig:
 
     @property
     def view(self) -> LogicalView:
-        """The consistent view, if nothing else was set."""
+        """The view that was set; the consistent view by default."""
         return self._view
 
     @property
     def placed(self) -> PlacementScope | None:
-        """The placement scope around the whole function; None: all devices."""
+        """The placement scope around the whole function; None means all devices."""
         return self._placed
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of floating tensors and variables that say none of their own; None: torch's default."""
+        """The dtype of floating-point tensors and variables that specify none; None means torch's default."""
         return self._dtype
 
     def default_logical_view(self, view: LogicalView) -> None:
-        """Take ``flow.scope.consistent_view()`` or ``flow.scope.mirrored_view()``; raises CallError for others."""
+        """Set the view of the job: ``flow.scope.consistent_view()`` or ``flow.scope.mirrored_view()``.
+
+        Raises CallError for any other value.
+        """
         if not isinstance(view, LogicalView):
             _wrong("default_logical_view", view, "flow.scope.consistent_view() or flow.scope.mirrored_view()")
         self._view = view
 
     def default_placement_scope(self, scope: PlacementScope) -> None:
-        """Take ``flow.scope.placement("gpu", "0:0-1")``: where the ops of the function run.
+        """Set where the ops of the function run, for example ``flow.scope.placement("gpu", "0:0-1")``.
 
-        Raises CallError for anything else.
+        Raises CallError for anything but such a scope.
         """
         if not isinstance(scope, PlacementScope):
             _wrong("default_placement_scope", scope, 'flow.scope.placement("gpu", "0:0-1")')
         self._placed = scope
 
     def default_data_type(self, dtype: torch.dtype) -> None:
-        """Take a floating dtype such as ``flow.float``; raises CallError for anything else."""
+        """Set the default dtype: a floating-point dtype such as ``flow.float``.  Raises CallError for anything else."""
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             _wrong("default_data_type", dtype, "a floating dtype such as flow.float or flow.double")
         self._dtype = dtype
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Say what there is: a setting that is accepted and does nothing would be worse."""
+        """Raise an error that names the settings that exist: a setting that is accepted and ignored would be worse."""
         settings = [s for s in dir(FunctionConfig) if s.startswith("default_")]
         near = difflib.get_close_matches(name, settings, 1)
         advice = f"did you mean {near[0]}?" if near else _INSTEAD.get(name, "leave it out")
@@ -97,18 +100,18 @@ class FunctionConfig:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):
-            getattr(self, name)  # of what is not there, the error
+            getattr(self, name)  # raises the error for an unknown setting
             raise _UnknownSetting(f"function_config().{name} = {value!r} was found; a call was expected: {name}(…)")
         object.__setattr__(self, name, value)
 
 
 def function_config() -> FunctionConfig:
-    """Settings for job functions, to be filled in and given to ``flow.global_function(function_config=…)``.
+    """Settings for job functions, to be filled in and passed to ``flow.global_function(function_config=…)``.
 
     ``default_logical_view(flow.scope.mirrored_view())`` sets the view,
     ``default_placement_scope(flow.scope.placement("gpu", "0:0-1"))`` where the function's ops run, and
-    ``default_data_type(flow.float)`` the dtype of floating tensors and variables that say none of their own.
-    Any other setting raises CallError, with what to do instead.
+    ``default_data_type(flow.float)`` the dtype of floating-point tensors and variables that specify none.
+    Any other setting raises CallError, which says what to do instead.
     """
     return FunctionConfig()
 

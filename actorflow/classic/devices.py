@@ -16,7 +16,7 @@ _ONE = re.compile(r"\s*(\d+)\s*:\s*(\d+(?:\s*-\s*\d+)?(?:\s*,\s*\d+(?:\s*-\s*\d+
 
 
 def device_texts(devices: object) -> tuple[str, ...] | None:
-    """The texts of ``"0:0-1"`` or ``["0:0-1", "1:0-1"]``; None for what is something else (ranks)."""
+    """The strings in ``"0:0-1"`` or ``["0:0-1", "1:0-1"]``; None for anything else, such as ranks."""
     if isinstance(devices, str):
         return (devices,)
     if isinstance(devices, list | tuple) and devices and all(isinstance(text, str) for text in devices):
@@ -25,9 +25,10 @@ def device_texts(devices: object) -> tuple[str, ...] | None:
 
 
 def ranks_of(texts: Iterable[str], settings: Settings | None = None) -> tuple[int, ...]:
-    """The ranks of devices, in the order in which they are named; by ``settings`` or those of this run.
+    """The ranks of devices, in the order in which the strings name them.
 
-    Raises LayoutError for a text that is none, and for nodes and devices that are not in the run.
+    The number of nodes, and of devices on each, is that of ``settings``; by default that of this run.  Raises
+    LayoutError for a string that is malformed, and for nodes and devices that are not in the run.
     """
     run = current().settings if settings is None else settings
     nodes, devices = run.nnodes, run.devices
@@ -64,5 +65,5 @@ def _absent(text: str, node: int, nodes: int, devices: int, some: bool) -> str:
 
 
 def device_kind(kind: str) -> str:
-    """``"gpu"`` → "cuda", or "cpu" where there is no CUDA device, as the master says once; others as they are."""
+    """Map ``"gpu"`` to "cuda", or to "cpu" without a CUDA device, which the master reports once; keep other kinds."""
     return kind_of_gpu(current().rank) if kind == "gpu" else kind

@@ -1,4 +1,4 @@
-"""``flow.distribute``: called, it says how a model's tensors lie; its attributes say so for one variable."""
+"""``flow.distribute``: as a function it sets the layouts of a model's tensors; its methods name one variable's."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ class _Distribute:
 
     @staticmethod
     def split(axis: int) -> Split:
-        """Dimension ``axis`` of the variable is cut over the devices.  Raises LayoutError for anything but a number."""
+        """A layout that splits dimension ``axis`` of the variable over the devices.
+
+        Raises LayoutError if ``axis`` is no integer.
+        """
         if isinstance(axis, bool) or not isinstance(axis, int):
             raise LayoutError(f"distribute.split({axis!r}) was found; the number of a dimension was expected: split(0)")
         return Split(axis)
 
     @staticmethod
     def broadcast() -> Broadcast:
-        """Every device holds the whole variable."""
+        """A layout in which every device holds the whole variable."""
         return B
 
     @staticmethod
     def auto() -> None:
-        """Say nothing: the job's ``parallel=`` decides how the variable lies, as it does by default."""
+        """No layout (None): the job's ``parallel=`` decides how the variable is distributed, as it does by default."""
 
     def __repr__(self) -> str:
         return "<flow.distribute>"

@@ -1,4 +1,4 @@
-"""Initializers of variables, by OneFlow's names; each fills a tensor from a generator."""
+"""Initializers of variables, with OneFlow's names; each fills a tensor with numbers from a generator."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = [
     "zeros_initializer",
 ]
 
-CUT = 2.0  # standard deviations at which a truncated normal ends
-CUT_STD = 0.87962566103423978  # standard deviation of a unit normal that is cut there
+CUT = 2.0  # in standard deviations: where a truncated normal distribution is cut off
+CUT_STD = 0.87962566103423978  # standard deviation of a standard normal distribution that is cut off there
 MODES = ("fan_in", "fan_out", "fan_avg")
 DISTRIBUTIONS = ("truncated_normal", "random_normal", "random_uniform")
 
 
 @dataclass(frozen=True, slots=True)
 class Initializer:
-    """Fills a whole tensor, in place, from a generator: ``initializer(tensor, generator)``."""
+    """Fills a whole tensor in place, with random numbers from a generator: ``initializer(tensor, generator)``."""
 
-    name: str  # as the user calls it
+    name: str  # the call that makes it, as the user writes it
     fill: Callable[[Tensor, torch.Generator], object] = field(repr=False)
 
     def __call__(self, tensor: Tensor, generator: torch.Generator) -> None:
@@ -48,22 +48,25 @@ class Initializer:
 
 
 def constant_initializer(value: float = 0, dtype: torch.dtype | None = None) -> Initializer:
-    """All elements are ``value``; ``dtype`` is the variable's own, whatever is given."""
+    """Sets all elements to ``value``.  ``dtype`` has no effect: the variable has its own."""
     return Initializer(f"constant_initializer({value})", lambda t, _: t.fill_(value))
 
 
 def zeros_initializer(dtype: torch.dtype | None = None) -> Initializer:
-    """All elements are 0."""
+    """Sets all elements to 0.  ``dtype`` has no effect."""
     return constant_initializer(0)
 
 
 def ones_initializer(dtype: torch.dtype | None = None) -> Initializer:
-    """All elements are 1."""
+    """Sets all elements to 1.  ``dtype`` has no effect."""
     return constant_initializer(1)
 
 
 def random_uniform_initializer(minval: float = 0, maxval: float = 1, dtype: torch.dtype | None = None) -> Initializer:
-    """Uniform in [minval, maxval); whole numbers for a variable of whole numbers.  Raises StateError if it is empty."""
+    """Uniform in [minval, maxval); integers for a variable of integers.
+
+    ``dtype`` has no effect.  Raises StateError if ``minval`` is larger than ``maxval``.
+    """
     if minval > maxval:
         raise StateError(f"random_uniform_initializer({minval}, {maxval}) was found; minval <= maxval was expected")
 
@@ -76,27 +79,28 @@ def random_uniform_initializer(minval: float = 0, maxval: float = 1, dtype: torc
 
 
 def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
-    """Normal."""
+    """Normal, with this mean and standard deviation."""
     name = f"random_normal_initializer({mean}, {stddev})"
     return Initializer(name, lambda t, g: init.normal_(t, mean, stddev, generator=g))
 
 
 def truncated_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
-    """Normal, and drawn again where it is 2 ``stddev`` or more from ``mean``."""
+    """Normal, but numbers that are 2 ``stddev`` or more from ``mean`` are drawn again."""
     low, high = mean - CUT * stddev, mean + CUT * stddev
     name = f"truncated_normal_initializer({mean}, {stddev})"
     return Initializer(name, lambda t, g: init.trunc_normal_(t, mean, stddev, low, high, generator=g))
 
 
 def truncated_normal(stddev: float = 1.0) -> Initializer:
-    """``truncated_normal_initializer`` around 0."""
+    """``truncated_normal_initializer`` with mean 0."""
     return truncated_normal_initializer(0.0, stddev)
 
 
 def xavier_uniform_initializer(data_format: str = "") -> Initializer:
-    """Uniform, as torch's ``xavier_uniform_``.
+    """Uniform, like torch's ``xavier_uniform_``.
 
-    ``data_format`` "N…C" says that the input channels are the last dim of the variable; else they are dim 1.
+    With a ``data_format`` of the form "N…C" the input channels are the variable's last dim; otherwise they are its dim
+    1.
     """
     last = _channels_last(data_format)
     name = f"xavier_uniform_initializer({data_format!r})"
@@ -104,7 +108,7 @@ def xavier_uniform_initializer(data_format: str = "") -> Initializer:
 
 
 def xavier_normal_initializer(data_format: str = "") -> Initializer:
-    """Normal, as torch's ``xavier_normal_``; ``data_format`` as for ``xavier_uniform_initializer``."""
+    """Normal, like torch's ``xavier_normal_``; ``data_format`` is as for ``xavier_uniform_initializer``."""
     last = _channels_last(data_format)
     name = f"xavier_normal_initializer({data_format!r})"
     return Initializer(name, lambda t, g: init.xavier_normal_(_torchs(t, last), generator=g))
@@ -117,9 +121,10 @@ glorot_normal_initializer = xavier_normal_initializer
 def variance_scaling_initializer(
     scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal", data_format: str = ""
 ) -> Initializer:
-    """Of variance ``scale / n``, where n is the fan that ``mode`` names: "fan_in", "fan_out" or "fan_avg".
+    """Random numbers of variance ``scale / n``, where n is the fan that ``mode`` names.
 
-    ``distribution`` is "truncated_normal", "random_normal" or "random_uniform".  Raises StateError for others.
+    ``mode`` is "fan_in", "fan_out" or "fan_avg"; ``distribution`` is "truncated_normal", "random_normal" or
+    "random_uniform".  Raises StateError for other values.
     """
     _one_of("variance_scaling_initializer", "mode", mode, MODES)
     _one_of("variance_scaling_initializer", "distribution", distribution, DISTRIBUTIONS)
@@ -141,11 +146,12 @@ def kaiming_initializer(
     negative_slope: float = 0.0,
     data_format: str = "NCHW",
 ) -> Initializer:
-    """For rectifiers (He and others): of standard deviation gain / √n, n the fan of ``shape`` that ``mode`` names.
+    """He's initializer for rectifiers: standard deviation gain / √n, where n is the fan that ``mode`` names.
 
-    ``nonlinearity`` (None: 1) and ``negative_slope`` give the gain, as ``torch.nn.init.calculate_gain`` does.
-    Raises StateError for a shape of less than two dims and for other words than "random_normal" or "random_uniform",
-    "fan_in", "fan_out" or "fan_avg".
+    The fan is that of a weight of this ``shape``.  ``nonlinearity`` and ``negative_slope`` give the gain, as
+    ``torch.nn.init.calculate_gain`` does; without a ``nonlinearity`` (None) it is 1.  Raises StateError for a shape of
+    fewer than two dims, for a ``distribution`` other than "random_normal" or "random_uniform", and for a ``mode`` other
+    than "fan_in", "fan_out" or "fan_avg".
     """
     if len(shape) < 2 or 0 in shape:
         raise StateError(
@@ -160,7 +166,7 @@ def kaiming_initializer(
 
 
 def _draw(distribution: str, std: float) -> Initializer:
-    """Around 0, of a standard deviation."""
+    """An initializer with mean 0 and this standard deviation."""
     if distribution == "truncated_normal":
         return truncated_normal(std / CUT_STD)
     if distribution == "random_normal":
@@ -169,14 +175,14 @@ def _draw(distribution: str, std: float) -> Initializer:
 
 
 def _fan(shape: Sequence[int], mode: str, last: bool) -> float:
-    """Inputs or outputs of each element of a weight (output channels first), or their average."""
+    """The fan of a weight whose dim 0 is the output channels: "fan_in", "fan_out", or their average."""
     window = math.prod(shape[1:-1] if last else shape[2:])
     fans = {"fan_in": math.prod(shape[1:]), "fan_out": shape[0] * window}
     return sum(fans.values()) / 2 if mode == "fan_avg" else float(fans[mode])
 
 
 def _torchs(tensor: Tensor, last: bool) -> Tensor:
-    """A weight's view with the input channels where torch has them."""
+    """A view of a weight with the input channels in dim 1, where torch expects them."""
     return tensor.movedim(-1, 1) if last and tensor.dim() > 2 else tensor
 
 

@@ -30,41 +30,41 @@ from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["ClassicJobBody", "RehearsedCall"]
 
-# names of what makes state inside of a job function, as the search for state notes them
+# names whose use in a job function may make state, in the form in which the search for state records them
 LAYERS = [f"{where}.{name}" for name in layers.__all__ for where in ("layers", layers.__name__)]
 MAKERS = frozenset(["get_variable", "minimize", "actorflow.layers", layers.__name__, *LAYERS])
 
 
 @dataclass(frozen=True, slots=True)
 class RehearsedCall(PreparedCall):
-    """A call whose function a rehearsal has run, or found to make nothing by itself."""
+    """A call whose function was rehearsed, or makes no variables and no optimizer."""
 
     body: ClassicJobBody
     recording: RehearsalRecord
 
     def captured(self) -> Callable[..., Any]:
-        """The function after its rehearsal: what it makes is there."""
+        """The function to capture, in which the variables and the optimizer of the rehearsal exist."""
         return self.body.playing(self.recording)
 
     def held(self) -> dict[str, Any]:
-        """Variables and the optimizer."""
+        """The variables and the optimizer that the rehearsal made, by name."""
         return self.body.holds(self.recording)
 
     def around(self) -> AbstractContextManager[None]:
-        """Learning rates are set before it."""
+        """A context around the call, which sets learning rates before it and counts it afterwards."""
         return self.recording.call()
 
     def placements(self) -> frozenset[Placement]:
-        """Those of scopes in the function, and of its settings."""
+        """The placements of the scopes in the function and of its settings."""
         return self.body.placements
 
     def kinds(self) -> frozenset[str]:
-        """What ``flow.config.gpu_device_num`` asks for."""
+        """The kinds of devices that ``flow.config.gpu_device_num`` requests."""
         return self.body.kinds
 
 
 class ClassicJobBody(JobBody):
-    """A function that may be one of the first generation; for others it does what a plain one does."""
+    """A function that may be of the first generation; any other function behaves as in ``JobBody``."""
 
     def __init__(self, function: Callable[..., Any], name: str, train: bool, config: FunctionConfig | None) -> None:
         super().__init__(function)
@@ -74,18 +74,18 @@ class ClassicJobBody(JobBody):
         self.mirrored = self.view is MIRRORED
         self.annotations = job_annotations(function, name, self.view)
         self.first_generation = config is not None or not self.annotations.plain
-        self._found: dict[Any, RehearsalRecord] = {}  # by what decides which plan runs, of the arguments
-        self.last = RehearsalRecord(name)  # what the last rehearsal has found
-        self._entered: set[Placement] = set()  # by scopes in the function
+        self._found: dict[Any, RehearsalRecord] = {}  # by the key of the arguments, which decides which plan runs
+        self.last = RehearsalRecord(name)  # of the most recent rehearsal
+        self._entered: set[Placement] = set()  # placements of the scopes that the function entered
 
     def copied(self) -> Self:
-        """With what its rehearsals have found."""
+        """A copy with the results of the rehearsals so far."""
         other = super().copied()
         other._found, other._entered = dict(self._found), set(self._entered)
         return other
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
-        """The arguments as placeholders want them; raises CallError for those that do not fit."""
+        """The arguments in the form of their placeholders; raises CallError for an argument that does not fit."""
         return self.annotations.convert(args, kwargs, devices)
 
     def prepare(
@@ -95,7 +95,7 @@ class ClassicJobBody(JobBody):
         search: Search,
         aside: Callable[[], AbstractContextManager[None]],
     ) -> RehearsedCall:
-        """Rehearse a function that may make anything, where no call with such arguments has done so."""
+        """Rehearse the function if it may make state and no call with such arguments has rehearsed it yet."""
         own = self.own(arguments, given)
         recording = self.recording(arguments)
         if recording is None:
@@ -107,17 +107,17 @@ class ClassicJobBody(JobBody):
         return RehearsedCall(arguments, self.function, own, self, recording)
 
     def own(self, arguments: CallArguments, given: JobArguments) -> tuple[bool, ...] | None:
-        """In the mirrored view, for each tensor argument, whether every device has one of its own; else None."""
+        """In the mirrored view, for each tensor argument, whether it has one item for each device; otherwise None."""
         return tuple(spec.name in given.own for spec in arguments.specs) if self.mirrored else None
 
     # -- state that is made inside of the function -----------------------------------------------------
 
     def makes_state(self, state: ScriptState) -> bool:
-        """Whether the function is of the first generation, and is to be rehearsed."""
+        """Whether the function must be rehearsed: it is of the first generation, or uses a name that makes state."""
         return self.first_generation or not MAKERS.isdisjoint(state.named)
 
     def recording(self, arguments: CallArguments) -> RehearsalRecord | None:
-        """What a rehearsal with such arguments has found; None before it."""
+        """The result of an earlier rehearsal with such arguments, or None."""
         return self._found.get(arguments.key) or self._found.get((arguments.key, arguments.spoken_numbers))
 
     def rehearse(
@@ -125,8 +125,8 @@ class ClassicJobBody(JobBody):
     ) -> RehearsalRecord:
         """Run the function once without memory, which makes its variables and its optimizer.
 
-        ``state`` is what the search has found for the function; None says that it makes nothing by itself, and is
-        not to be run.
+        ``state`` is the result of the search for the function's state; None if the function makes no state by itself
+        and need not run.
         """
         found = RehearsalRecord(self.name)
         if state is not None:
@@ -145,25 +145,25 @@ class ClassicJobBody(JobBody):
         return found
 
     def holds(self, recording: RehearsalRecord) -> dict[str, Any]:
-        """What the job holds besides what a search finds: variables and the optimizer, by names for them."""
+        """The state that the job holds beyond what a search finds: variables and the optimizer, by name."""
         held: dict[str, Any] = {"variables": REGISTRY} if recording.variables else {}
         return held | {f"{self.name}.optimizer": m.optimizer for m in recording.optimizers}
 
     @property
     def placements(self) -> frozenset[Placement]:
-        """Those that the function's scopes and its settings name."""
+        """The placements of the function's scopes and of its settings."""
         return frozenset(self._entered | ({self.placed.placement} if self.placed is not None else set()))
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of devices ("cpu", "cuda") that the script names where the function names no placement."""
+        """The kinds of devices ("cpu", "cuda") that the script requests, if the function names no placement."""
         asks = not self.placements and script_request().gpu is not None  # flow.config.gpu_device_num
         return frozenset({device_kind("gpu")} if asks else ())
 
     # -- running it --------------------------------------------------------------------------------------
 
     def playing(self, recording: RehearsalRecord) -> Callable[..., Any]:
-        """The function as it is captured, or run eagerly, after its rehearsal."""
+        """The function after its rehearsal, to be captured or to run eagerly."""
 
         @functools.wraps(self.function)
         def play(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ class ClassicJobBody(JobBody):
         return play
 
     def eagerly(self, call: PreparedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> Any:
-        """In the mirrored view device after device, each with a step of its own."""
+        """Run the function eagerly; in the mirrored view once per device, each with an optimizer step of its own."""
         if not self.first_generation:
             return super().eagerly(call, args, kwargs, devices)
         play, arguments, own = call.captured(), call.arguments, call.own
@@ -190,7 +190,7 @@ class ClassicJobBody(JobBody):
 
     @contextlib.contextmanager
     def _around(self) -> Iterator[None]:
-        """What the settings say, around one run of the function."""
+        """A context that applies the job's settings to one run of the function."""
         before = torch.get_default_dtype()
         try:
             if self.dtype is not None:
@@ -203,7 +203,7 @@ class ClassicJobBody(JobBody):
     # -- its results ---------------------------------------------------------------------------------------
 
     def give(self, value: Any) -> Any:
-        """What a call returns, in the form that the annotation says; ``value`` has handles on logical results."""
+        """The result of a call in the form of the annotation; ``value`` holds handles on logical results."""
         return self._answer(per_device_lists(value) if self.mirrored else value)
 
     def _answer(self, value: Any) -> Any:
@@ -215,7 +215,7 @@ class ClassicJobBody(JobBody):
         (inner,) = form.__args__
 
         def take(callback: Callable[[Any], object]) -> None:
-            """Have ``callback`` called, once, with the result."""
+            """Queue ``callback`` to be called once with the result."""
             if not callable(callback):
                 raise CallError(f"{self.name}: {callback!r} was given for a callback; a function was expected")
             callbacks.add(callback, lambda: in_annotated_form(inner, value, self.name))
@@ -224,7 +224,7 @@ class ClassicJobBody(JobBody):
 
 
 def _listed(found: Sequence[Any]) -> Any:
-    """The results of all devices as one, whose tensors are lists."""
+    """Merge the results of all devices into one, in which each tensor is a list with one item for each device."""
     first = found[0]
     if isinstance(first, Tensor):
         return list(found)

@@ -85,13 +85,13 @@ def dense(
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionLayer:
-    """``conv1d``, ``conv2d`` or ``conv3d``: a convolution with bias and activation over so many spatial dims."""
+    """``conv1d``, ``conv2d`` or ``conv3d``: a convolution over ``spatial`` dims, with bias and activation."""
 
     spatial: int
 
     @property
     def __name__(self) -> str:
-        """As it is called."""
+        """The name of the function, such as ``conv2d``."""
         return f"conv{self.spatial}d"
 
     def __call__(
@@ -117,9 +117,9 @@ class ConvolutionLayer:
     ) -> Tensor:
         """``activation(convolution + bias)`` with ``filters`` output channels.
 
-        Variables: ``{name}-weight`` (``weight_name``), Xavier-uniform, of the shape that ``flow.nn.conv2d`` takes, and
-        ``{name}-bias`` (``bias_name``), zeros, of shape [filters].  ``padding`` and ``data_format`` are as for
-        ``flow.nn.conv2d``; the default name is "Conv2d".  Raises StateError for an input, groups or padding that do
+        Variables: ``{name}-weight`` (or ``weight_name``), Xavier-uniform, of the shape that ``flow.nn.conv2d`` takes,
+        and ``{name}-bias`` (or ``bias_name``), zeros, of shape [filters].  ``padding`` and ``data_format`` are as for
+        ``flow.nn.conv2d``; the default name is "Conv2d".  Raises StateError if the input, the groups or the padding do
         not fit.
         """
         what, default = f"layers.{self.__name__}", f"Conv{self.spatial}d"
@@ -165,9 +165,10 @@ def layer_norm(
     epsilon: float = 1e-5,
     name: str = "LayerNorm",
 ) -> Tensor:
-    """Normalised over the dims from ``begin_norm_axis``; times ``{name}-gamma`` (``scale``) plus ``{name}-beta``.
+    """Normalise over the dims from ``begin_norm_axis`` on, then multiply by ``{name}-gamma`` and add ``{name}-beta``.
 
-    Both have the shape of the input from ``begin_params_axis`` on; ``center`` says whether there is a beta.
+    Both variables have the shape of the input from ``begin_params_axis`` on.  ``scale`` says whether there is a gamma,
+    ``center`` whether there is a beta.
     """
     prefix, shape = _name("layer_norm", name, "LayerNorm"), tuple(inputs.shape[begin_params_axis:])
     beta = gamma = None
@@ -195,12 +196,12 @@ def batch_normalization(
     training: bool = True,
     name: str = "BatchNorm",
 ) -> Tensor:
-    """Normalised by the batch's mean and variance along ``axis``, times ``{name}-gamma`` plus ``{name}-beta``.
+    """Normalise by the batch's mean and variance along ``axis``, then multiply by ``{name}-gamma`` and add the beta.
 
-    ``{name}-moving_mean`` and ``{name}-moving_variance`` keep ``momentum`` of what they were and take the rest from the
-    batch (torch's momentum is ``1 - momentum``).  They take the batch's place, and stay, where the layer does not
-    train: ``training=False``, ``trainable=False``, or a job that makes predictions.
-    Raises StateError for an axis that the input does not have.
+    The beta is ``{name}-beta``.  ``{name}-moving_mean`` and ``{name}-moving_variance`` are running averages: a call
+    keeps ``momentum`` of the old value and takes the rest from the batch (torch's momentum is ``1 - momentum``).  If
+    the layer does not train (``training=False``, ``trainable=False``, or a predict job), the running averages are used
+    instead of the batch's and do not change.  Raises StateError for an axis that the input does not have.
     """
     prefix = _name("batch_normalization", name, "BatchNorm")
     if not -inputs.dim() <= axis < inputs.dim():
@@ -236,18 +237,18 @@ def batch_normalization_add_relu(inputs: Tensor, addend: Tensor | None = None, *
 
 
 def _name(what: str, given: str, default: str) -> str:
-    """The name of a layer: the one that was given, or the default one, counted up in the job."""
+    """The name that was given to a layer, or the default name with a number that is unique in the job."""
     run = current_run(f"layers.{what}")
     return run.unique(default) if given == default else given
 
 
 def _activated(activation: Activation | None, out: Tensor) -> Tensor:
-    """What an activation makes of it; those that want a name, as OneFlow gives one, get it."""
+    """Apply an activation, if there is one; a function that requires a ``name``, as OneFlow passes one, gets it."""
     if activation is None:
         return out
     try:
         wanted = inspect.signature(activation).parameters.get("name")
-    except ValueError:  # torch's own have no signature, and want none
+    except ValueError:  # torch's own functions have no signature, and take no name
         wanted = None
     if wanted is not None and wanted.default is inspect.Parameter.empty:
         return activation(out, name="activation")

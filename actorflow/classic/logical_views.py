@@ -1,7 +1,7 @@
-"""The two views that a job function may have of its devices, consistent and mirrored.
+"""The two views that a job function may have of its devices: consistent and mirrored.
 
-Consistent: one logical program, whose tensors are distributed over the devices.  Mirrored: the same program on every
-device, each with a batch of its own and equal parameters.
+In the consistent view there is one logical program, whose tensors are distributed over the devices.  In the mirrored
+view every device runs the same program on its own batch, with equal parameters.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from actorflow_compiler.core.errors import CallError
 
 __all__ = ["CONSISTENT", "MIRRORED", "LogicalView", "within_view"]
 
-_now: ContextVar[LogicalView | None] = ContextVar("view", default=None)  # of the job function that runs
+_now: ContextVar[LogicalView | None] = ContextVar("view", default=None)  # view of the job function that runs
 
 
 class LogicalView:
-    """``flow.scope.consistent_view()`` or ``flow.scope.mirrored_view()``: a value.
+    """``flow.scope.consistent_view()`` or ``flow.scope.mirrored_view()``.
 
-    As a context manager inside of a job it says which view the job has; CallError is raised in a job that has the
-    other one, for a job has one view as a whole.  Outside of a job it does nothing.
+    Entered as a context manager inside a job, it states the view that the job has; it raises CallError in a job of the
+    other view, because a job has one view as a whole.  Outside a job it does nothing.
     """
 
     __slots__ = ("name",)
@@ -54,7 +54,7 @@ MIRRORED = LogicalView("mirrored")
 
 @contextlib.contextmanager
 def within_view(view: LogicalView) -> Iterator[None]:
-    """While a job function of this view runs."""
+    """A context for running a job function that has this view."""
     token = _now.set(view)
     try:
         yield

@@ -21,19 +21,19 @@ StepSettings = Callable[[int], Sequence[Mapping[str, float]]]  # steps so far â†
 
 @dataclass(slots=True, eq=False)
 class Minimizer:
-    """What one ``minimize`` made at the first call of its job; it lives as long as the job."""
+    """The optimizer that ``minimize`` made at the first call of its job; it lives as long as the job."""
 
     job: str
-    where: str  # the user's line
+    where: str  # the line of the script that called ``minimize``
     optimizer: torch.optim.Optimizer
-    variables: tuple[str, ...]  # that it trains
+    variables: tuple[str, ...]  # names of the variables that it trains
     settings: StepSettings
     clip: Callable[[Iterable[Tensor]], object] | None
-    regularize: Mapping[str, Regularizer]  # by variable
-    steps: int = 0  # calls of the job so far
+    regularize: Mapping[str, Regularizer]  # by name of the variable
+    steps: int = 0  # number of calls of the job so far
 
     def before_call(self) -> None:
-        """Set the settings (the learning rate) of the coming call, on the host: they are inputs of the plan."""
+        """Set the learning rate and other settings of the next call on the host: they are inputs of the plan."""
         for group, now in zip(self.optimizer.param_groups, self.settings(self.steps), strict=True):
             group.update(now)
 
@@ -42,18 +42,18 @@ class Minimizer:
         self.steps += 1
 
     def saved(self) -> dict[str, Any]:
-        """How far it is, and what the optimizer keeps of each variable: numbers and tensors, for ``restore``."""
+        """The number of steps and the optimizer's state of each variable, for ``restore``."""
         kept = pytree.tree_map_only(Tensor, real_value, self.optimizer.state_dict()["state"])
         return {"steps": self.steps, "state": {n: dict(kept[i]) for i, n in enumerate(self.variables) if i in kept}}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from ``saved``; what is not there of a variable starts anew."""
+        """Continue from the result of ``saved``; a variable that it does not contain starts with fresh state."""
         state = {i: saved["state"][n] for i, n in enumerate(self.variables) if n in saved["state"]}
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
         self.steps = int(saved["steps"])
 
     def run(self, losses: Sequence[Tensor], variables: Mapping[str, Tensor]) -> None:
-        """One step, as a user of PyTorch writes it: backward, regularising, clipping, ``step``, ``zero_grad``."""
+        """Run one step: backward, regularize, clip, ``step``, ``zero_grad``."""
         trained = {name: variables[name] for name in self.variables}
         total = sum(loss.mean() for loss in losses[1:]) + losses[0].mean()
         torch.autograd.backward(total, inputs=list(trained.values()))
@@ -66,6 +66,6 @@ class Minimizer:
         if self.clip is not None:
             self.clip(list(trained.values()))
         if any(isinstance(t, DeferredTensor) for t in pytree.tree_leaves(list(self.optimizer.state.values()))):
-            materialize(self.optimizer)  # it made state of variables that had no memory yet; a plan never sees it
+            materialize(self.optimizer)  # the optimizer made state for deferred variables; a plan never sees this
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -1,7 +1,6 @@
-"""Ops with the names and arguments of OneFlow's first generation, on torch's functions.
+"""Ops with the names and arguments of OneFlow's first generation, implemented by torch's functions.
 
-A function that torch has too takes the arguments of both.  The ``name`` of the op, which all of them take, has no
-meaning here.
+A function that also exists in torch accepts the arguments of both.  The argument ``name`` of an op has no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = [
 def reshape(
     x: Tensor | None = None, shape: Any = None, name: str | None = None, *, input: Tensor | None = None
 ) -> Tensor:
-    """The same elements in another shape; one dim may be -1.  torch's ``reshape(input, shape)`` too."""
+    """The same elements in another shape; one dim may be -1.  Also accepts torch's ``reshape(input, shape)``."""
     return torch.reshape(_one("reshape", x, input), (shape,) if isinstance(shape, int) else tuple(shape))
 
 
@@ -46,7 +45,10 @@ def matmul(
     other: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``alpha · a @ b``, the last two dims of each exchanged if asked; torch's ``matmul(input, other, out=)`` too."""
+    """``alpha · a @ b``; ``transpose_a`` and ``transpose_b`` exchange the last two dims of an operand first.
+
+    Also accepts torch's ``matmul(input, other, out=)``.
+    """
     left, right = _one("matmul", a, input), _one("matmul", b, other)
     left = left.transpose(-2, -1) if transpose_a else left
     right = right.transpose(-2, -1) if transpose_b else right
@@ -55,7 +57,7 @@ def matmul(
 
 
 def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1, name: str | None = None) -> Tensor:
-    """The dims from ``start_dim`` to ``end_dim`` as one; torch's ``flatten``."""
+    """Merge the dims from ``start_dim`` to ``end_dim`` into one; torch's ``flatten``."""
     return torch.flatten(input, start_dim, end_dim)
 
 
@@ -68,9 +70,9 @@ def transpose(
     input: Tensor | None = None,
     dim0: int | None = None,
 ) -> Tensor:
-    """The dims in the order ``perm``; torch's ``transpose(input, dim0, dim1)`` exchanges two.
+    """Reorder the dims to the order ``perm``; torch's ``transpose(input, dim0, dim1)`` exchanges two.
 
-    Without ``perm`` all dims are in the opposite order.  Raises CallError for a mixture of both spellings.
+    Without ``perm`` the order of the dims is reversed.  Raises CallError if the two forms are mixed.
     """
     x = _one("transpose", a, input)
     first = dim0 if dim0 is not None else perm
@@ -91,7 +93,10 @@ def concat(
     dim: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Tensors one behind the other along ``axis``, whatever ``max_dim_size``; torch's ``concat(tensors, dim)`` too."""
+    """Concatenate tensors along ``axis``; also accepts torch's ``concat(tensors, dim)``.
+
+    ``max_dim_size`` has no effect.  Raises CallError without tensors.
+    """
     parts = inputs if inputs is not None else tensors
     if parts is None:
         raise CallError("concat() without tensors was found; concat([a, b], axis) was expected")
@@ -99,30 +104,30 @@ def concat(
 
 
 def cast(x: Tensor, dtype: torch.dtype, name: str | None = None) -> Tensor:
-    """The tensor as another dtype."""
+    """Convert the tensor to another dtype."""
     return x.to(dtype)
 
 
 def identity(x: Tensor, name: str | None = None) -> Tensor:
-    """The tensor itself."""
+    """Return the tensor itself."""
     return x
 
 
 def expand_dims(input: Tensor, axis: int, name: str | None = None) -> Tensor:
-    """A new dim of size 1 at ``axis``; torch's ``unsqueeze``."""
+    """Insert a dim of size 1 at ``axis``; torch's ``unsqueeze``."""
     return torch.unsqueeze(input, axis)
 
 
 def constant(
     value: float, dtype: torch.dtype | None = None, shape: Sequence[int] | int | None = None, name: str | None = None
 ) -> Tensor:
-    """A tensor of one value (of shape [1] if none is given); torch's ``full``."""
+    """A tensor filled with one value, of shape [1] if no shape is given; torch's ``full``."""
     dims = (1,) if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
     return torch.full(dims, value, dtype=dtype)
 
 
 def _one(what: str, first: Tensor | None, second: Tensor | None) -> Tensor:
-    """The argument that was given, under either name."""
+    """The argument that was passed under one of its two names; raises CallError for none or both."""
     found = first if first is not None else second
     if found is None or (first is not None and second is not None):
         count = "no" if found is None else "twice the same"

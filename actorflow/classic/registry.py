@@ -1,4 +1,4 @@
-"""The registry of variables: made once, and shared by name between jobs."""
+"""The registry of variables: each is made once, and jobs share it by name."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class _VariableInfo:
     shape: tuple[int, ...]
     dtype: torch.dtype
     trainable: bool
-    where: str  # the line that made it
+    where: str  # the line of the script that made it
     layout: Sbp | None
     regularizer: Regularizer | None
 
 
 @dataclass(slots=True)
 class _RegistryData:
-    """The registry's bookkeeping, which is not part of its state as a module."""
+    """The registry's own data, kept apart so that it is no part of its state as a module."""
 
     made: dict[str, _VariableInfo] = field(default_factory=dict)
     minimizers: dict[str, Minimizer] = field(default_factory=dict)  # by job
-    waiting: dict[str, Tensor] = field(default_factory=dict)  # values for variables that are not made yet
-    later: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # job → what its minimizer goes on from
+    waiting: dict[str, Tensor] = field(default_factory=dict)  # loaded values of variables that do not exist yet
+    later: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # job → loaded state of its future minimizer
 
 
 class Registry(GrowingModule):
@@ -69,21 +69,22 @@ class Registry(GrowingModule):
         return name in self._book.made
 
     def names(self) -> tuple[str, ...]:
-        """Of all variables, in the order in which they were made."""
+        """The names of all variables, in the order in which they were made."""
         return tuple(self._book.made)
 
     def layout(self, name: str) -> Sbp | None:
-        """What ``distribute=`` said of a variable; None where the job decides."""
+        """The layout that ``distribute=`` set for a variable; None if the job decides."""
         return self._book.made[name].layout
 
     def regularizer(self, name: str) -> Regularizer | None:
-        """What is added to a variable's gradient."""
+        """The regularizer of a variable, or None."""
         return self._book.made[name].regularizer
 
     def write(self, values: Mapping[str, Tensor]) -> None:
-        """Give variables values; those that are not made yet take them when they are, instead of their initialisers'.
+        """Set values of variables; one that does not exist yet starts with this value instead of its initializer's.
 
-        Every rank does the same.  Raises StateError, before anything is written, where a shape is another.
+        Every rank must do the same.  Raises StateError, before anything is written, if a value's shape is not its
+        variable's.
         """
         for name, value in values.items():
             made = self._book.made.get(name)
@@ -101,13 +102,13 @@ class Registry(GrowingModule):
                     self._book.waiting[name] = value
 
     def values(self) -> dict[str, Tensor]:
-        """Copies of all values, and of those that wait for their variables."""
+        """Copies of all values, including those for variables that do not exist yet."""
         return {**self._book.waiting, **{name: real_value(self[name]).detach().clone() for name in self.names()}}
 
     def keep(self, minimizer: Minimizer) -> None:
-        """Register a minimizer; it continues from what was loaded for its job.
+        """Register a minimizer, which continues from the state that was loaded for its job, if any.
 
-        Jobs of one name are told apart by the order of their first calls.
+        Jobs of the same name are distinguished by the order of their first calls.
         """
         job, count = minimizer.job, 1
         while job in self._book.minimizers:
@@ -118,11 +119,11 @@ class Registry(GrowingModule):
             minimizer.restore(self._book.later.pop(job))
 
     def saved(self) -> dict[str, Mapping[str, Any]]:
-        """What the minimizers of all jobs go on from, by job."""
+        """The state from which the minimizers of all jobs continue, by job."""
         return {**self._book.later, **{job: m.saved() for job, m in self._book.minimizers.items()}}
 
     def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Let minimizers go on from ``saved``; those that are not made yet do so when they are."""
+        """Let minimizers continue from ``saved``; one that does not exist yet will do so when it is made."""
         for job, state in saved.items():
             if job in self._book.minimizers:
                 self._book.minimizers[job].restore(state)
@@ -140,9 +141,9 @@ class Registry(GrowingModule):
         seed: int | None,
         layout: Sbp | None,
     ) -> None:
-        """Make a variable of this name, unless there is one; raises StateError for one of another kind.
+        """Make a variable of this name unless there is one; raises StateError if the existing one differs.
 
-        It takes no memory until each rank makes the parts that its plan gives it.
+        It takes no memory until each rank makes the parts that its plan assigns to it.
         """
         known = self._book.made.get(name)
         if known is not None:
@@ -170,7 +171,7 @@ class Registry(GrowingModule):
                     )
                 value.copy_(waiting)
             if trainable:
-                self._parameters[name] = nn.Parameter(value)  # any name will do: register_parameter refuses dots
+                self._parameters[name] = nn.Parameter(value)  # register_parameter refuses names with dots
             else:
                 self._buffers[name] = value
         self._book.made[name] = _VariableInfo(shape, dtype, trainable, where, layout, regularizer)
@@ -186,7 +187,7 @@ REGISTRY = Registry()
 
 
 def _same(name: str, known: _VariableInfo, *asked: Any) -> None:
-    """Raise StateError unless a variable is asked for again as it was made."""
+    """Raise StateError unless a repeated request for a variable agrees with how the variable was made."""
     made = (known.shape, known.dtype, known.trainable, known.layout)
     for what, old, new in zip(("shape", "dtype", "trainable", "distribute"), made, asked, strict=True):
         if new is not None and old != new:
@@ -201,7 +202,7 @@ def _plain(value: Any) -> str:
 
 
 def _generator(name: str, seed: int | None) -> torch.Generator:
-    """The generator of a variable's first value."""
+    """The random generator for a variable's initial value; it depends only on the seed and the name."""
     start = seed if seed is not None else call_seeds.seed if call_seeds.seed is not None else torch.initial_seed()
     digest = hashlib.blake2b(f"{start} {name}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)

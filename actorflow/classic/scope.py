@@ -15,13 +15,13 @@ from actorflow_compiler.hints.tags import placement_scope
 
 __all__ = ["PlacementScope", "consistent_view", "mirrored_view", "placement", "record_placements"]
 
-_entered: ContextVar[set[Placement] | None] = ContextVar("entered", default=None)  # takes those that are entered
+_entered: ContextVar[set[Placement] | None] = ContextVar("entered", default=None)  # collects the placements
 
 
 class PlacementScope:
-    """A placement scope: ops inside of ``with`` run there; it may be entered any number of times.
+    """A placement scope: ops inside its ``with`` run on its devices; it may be entered any number of times.
 
-    Devices that are named by texts are looked up when they are needed: the run may not be known before.
+    Devices named by strings are looked up only when needed, because the run may not be known earlier.
     """
 
     def __init__(self, kind: str | Placement, devices: Ranks | tuple[str, ...]) -> None:
@@ -30,7 +30,7 @@ class PlacementScope:
 
     @property
     def placement(self) -> Placement:
-        """The devices.  Raises LayoutError for those that are not in the run."""
+        """The devices.  Raises LayoutError for devices that are not in the run."""
         if isinstance(self._kind, Placement):
             return self._kind
         texts = device_texts(self._devices)
@@ -58,24 +58,25 @@ class PlacementScope:
 def placement(type: str | Placement, ranks: Ranks | str | Sequence[str] | None = None) -> PlacementScope:
     """Place the ops inside on devices: ``placement(p)``, ``placement("cuda", [0, 1])``, ``placement("gpu", "0:0-1")``.
 
-    A text names devices of a node, ``"node:first-last"``; a list of texts those of several nodes.  "gpu" is "cuda"
-    where there is a CUDA device; else it is "cpu", and the master says so once.  Outside of a job it does nothing.
-    Raises LayoutError for ranks that make no placement, and, when it is entered, for devices that are not in the run.
+    A string names devices of one node, ``"node:first-last"``; a list of strings names devices of several nodes.  "gpu"
+    means "cuda" if there is a CUDA device; otherwise it means "cpu", and the master reports that once.  Outside a job
+    the scope does nothing.  Raises LayoutError for ranks that do not form a placement and, when the scope is entered,
+    for devices that are not in the run.
     """
     if isinstance(type, Placement):
         return PlacementScope(type, ())
     texts = device_texts(ranks)
     if texts is not None:
         return PlacementScope(type, texts)
-    made = PlacementScope(type, () if ranks is None else ranks)  # type: ignore[arg-type]  # texts are taken
+    made = PlacementScope(type, () if ranks is None else ranks)  # type: ignore[arg-type]  # no strings here
     if type != "gpu":
-        made.placement  # noqa: B018 (what is wrong with ranks is known now)
+        made.placement  # noqa: B018 (raises for wrong ranks now)
     return made
 
 
 @contextlib.contextmanager
 def record_placements(into: set[Placement]) -> Iterator[None]:
-    """While a job is rehearsed: the placements of all scopes that are entered go to ``into``."""
+    """While a job is rehearsed: add the placements of all scopes that are entered to ``into``."""
     token = _entered.set(into)
     try:
         yield
@@ -84,13 +85,13 @@ def record_placements(into: set[Placement]) -> Iterator[None]:
 
 
 def consistent_view() -> LogicalView:
-    """The view in which a job has logical tensors, which lie over the devices; the default."""
+    """The default view: a job computes with logical tensors, which are distributed over the devices."""
     return CONSISTENT
 
 
 def mirrored_view() -> LogicalView:
-    """The view in which every device runs the job on a batch of its own, with equal parameters: data parallelism only.
+    """The view in which every device runs the job on its own batch, with equal parameters: data parallelism only.
 
-    Arguments are ``tp.ListNumpy.Placeholder``: lists with one item for each device, and so are results.
+    Arguments are ``tp.ListNumpy.Placeholder``: lists with one item for each device.  So are results.
     """
     return MIRRORED

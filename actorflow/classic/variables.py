@@ -1,7 +1,7 @@
 """``flow.get_variable``: make and find the variables of job functions.
 
-A job function is run once over tensors without memory before it is captured (``rehearsing``): that makes its
-variables and its optimizer.  Whenever it runs after that (``running``), ``get_variable`` returns what was made.
+Before a job function is captured it runs once over tensors without memory (``rehearsing``), which makes its
+variables and its optimizer.  In every later run (``running``), ``get_variable`` returns the existing variables.
 """
 
 from __future__ import annotations
@@ -41,16 +41,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RehearsalRecord:
-    """What a rehearsal of a job function found."""
+    """The variables and the optimizer that a rehearsal of a job function found."""
 
     job: str = "job"
-    variables: tuple[str, ...] = ()  # that it uses, in the order of their first use
+    variables: tuple[str, ...] = ()  # variables that it uses, in the order of their first use
     optimizers: tuple[Minimizer, ...] = ()  # one or none
-    dtype: torch.dtype = torch.float32  # of variables that do not say it
+    dtype: torch.dtype = torch.float32  # default dtype of its variables
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Around each call of the job on this rank: sets learning rates before it, counts it if it was issued."""
+        """A context around each call of the job on this rank: sets learning rates before it, and counts it afterwards.
+
+        A call that raises is not counted.
+        """
         for minimizer in self.optimizers:
             minimizer.before_call()
         yield
@@ -63,21 +66,21 @@ class _FunctionRun:
 
     def __init__(self, recording: RehearsalRecord) -> None:
         self.recording = recording
-        self.counts: dict[str, int] = {}  # default names given so far
-        self.used: set[str] = set()  # names of variables
+        self.counts: dict[str, int] = {}  # default name → how often it was given
+        self.used: set[str] = set()  # names of the variables that were used
 
     def unique(self, prefix: str) -> str:
-        """``Dense``, ``Dense_1`` and so on: the same in every run of the job."""
+        """A name that is unique in the job, such as ``Dense`` or ``Dense_1``; the same in every run of the job."""
         count = self.counts[prefix] = self.counts.get(prefix, -1) + 1
         return f"{prefix}_{count}" if count else prefix
 
     def variable(self, name: str) -> Tensor:
-        """A variable that was made; while the body is captured, what stands there for it."""
+        """An existing variable; while the function is captured, its stand-in."""
         found = REGISTRY[name]
         return materialize(found) if isinstance(found, DeferredTensor) else found
 
     def minimize(self, losses: Sequence[Tensor], names: Sequence[str] | None, make: MakeMinimizer) -> None:
-        """One step of the recorded optimizer."""
+        """Run one step of the recorded optimizer."""
         if not self.recording.optimizers:
             raise CallError(
                 f"{user_line()}\n  minimize was found, which this job did not come to at its first call; the same "
@@ -88,16 +91,16 @@ class _FunctionRun:
 
 
 class Rehearsal(_FunctionRun):
-    """A run of a job function's body over tensors without memory; ``recording`` is what it found."""
+    """A run of a job function over tensors without memory; ``recording`` is its result."""
 
     def __init__(self, mode: AbstractContextManager[Any], job: str, dtype: torch.dtype, again: RehearsalRecord) -> None:
         super().__init__(RehearsalRecord(job, dtype=dtype))
         self.mode, self.again = mode, again
         self.fakes: dict[str, Tensor] = {}
-        self.minimized: list[str] = []  # lines
+        self.minimized: list[str] = []  # lines of the script that called ``minimize``
 
     def variable(self, name: str) -> Tensor:
-        """A stand-in for a variable, the same one for the same name."""
+        """The fake tensor for a variable; the same one for the same name."""
         if name not in self.fakes:
             real = REGISTRY[name]
             with self.mode, torch.enable_grad():
@@ -107,7 +110,7 @@ class Rehearsal(_FunctionRun):
         return self.fakes[name]
 
     def minimize(self, losses: Sequence[Tensor], names: Sequence[str] | None, make: MakeMinimizer) -> None:
-        """Make the optimizer over what the losses depend on."""
+        """Make the optimizer for the variables that the losses depend on."""
         where = user_line()
         if not torch.is_grad_enabled():
             raise CallError(f'{where}\n  minimize in a job that makes predictions; type="train" was expected')
@@ -145,7 +148,7 @@ class Rehearsal(_FunctionRun):
         self.recording = replace(self.recording, optimizers=(made,))
 
 
-MakeMinimizer = Callable[[Mapping[str, Tensor], str, str], Minimizer]  # trained variables, job, line
+MakeMinimizer = Callable[[Mapping[str, Tensor], str, str], Minimizer]  # trained variables by name, job, line
 _now: ContextVar[_FunctionRun | None] = ContextVar("actorflow_classic_run", default=None)
 
 
@@ -156,10 +159,10 @@ def rehearsing(
     dtype: torch.dtype = torch.float32,
     again: RehearsalRecord = RehearsalRecord(),
 ) -> Iterator[Rehearsal]:
-    """Around the run of a job's body that makes its variables and its optimizer.
+    """A context for the run of a job function that makes its variables and its optimizer.
 
-    ``mode`` is the mode in which tensors have no memory, which the caller has entered.  ``again`` is what an
-    earlier rehearsal of the same job found (with arguments of other shapes): its optimizer is kept.
+    ``mode`` is the mode in which tensors have no memory; the caller has entered it.  ``again`` is the result of an
+    earlier rehearsal of the same job (with arguments of other shapes), whose optimizer is kept.
     """
     run = Rehearsal(mode, job, dtype, again)
     token = _now.set(run)
@@ -171,7 +174,7 @@ def rehearsing(
 
 @contextlib.contextmanager
 def running(recording: RehearsalRecord) -> Iterator[None]:
-    """Around each later run of a job's body: while it is captured, or eagerly."""
+    """A context for each later run of a job function, whether captured or eager."""
     token = _now.set(_FunctionRun(recording))
     try:
         yield
@@ -180,18 +183,21 @@ def running(recording: RehearsalRecord) -> Iterator[None]:
 
 
 def is_rehearsing() -> bool:
-    """Whether a job function is being run over tensors without memory to find its variables."""
+    """Whether a job function is being rehearsed, which finds its variables."""
     return isinstance(_now.get(), Rehearsal)
 
 
 def current_recording() -> RehearsalRecord | None:
-    """What is known of the job function that is running; None outside of first-generation job functions."""
+    """The rehearsal record of the job function that is running; None outside first-generation job functions."""
     run = _now.get()
     return None if run is None else run.recording
 
 
 def current_run(what: str) -> _FunctionRun:
-    """The run of a job's body that is under way; raises CallError outside of one.  ``what`` was called."""
+    """The current run of a job function; raises CallError outside of one.
+
+    ``what`` is the function that was called, for the error message.
+    """
     run = _now.get()
     if run is None:
         raise CallError(
@@ -215,15 +221,16 @@ def get_variable(
 ) -> Tensor:
     """The variable of this name, which all jobs share; the first call makes it.
 
-    ``shape`` and ``initializer`` are needed by the first call.  ``dtype`` is the job's (float32) by default.
-    A variable that is not ``trainable`` is a buffer.  ``distribute`` says how it lies on the devices
-    (``flow.distribute.split(axis)``, ``.broadcast()``); by default, and with ``.auto()``, the job's ``parallel=``
-    decides: whole on every device where that is "data".  ``reuse=False`` makes a second call with this name in one
-    job an error.  Values depend on the seed (``random_seed``, else that of ``flow.manual_seed``, else torch's) and the
-    name alone, so that they are equal on every rank.  ``model_name`` has no meaning here.
+    The first call needs ``shape`` and ``initializer``.  ``dtype`` is the job's (float32) by default.  A variable that
+    is not ``trainable`` is a buffer.  ``distribute`` is its layout on the devices (``flow.distribute.split(axis)`` or
+    ``.broadcast()``); by default, and with ``.auto()``, the job's ``parallel=`` decides: with "data" every device holds
+    the whole variable.  With ``reuse=False`` a second call with this name in one job is an error.  The initial value
+    depends only on the name and the seed (``random_seed``, or else the seed of ``flow.manual_seed``, or else torch's),
+    so it is equal on every rank.  ``model_name`` has no effect.
 
-    Raises CallError outside of a job function, StateError for another shape, dtype or trainability than before and
-    for a new variable without shape or initializer, LayoutError for a layout that does not fit.
+    Raises CallError outside a job function.  Raises StateError if shape, dtype or trainability differ from those of the
+    existing variable, and for a new variable without shape or initializer.  Raises LayoutError for a layout that does
+    not fit.
     """
     run = current_run(f"get_variable({name!r})")
     if not isinstance(name, str) or not name:
@@ -265,7 +272,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _leaves(losses: Sequence[Tensor]) -> set[int]:
-    """The ids of the leaf tensors that tensors were computed from."""
+    """The ids of the leaf tensors from which the losses were computed."""
     found: set[int] = set()
     seen: set[Any] = set()
     waiting: list[Any] = [loss.grad_fn for loss in losses]
@@ -274,7 +281,7 @@ def _leaves(losses: Sequence[Tensor]) -> set[int]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):  # it accumulates a leaf's gradient
+        if hasattr(node, "variable"):  # this node accumulates the gradient of a leaf
             found.add(id(node.variable))
         waiting.extend(next_node for next_node, _ in node.next_functions)
     return found
