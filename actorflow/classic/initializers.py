@@ -99,8 +99,7 @@ def truncated_normal(stddev: float = 1.0) -> Initializer:
 def xavier_uniform_initializer(data_format: str = "") -> Initializer:
     """Uniform, like torch's ``xavier_uniform_``.
 
-    With a ``data_format`` of the form "N…C" the input channels are the variable's last dim; otherwise they are its dim
-    1.
+    With a ``data_format`` of the form "N…C" the variable's last dim is the input channels; otherwise dim 1 is.
     """
     last = _channels_last(data_format)
     name = f"xavier_uniform_initializer({data_format!r})"

@@ -75,7 +75,7 @@ class _FunctionRun:
         return f"{prefix}_{count}" if count else prefix
 
     def variable(self, name: str) -> Tensor:
-        """An existing variable; while the function is captured, its stand-in."""
+        """An existing variable, made real if it is deferred; while the function is captured, its stand-in."""
         found = REGISTRY[name]
         return materialize(found) if isinstance(found, DeferredTensor) else found
 

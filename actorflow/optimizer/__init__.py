@@ -1,7 +1,7 @@
 """Optimizers of the first generation (``flow.optimizer``), each with a learning-rate schedule.
 
-They make torch's optimizers.  Of the hyperparameters only the learning rate (and what depends on it) changes from call
-to call, on the host.
+Each makes an optimizer of torch.  Of its hyperparameters only the learning rate, and settings derived from it, change
+from call to call; they are computed on the host.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ __all__ = ["by_global_norm"]
 
 @dataclass(frozen=True, slots=True)
 class by_global_norm:  # noqa: N801 (OneFlow's name)
-    """All gradients of a ``minimize`` are scaled by one factor, so that their norm is ``clip_norm`` at most.
+    """Scales all gradients of a ``minimize`` by one factor, so that their norm is at most ``clip_norm``.
 
-    It is torch's ``clip_grad_norm_``.  Raises StateError for a norm that is not above 0.
+    It calls torch's ``clip_grad_norm_``.  Raises StateError for a ``clip_norm`` that is not a finite number above 0.
     """
 
     clip_norm: float

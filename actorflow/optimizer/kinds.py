@@ -1,4 +1,4 @@
-"""The optimizers of ``flow.optimizer``: what each has as a torch optimizer, and its settings in each call."""
+"""The optimizers of ``flow.optimizer``: the torch optimizer that each makes, and its settings in each call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Patterns = str | Sequence[str] | None
 
 
 class Optimizer:
-    """What all optimizers of the first generation do."""
+    """The base class of all optimizers of the first generation."""
 
     def __init__(
         self, lr_scheduler: LrScheduler, grad_clipping: by_global_norm | None, variables: Sequence[str] | None
@@ -43,14 +43,14 @@ class Optimizer:
         self.lr_scheduler, self.grad_clipping, self.variables = lr_scheduler, grad_clipping, variables
 
     def minimize(self, loss: Tensor | Sequence[Tensor], var_list: Sequence[str] | None = None) -> None:
-        """Train the job's variables to make a loss small, one step with each call of the job.
+        """Train the job's variables to reduce a loss, by one step with each call of the job.
 
-        The gradient is that of the mean over a loss's elements, and of the sum over several losses.  Trained are the
-        trainable variables that the loss depends on, or those of them that ``var_list`` (or ``variables`` of the
-        optimizer) names.  Clipping and regularizers act on whole gradients.
+        The gradient is that of the mean over a loss's elements, summed over several losses.  It trains the trainable
+        variables that the loss depends on, or only those that ``var_list`` (or the optimizer's ``variables``) names.
+        Clipping and regularizers act on whole gradients.
 
-        Raises CallError outside of a job function, in a job that makes predictions, and for a second ``minimize`` in
-        one job; StateError for a loss that is no floating-point tensor or depends on nothing that can be trained.
+        Raises CallError outside a job function, in a predict job, and for a second ``minimize`` in one job.  Raises
+        StateError if a loss is no floating-point tensor or depends on no trainable variable.
         """
         run = current_run(f"optimizer.{type(self).__name__}.minimize")
         losses = [loss] if isinstance(loss, Tensor) else list(loss)
@@ -71,24 +71,27 @@ class Optimizer:
         return Minimizer(job, where, optimizer, order, settings, self.grad_clipping, regularized)
 
     def settings_of(self, decays: Sequence[float]) -> Callable[[int], Sequence[Mapping[str, float]]]:
-        """What the groups' settings are in each call; ``decays`` are their weight decays."""
+        """A function from the number of steps so far to the settings of each group.
+
+        ``decays`` are the weight decays of the groups.
+        """
         schedule = self.lr_scheduler
         return lambda step: [{"lr": schedule.rate(step)} for _ in decays]
 
     def groups(self, trained: Mapping[str, Tensor]) -> list[tuple[list[str], dict[str, Any]]]:
-        """Which variables go in which group, and the group's own settings."""
+        """The groups of the optimizer: names of the variables in each, and settings that only this group has."""
         return [(list(trained), {})]
 
     def torchs(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Torch's optimizer."""
+        """Make torch's optimizer for these parameter groups."""
         raise NotImplementedError
 
 
 class SGD(Optimizer):
-    """``torch.optim.SGD``: with ``momentum`` (0.9 unless given, as in OneFlow), and without weight decay.
+    """``torch.optim.SGD`` with ``momentum`` (0.9 by default, as in OneFlow) and without weight decay.
 
-    Torch keeps a sum of gradients and multiplies it by the learning rate of the call, OneFlow one of gradients times
-    the learning rates of their calls: the same for a constant rate.
+    Torch accumulates gradients and multiplies the sum by the learning rate of the current call.  OneFlow accumulates
+    gradients that are already multiplied by the learning rates of their calls.  For a constant rate both are the same.
     """
 
     def __init__(
@@ -110,9 +113,9 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """``torch.optim.Adam``.
 
-    ``do_bias_correction`` is off unless it is asked for, as in OneFlow: the learning rate of each call is then
-    multiplied so that torch's correction cancels; ``epsilon`` counts √(1 - beta2ᵗ) times, which is less in the first
-    calls.
+    ``do_bias_correction`` is off by default, as in OneFlow.  The learning rate of each call is then multiplied by a
+    factor that cancels torch's correction.  This makes the effective ``epsilon`` smaller in the first calls:
+    √(1 - beta2ᵗ) times the given one.
     """
 
     def __init__(
@@ -150,10 +153,11 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """``torch.optim.AdamW``: Adam, and each call takes learning rate · ``weight_decay`` of a variable away.
+    """``torch.optim.AdamW``: Adam that also subtracts learning rate · ``weight_decay`` · variable in each call.
 
-    ``weight_decay_includes`` or ``weight_decay_excludes``, one of both, say which variables by regular expressions of
-    a part of their names; without, it is all.  ``do_bias_correction`` is as for Adam.  Raises StateError for both.
+    Either ``weight_decay_includes`` or ``weight_decay_excludes`` selects the variables that decay, by regular
+    expressions that match a part of their names; by default all decay.  ``do_bias_correction`` is as for Adam.  Raises
+    StateError if both are given.
     """
 
     def __init__(
@@ -228,10 +232,10 @@ class Adagrad(Optimizer):
 
 
 class RMSProp(Optimizer):
-    """``torch.optim.RMSprop``: divides by √mean square + epsilon, where OneFlow has √(mean square + epsilon).
+    """``torch.optim.RMSprop``: divides by √(mean square) + epsilon, while OneFlow divides by √(mean square + epsilon).
 
-    Its learning rate is a constant of the plan: with each new one the job is compiled again.  Raises StateError for a
-    schedule with more than a few rates.
+    The learning rate is a constant of the plan, so the job is compiled again for each new rate.  Raises StateError for
+    a schedule that has more than a few rates.
     """
 
     def __init__(

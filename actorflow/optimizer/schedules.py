@@ -1,7 +1,7 @@
-"""Learning-rate schedules: the rate of a train job's call, by its number counted from 0.
+"""Learning-rate schedules: the learning rate of each call of a train job; calls are counted from 0.
 
-The formulas are OneFlow's.  While a warm-up lasts, the rate is a fraction of the base rate; the schedule after it
-counts calls from the first one, not from the end of the warm-up.
+The formulas are OneFlow's.  During a warm-up the rate is a fraction of the base rate; the schedule after it counts
+calls from the first one, not from the end of the warm-up.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class LrScheduler:
 
     @property
     def begins(self) -> Warmup | None:
-        """The warm-up."""
+        """The warm-up, or None."""
         found: Warmup | None = self.warmup  # type: ignore[attr-defined]  # the last field of each
         return found
 
     @property
     def few(self) -> bool:
-        """Whether there are only a few different rates."""
+        """Whether the schedule has only a few different rates."""
         return False
 
     def after(self, step: int) -> float:
@@ -66,7 +66,7 @@ class LrScheduler:
 
 @dataclass(frozen=True)
 class _Piecewise(LrScheduler):
-    """Something that changes after some calls."""
+    """A schedule that changes at given calls and is constant in between."""
 
     @property
     def few(self) -> bool:
@@ -83,7 +83,10 @@ class _Piecewise(LrScheduler):
 
 @dataclass(frozen=True)
 class PiecewiseConstantScheduler(_Piecewise):
-    """``values[i]`` up to and including call ``boundaries[i]``, the last of one value more after that."""
+    """``values[i]`` up to and including call ``boundaries[i]``; after the last boundary the last value.
+
+    There is one value more than there are boundaries.
+    """
 
     boundaries: Sequence[int]
     values: Sequence[float]
@@ -105,9 +108,9 @@ class PiecewiseConstantScheduler(_Piecewise):
 
 @dataclass(frozen=True)
 class PiecewiseScalingScheduler(_Piecewise):
-    """``base_lr`` up to and including call ``boundaries[0]``, then ``scale[i]`` times that after ``boundaries[i]``.
+    """``base_lr`` up to and including call ``boundaries[0]``; after ``boundaries[i]``, ``base_lr * scale[i]``.
 
-    One number as ``scale`` is for every boundary.
+    If ``scale`` is a single number, it applies after every boundary.
     """
 
     base_lr: float
@@ -130,7 +133,11 @@ class PiecewiseScalingScheduler(_Piecewise):
 
 @dataclass(frozen=True)
 class PolynomialScheduler(LrScheduler):
-    """From ``base_lr`` to ``end_learning_rate`` by a power of what is left of ``steps``; ``cycle`` starts again."""
+    """From ``base_lr`` to ``end_learning_rate`` by a power of the remaining fraction of ``steps``.
+
+    With ``cycle``, ``steps`` is replaced by its next multiple when it is exceeded, so that the rate rises again;
+    otherwise the rate stays at ``end_learning_rate``.
+    """
 
     base_lr: float
     steps: int
@@ -149,7 +156,7 @@ class PolynomialScheduler(LrScheduler):
 
 @dataclass(frozen=True)
 class CosineScheduler(LrScheduler):
-    """Half a cosine from ``base_lr`` to ``alpha · base_lr`` in ``steps`` calls, and that from there on."""
+    """Half a cosine wave from ``base_lr`` to ``alpha · base_lr`` in ``steps`` calls; constant afterwards."""
 
     base_lr: float
     steps: int
@@ -164,7 +171,11 @@ class CosineScheduler(LrScheduler):
 
 @dataclass(frozen=True)
 class LinearCosineScheduler(LrScheduler):
-    """``base_lr · ((alpha + what is left) · wave + beta)``, a wave of ``num_periods`` periods in ``steps`` calls."""
+    """``base_lr · ((alpha + remaining) · wave + beta)``, constant after ``steps`` calls.
+
+    ``remaining`` falls from 1 to 0 in ``steps`` calls, while ``wave`` is a cosine of ``num_periods`` periods, from 0 to
+    1.
+    """
 
     base_lr: float
     steps: int
@@ -182,7 +193,7 @@ class LinearCosineScheduler(LrScheduler):
 
 @dataclass(frozen=True)
 class _Decaying(LrScheduler):
-    """``base_lr`` times something of ``step / steps``; ``staircase`` rounds that down."""
+    """A base class for ``base_lr`` times a function of ``step / steps``; ``staircase`` rounds this ratio down."""
 
     base_lr: float
     steps: int

@@ -11,18 +11,18 @@ __all__ = ["Warmup", "constant", "linear"]
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """The first ``steps`` calls of a train job."""
+    """A warm-up in the first ``steps`` calls of a train job."""
 
     steps: int
 
     def factor(self, step: int) -> float:
-        """Of the base rate, in call ``step`` < ``steps``, counted from 0."""
+        """The fraction of the base rate in call ``step``, counted from 0 and below ``steps``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class constant(Warmup):  # noqa: N801 (OneFlow's name)
-    """``multiplier`` times the base rate.  Raises StateError for a multiplier outside of (0, 1)."""
+    """A constant ``multiplier`` of the base rate.  Raises StateError for a multiplier outside (0, 1)."""
 
     multiplier: float
 
@@ -36,7 +36,10 @@ class constant(Warmup):  # noqa: N801 (OneFlow's name)
 
 @dataclass(frozen=True, slots=True)
 class linear(Warmup):  # noqa: N801 (OneFlow's name)
-    """From ``start_multiplier`` times the base rate, evenly up to it.  Raises StateError for one outside of [0, 1)."""
+    """A linear increase from ``start_multiplier`` times the base rate to the base rate.
+
+    Raises StateError for a ``start_multiplier`` outside [0, 1).
+    """
 
     start_multiplier: float
 
