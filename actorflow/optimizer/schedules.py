@@ -173,8 +173,8 @@ class CosineScheduler(LrScheduler):
 class LinearCosineScheduler(LrScheduler):
     """``base_lr · ((alpha + remaining) · wave + beta)``, constant after ``steps`` calls.
 
-    ``remaining`` falls from 1 to 0 in ``steps`` calls, while ``wave`` is a cosine of ``num_periods`` periods, from 0 to
-    1.
+    ``remaining`` falls from 1 to 0 in ``steps`` calls.  ``wave`` is a cosine between 0 and 1 with ``num_periods``
+    periods in that time; it begins at 1.
     """
 
     base_lr: float

@@ -1,1 +1,1 @@
-"""What the script holds in place of tensors that plans own, and where those lie in memory."""
+"""Stand-ins that the script holds in place of tensors that plans own, and the locations that hold them."""

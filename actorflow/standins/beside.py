@@ -1,7 +1,7 @@
-"""Keep a dictionary of ours beside an object of the script, for as long as the object lives.
+"""Keep a dictionary of actorflow's own with an object of the script, for as long as the object lives.
 
-The dictionary may refer to the object: both are freed together, as a reference cycle.  Pickles of modules name the
-class ``_Beside`` of this module, so it stays here.
+The dictionary may refer to the object: both are freed together, as a reference cycle.  Pickles of modules contain the
+name of this module's class ``_Beside``, so neither may be renamed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch.optim import Optimizer
 
 __all__ = ["BESIDE", "beside", "beside_parts"]
 
-BESIDE = "_actorflow_beside"  # the attribute that it is kept in
-MANY = 1000  # things that are looked at in search of modules
+BESIDE = "_actorflow_beside"  # the attribute of the object that holds the dictionary
+MANY = 1000  # most objects that are visited in search of modules
 
 
 class _Beside:
-    """Belongs to one thing: a copy of that, and what is pickled of it, has none."""
+    """The dictionary of one object; copies and pickles of the object get an empty one."""
 
     __slots__ = ("owner", "values")
 
     def __init__(self, owner: int = 0) -> None:
-        self.owner = owner  # its id: of a shallow copy, which shares this, it is another one
+        self.owner = owner  # id of the object; a shallow copy of the object shares this instance, but has another id
         self.values: dict[Any, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Beside:
@@ -37,7 +37,7 @@ class _Beside:
 
 
 def beside(thing: Any) -> dict[Any, Any] | None:
-    """What is kept for a thing; None for one that takes no attributes."""
+    """The dictionary that is kept with an object; None for an object without a ``__dict__``."""
     attributes = getattr(thing, "__dict__", None)
     if not isinstance(attributes, dict):
         return None
@@ -48,16 +48,16 @@ def beside(thing: Any) -> dict[Any, Any] | None:
 
 
 def beside_parts(thing: Any) -> list[dict[Any, Any]]:
-    """What is kept for the modules and optimizers that a thing holds: instead of its own, where it takes no attributes.
+    """The dictionaries of the modules and optimizers that an object holds, for an object that has none itself.
 
-    It lives as long as these do, which may be longer.
+    They live as long as these modules and optimizers, which may be longer than the object.
     """
     found = (beside(part) for part in _parts(thing))
     return [kept for kept in found if kept is not None]
 
 
 def _parts(thing: Any) -> Iterator[Any]:
-    """The modules and optimizers that a thing holds, also in lists, tuples and dictionaries of its own."""
+    """The modules and optimizers that an object holds, directly or in its lists, tuples and dictionaries."""
     seen: set[int] = set()
     pending = [*get_referents(thing)]
     while pending and len(seen) < MANY:

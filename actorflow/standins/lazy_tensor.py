@@ -1,4 +1,4 @@
-"""Tensors for results that are not there yet: shape and dtype are known, and any use waits for the value."""
+"""Tensors for results that are not available yet: shape and dtype are known, and any other use waits for the value."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _no_override = only_dispatch
 
 
 def _getters(*names: str) -> frozenset[Any]:
-    return frozenset(getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name))  # versions differ
+    return frozenset(getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name))  # torch versions differ
 
 
-# what is known of a tensor that has no memory
+# functions and properties that need no memory of the tensor
 METADATA: frozenset[Any] = _getters(
     "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad_fn", "names", "itemsize", "nbytes",
     "output_nr", "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn",
@@ -38,10 +38,10 @@ METADATA: frozenset[Any] = _getters(
 
 
 class TensorFuture:
-    """The value of one result, fetched once, on the thread that reads it first; then it is kept.
+    """The value of one result; the first thread that reads it fetches it, and it is kept from then on.
 
-    ``fetch`` waits for the value and raises what ended the run.  It is let go of once it has
-    returned, and so is all that it holds.
+    ``fetch`` waits for the value and raises the error that ended the run.  The reference to it is dropped once it has
+    returned, so that everything it holds can be freed.
     """
 
     __slots__ = ("__weakref__", "_fetch", "_lock", "_value")
@@ -52,7 +52,7 @@ class TensorFuture:
         self._value: Tensor | None = None
 
     def value(self) -> Tensor:
-        """Wait for the value."""
+        """Wait for the value and return it."""
         with self._lock:
             if self._value is None:
                 assert self._fetch is not None
@@ -61,7 +61,10 @@ class TensorFuture:
             return self._value
 
     def settle(self) -> None:
-        """Fetch what is there already, so that its source can be let go of; an error is for its reader, later."""
+        """Fetch the value, which must be available, so that its source can be freed.
+
+        An error is not raised here, but when the value is read.
+        """
         with contextlib.suppress(Exception):
             self.value()
 
@@ -69,11 +72,11 @@ class TensorFuture:
 class LazyTensor(Tensor):
     """A result of a call: shape, dtype and device are known at once, anything else waits for the value.
 
-    What comes out of an operation on it is a plain tensor.
+    The result of an operation on it is a plain tensor.
     """
 
     _promise: TensorFuture
-    kept = False  # whether a step has left it in the script: as a tensor of the script's, then
+    kept = False  # whether a step stored it in the script's state, where it becomes a tensor of the script
 
     @staticmethod
     def of(
@@ -83,7 +86,7 @@ class LazyTensor(Tensor):
         device: torch.device,
         dropped: Callable[[], object] | None = None,
     ) -> LazyTensor:
-        """A handle on ``promise``; ``dropped`` is called when nobody holds the handle any more."""
+        """A handle on ``promise``; ``dropped`` is called when the handle is garbage-collected."""
         result: LazyTensor = Tensor._make_wrapper_subclass(LazyTensor, shape, dtype=dtype, device=device)
         result._promise = promise
         if dropped is not None:
@@ -104,7 +107,7 @@ class LazyTensor(Tensor):
         return func(*args, **kwargs)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """What NumPy asks for: an array that shares the value's memory unless it has to be converted."""
+        """For NumPy: an array that shares the value's memory unless the dtype differs or a copy is requested."""
         array = self._promise.value().numpy()
         return array.astype(dtype, copy=bool(copy)) if dtype is not None or copy else array
 

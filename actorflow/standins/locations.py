@@ -1,4 +1,4 @@
-"""Locations that hold a tensor (an item, an attribute, a closure's cell), in which another one can be put."""
+"""Locations that hold a tensor (an item, an attribute, a closure's cell), and in which it can be replaced."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = [
 
 
 class TensorLocation(Protocol):
-    """A place that holds a tensor; calling it puts another tensor there."""
+    """A location that holds a tensor; calling it with another tensor replaces it."""
 
     def __call__(self, tensor: Tensor) -> None:
-        """Put a tensor there."""
+        """Replace the tensor at this location."""
 
     def get(self) -> Any:
-        """What is there now."""
+        """The object that is at this location now."""
 
 
 class ItemLocation:
@@ -35,11 +35,11 @@ class ItemLocation:
         self._container, self._key = container, key
 
     def __call__(self, tensor: Tensor) -> None:
-        """Put a tensor there."""
+        """See ``TensorLocation``."""
         self._container[self._key] = tensor
 
     def get(self) -> Any:
-        """What is there now; None if the item is gone."""
+        """See ``TensorLocation``; None if the item is gone."""
         try:
             return self._container[self._key]
         except (KeyError, IndexError):
@@ -47,7 +47,7 @@ class ItemLocation:
 
 
 class KeyLocation:
-    """A key of a dictionary."""
+    """A tensor that is a key of a dictionary."""
 
     __slots__ = ("_dictionary", "_key")
 
@@ -55,7 +55,7 @@ class KeyLocation:
         self._dictionary, self._key = dictionary, key
 
     def __call__(self, tensor: Tensor) -> None:
-        """Put a tensor there; the order of the items stays."""
+        """See ``TensorLocation``; the order of the dictionary's items is kept."""
         items = list(self._dictionary.items())
         if any(key is self._key for key, _ in items):
             self._dictionary.clear()
@@ -63,16 +63,16 @@ class KeyLocation:
         self._key = tensor
 
     def get(self) -> Any:
-        """What is there now; None if the item is gone."""
+        """See ``TensorLocation``; None if the key is gone."""
         return next((key for key in self._dictionary if key is self._key), None)
 
 
 class ScriptTensorLocation(ItemLocation):
-    """An item of what a module of torch.jit has: torch holds the tensor itself, beside whoever holds its object."""
+    """A parameter or buffer of a torch.jit module: torch itself holds the tensor, besides the Python objects."""
 
 
 class ScriptAttributeLocation:
-    """A tensor that a module of torch.jit has as an attribute, and not as a parameter or a buffer."""
+    """A tensor attribute of a torch.jit module that is neither a parameter nor a buffer."""
 
     __slots__ = ("_name", "_program")
 
@@ -80,16 +80,16 @@ class ScriptAttributeLocation:
         self._program, self._name = program, name
 
     def __call__(self, tensor: Tensor) -> None:
-        """Put a tensor there."""
+        """See ``TensorLocation``."""
         self._program.setattr(self._name, tensor)
 
     def get(self) -> Any:
-        """What is there now."""
+        """See ``TensorLocation``."""
         return self._program.getattr(self._name)
 
 
 class AttributeLocation:
-    """An attribute that is not in a ``__dict__``: a slot, a default, a cell's content."""
+    """An attribute that is not in a ``__dict__``: a slot, or the defaults of a function."""
 
     __slots__ = ("_name", "_owner")
 
@@ -97,11 +97,11 @@ class AttributeLocation:
         self._owner, self._name = owner, name
 
     def __call__(self, tensor: Tensor) -> None:
-        """Put a tensor there."""
-        object.__setattr__(self._owner, self._name, tensor)  # frozen dataclasses too
+        """See ``TensorLocation``."""
+        object.__setattr__(self._owner, self._name, tensor)  # works for frozen dataclasses as well
 
     def get(self) -> Any:
-        """What is there now; None if the attribute is gone."""
+        """See ``TensorLocation``; None if the attribute is gone."""
         return getattr(self._owner, self._name, None)
 
 
@@ -109,16 +109,16 @@ class ClassAttributeLocation(AttributeLocation):
     """An attribute of a class."""
 
     def __call__(self, tensor: Tensor) -> None:
-        """Put a tensor there."""
+        """See ``TensorLocation``."""
         setattr(self._owner, self._name, tensor)
 
     def get(self) -> Any:
-        """What is there now; None if the attribute is gone."""
+        """See ``TensorLocation``; None if the attribute is gone."""
         return vars(self._owner).get(self._name)
 
 
 class ImmutableItemLocation:
-    """An item of something that cannot be changed in place: its holder gets a new one."""
+    """An item of an immutable container: replacing it puts a new container, built by ``rebuild``, into its holder."""
 
     __slots__ = ("_holder", "_index", "_rebuild")
 
@@ -126,35 +126,35 @@ class ImmutableItemLocation:
         self._holder, self._index, self._rebuild = holder, index, rebuild
 
     def __call__(self, tensor: Tensor) -> None:
-        """Put a tensor there."""
+        """See ``TensorLocation``."""
         items = list(self._holder.get())
         items[self._index] = tensor
         self._holder(self._rebuild(items))
 
     def get(self) -> Any:
-        """What is there now; None if the item is gone."""
+        """See ``TensorLocation``; None if the item is gone."""
         now = self._holder.get()
         return now[self._index] if isinstance(now, tuple | list) and self._index < len(now) else None
 
 
 class PartialArgsLocation:
-    """The positional arguments of a ``functools.partial``."""
+    """The positional arguments of a ``functools.partial``, as one tuple."""
 
     def __init__(self, partial: functools.partial[Any]) -> None:
         self._partial = partial
 
     def __call__(self, tensor: Any) -> None:
-        """Put something there."""
+        """Replace the tuple of arguments."""
         p = self._partial
         p.__setstate__((p.func, tensor, p.keywords, vars(p) or None))  # type: ignore[attr-defined]
 
     def get(self) -> Any:
-        """The arguments."""
+        """The tuple of arguments."""
         return self._partial.args
 
 
 class ScriptListLocation(ImmutableItemLocation):
-    """An item of a list that a module of torch.jit has."""
+    """An item of a list attribute of a torch.jit module."""
 
     def __init__(self, holder: ScriptAttributeLocation, index: int) -> None:
         super().__init__(holder, index, list)
@@ -169,9 +169,9 @@ class CellLocation:
         self._cell = cell
 
     def __call__(self, tensor: Tensor) -> None:
-        """Put a tensor there."""
+        """See ``TensorLocation``."""
         self._cell.cell_contents = tensor
 
     def get(self) -> Any:
-        """What is there now."""
+        """See ``TensorLocation``."""
         return self._cell.cell_contents

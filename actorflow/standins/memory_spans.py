@@ -1,4 +1,4 @@
-"""Where the elements of a tensor lie in memory, and whether two tensors have some in common."""
+"""The span of memory in which the elements of a tensor lie, and whether the spans of two tensors overlap."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from actorflow.standins.owned_tensor import OwnedTensor
 
 __all__ = ["MemorySpan", "overlap", "memory_span"]
 
-MemorySpan = tuple[int, int, int]  # a memory, and from where to where in it
+MemorySpan = tuple[int, int, int]  # address of the memory, first byte, byte after the last one
 
 
 def memory_span(tensor: Tensor) -> MemorySpan | None:
-    """Where a tensor of the script's lies; None where it has no memory of its own."""
+    """The memory span of a tensor of the script.
+
+    None for stand-ins, deferred and lazy tensors, and tensors that are empty or not strided.
+    """
     if (
         isinstance(tensor, OwnedTensor | LazyTensor | DeferredTensor)
         or tensor.layout is not torch.strided
@@ -26,7 +29,7 @@ def memory_span(tensor: Tensor) -> MemorySpan | None:
         memory = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
-    where = memory._cdata if memory.device.type == "meta" else memory.data_ptr()  # it is in no memory in a capture
+    where = memory._cdata if memory.device.type == "meta" else memory.data_ptr()  # a meta tensor has no address
     if not where:
         return None
     first = int(tensor.storage_offset()) * tensor.element_size()
@@ -35,5 +38,5 @@ def memory_span(tensor: Tensor) -> MemorySpan | None:
 
 
 def overlap(one: MemorySpan, other: MemorySpan) -> bool:
-    """Whether two tensors have some element in common, or may have."""
+    """Whether the spans overlap, so that the tensors may have elements in common."""
     return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]

@@ -31,23 +31,23 @@ __all__ = [
 ]
 
 _no_override = only_dispatch
-_GRAD: Any = Tensor.grad  # a descriptor
+_GRAD: Any = Tensor.grad  # a descriptor, whose ``__get__`` and ``__set__`` torch passes as functions
 _GRADIENT = {_GRAD.__get__, _GRAD.__set__}
-_DATA: Any = Tensor.data  # another one
+_DATA: Any = Tensor.data  # likewise
 _KNOWN = METADATA | {_GRAD.__get__, _GRAD.__set__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
-_HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook}  # it keeps them; captures run them
-_LIKE = {  # need no values; optimizers use them, and what makes a hidden state
+_HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook}  # the stand-in keeps them; captures run them
+_LIKE = {  # they need no values; optimizers and code that makes hidden states use them
     torch.empty_like, torch.full_like, torch.ones_like, torch.zeros_like, torch.rand_like, torch.randn_like,
     Tensor.new_empty, Tensor.new_full, Tensor.new_ones, Tensor.new_tensor, Tensor.new_zeros,
 }  # fmt: skip
-_NUMBERS = {"item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "__index__"}  # which have no graph
-_ALIKE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.expand_as}  # look at the second for that
+_NUMBERS = {"item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "__index__"}  # results without a graph
+_ALIKE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.expand_as}  # read metadata of the second
 _SHARES = {Tensor.detach, Tensor.detach_, _DATA.__get__, Tensor.requires_grad_}
-_ADDRESSES = {  # that are of a copy here, or give it to somebody who may write it
+_ADDRESSES = {  # they would expose the address of a copy, or hand it to code that may write to it
     "data_ptr", "untyped_storage", "storage", "set_", "resize_", "share_memory_", "is_shared", "as_subclass",
     "__dlpack__", "__cuda_array_interface__", "backward", "register_hook",
 }  # fmt: skip
-_NOT_OF_COPIES = {"grad", "numpy", "__array__"}  # which want the tensor that a graph was made of, or one without
+_NOT_OF_COPIES = {"grad", "numpy", "__array__"}  # they need the tensor that has the graph, or one without
 _OF_GRAPHS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
 _MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
@@ -55,34 +55,34 @@ _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
 class VariableStore(Protocol):
-    """Holds the values of owned tensors."""
+    """The store of the values of owned tensors, which ``OwnedTensor`` reads and writes."""
 
     @property
     def capturing(self) -> bool:
-        """Whether a step is being captured, when values are not available."""
+        """Whether a step is being captured; values are not available then."""
 
     def read(self, name: str) -> Tensor:
-        """A copy of the whole value as the last call that was issued leaves it."""
+        """A copy of the whole value, as the last issued call leaves it."""
 
     def write(self, name: str, value: Tensor) -> None:
-        """Replace the value, after all calls that were issued and before any that follows."""
+        """Replace the value, after all issued calls and before any later one."""
 
     @property
     def moment(self) -> object:
-        """Equal for as long as no value can have changed."""
+        """A value that is equal for as long as no variable can have changed."""
 
     def share(self, name: str, copy: Tensor) -> None:
-        """The script has a copy of the value that stands for the variable's own memory."""
+        """Note that the script has a copy of the value that represents the variable's own memory."""
 
     def unshare(self, copy: Tensor) -> None:
-        """The copy stands for it no more."""
+        """Note that the copy no longer represents the variable's memory."""
 
     def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
-        """Note that in PyTorch the stand-in would share the memory of ``data`` from now on; None: no one's."""
+        """Note that in PyTorch the stand-in would share the memory of ``data`` from now on; None: no other tensor's."""
 
 
 class ReleasedValue:
-    """The store of a stand-in that plans have released: the script's own value."""
+    """The store of a stand-in whose value plans have released: the script now owns the value."""
 
     capturing = False
 
@@ -95,7 +95,7 @@ class ReleasedValue:
         return self.value._version
 
     def share(self, name: str, copy: Tensor) -> None:
-        """See ``VariableStore``: jobs have nothing of it."""
+        """See ``VariableStore``; does nothing, because no job uses the value."""
 
     def unshare(self, copy: Tensor) -> None:
         """See ``VariableStore``."""
@@ -113,40 +113,39 @@ class ReleasedValue:
 
 
 class GradientStore(Protocol):
-    """Holds the gradients of owned tensors."""
+    """The store of the gradients of owned tensors."""
 
     def get(self, owned: OwnedTensor) -> Tensor | None:
-        """The gradient as the last call that was issued leaves it."""
+        """The gradient as the last issued call leaves it; None if there is none."""
 
     def copy(self, owned: OwnedTensor) -> Tensor | None:
-        """The same as a plain tensor; None where calls have left none that is kept."""
+        """A copy of the gradient as a plain tensor; None if calls have kept none."""
 
     def set(self, owned: OwnedTensor, value: Tensor | None) -> None:
-        """Put another one in its place."""
+        """Replace the gradient; None removes it."""
 
 
 class OwnedTensor(Tensor):
-    """Stands in the script where the tensor was.
+    """The stand-in that the script holds in place of a tensor that a plan owns.
 
-    It tells shape, dtype, device and requires_grad, and others can be made like it; ``detach`` (which
+    Shape, dtype, device and ``requires_grad`` are known, and tensors can be made like it.  ``detach`` (which
     ``state_dict`` uses), ``data``, copying and pickling read the value (see ``DetachedTensor``); ``copy_`` (which
-    ``load_state_dict`` uses) writes it.  Where PyTorch would make no graph of it, as under ``torch.no_grad()``, ops
-    read it, and those in place write what they make of it.  Where it would, ops that make new tensors read it, too,
-    and a backward pass through what they make raises StateError.
-    Everything else raises StateError.
+    ``load_state_dict`` uses) writes it.  Where PyTorch would record no graph, as under ``torch.no_grad()``, ops read
+    the value, and in-place ops write their result back.  Where it would record one, ops that make new tensors read the
+    value as well, but a backward pass that reaches the stand-in raises StateError.  Anything else raises StateError.
     """
 
     name_in_plan: str = ""
     _owner: VariableStore = None  # type: ignore[assignment]  # none without one
     _is_param: bool = False
     gradients: GradientStore | None = None
-    made_of: weakref.ref[OwnedTensor] | None = None  # by ``nn.Parameter``: in PyTorch they share memory
-    refused_last: StateError | None = None  # code of torch.jit loses what is raised in it
+    made_of: weakref.ref[OwnedTensor] | None = None  # set by ``nn.Parameter``: in PyTorch both share memory
+    refused_last: StateError | None = None  # ``nn.Parameter`` made this one of it: in PyTorch both share memory
     copies: weakref.WeakSet[SharedCopy] = None  # type: ignore[assignment]  # that stand for the same memory
 
     @staticmethod
     def of(tensor: Tensor, name: str, owner: VariableStore, device: torch.device | None = None) -> OwnedTensor:
-        """A stand-in for ``tensor``, of the same shape, strides, dtype, device (or as given) and kind."""
+        """A stand-in for ``tensor``, with its shape, strides, dtype and kind, on its device or on ``device``."""
         owned: OwnedTensor = Tensor._make_wrapper_subclass(
             OwnedTensor,
             tensor.shape,
@@ -164,7 +163,7 @@ class OwnedTensor(Tensor):
         return owned
 
     def leave(self, past: ReleasedValue) -> None:
-        """Stand for a value of the script's from now on: plans have released it."""
+        """Switch to a value that the script owns, because plans have released it."""
         self._owner, self.gradients = past, None
 
     @property
@@ -201,7 +200,7 @@ class OwnedTensor(Tensor):
             if func == Tensor.copy_:
                 owner.write(name, real_value(args[1] if len(args) > 1 else kwargs["src"]))
                 return owned
-            if func == SHARES_SHAPE:  # asked by ``model.to``, of what it has made of it
+            if func == SHARES_SHAPE:  # ``model.to`` asks this about the converted tensor
                 owned._converted(args[1])
                 return True
             if func == _DATA.__get__ and not owner.capturing:
@@ -232,16 +231,16 @@ class OwnedTensor(Tensor):
             and isinstance(args[0], OwnedTensor)
             and not args[0]._owner.capturing
         ):
-            args[0]._assign(args[1])  # as where a parametrization is taken off
+            args[0]._assign(args[1])  # when a parametrization is removed, for example
             return args[0]
         owned = _first_owned((args, kwargs or {}))
-        if not owned._owner.capturing and not torch.is_grad_enabled():  # code of torch.jit comes here
+        if not owned._owner.capturing and not torch.is_grad_enabled():  # code of torch.jit reaches this method
             return _on_values(func, args, kwargs or {})
         OwnedTensor.refused_last = owned._refused(func)
         raise OwnedTensor.refused_last
 
     def _refused(self, func: Any) -> StateError:
-        if self._owner.capturing:  # of an optimizer, where a job does not step it, or the search did not find it
+        if self._owner.capturing:  # state of an optimizer that this job does not step, or that the search did not find
             return StateError(
                 f"{_name_of(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): this job does not have its "
                 f"value, as only jobs that train have what optimizers keep; expected: compute with it in a job that "
@@ -262,10 +261,11 @@ class OwnedTensor(Tensor):
         )
 
     def _assign(self, data: Tensor) -> None:
-        """``p.data = data``: as a copy.
+        """``p.data = data``, by copying the value.
 
-        What was taken of it before keeps its value, as in PyTorch, where it has the memory that there was; and where
-        ``data`` was taken of it before, that is its memory again (see ``VariableStore.tie``).
+        Tensors that the script took from ``p`` before keep their values, as in PyTorch, where they keep the old
+        memory.  If ``data`` itself was taken from ``p`` before, it becomes the memory of ``p`` again (see
+        ``VariableStore.tie``).
         """
         self._converted(data)
         if isinstance(data, OwnedTensor) and data is not self:
@@ -284,7 +284,7 @@ class OwnedTensor(Tensor):
             self._owner.tie(self, data)
 
     def _converted(self, data: Tensor) -> None:
-        """Raise StateError for what cannot take its place."""
+        """Raise StateError if ``data`` cannot replace this tensor: shape, dtype and device type must be the same."""
         if data.shape != self.shape or data.dtype != self.dtype or data.device.type != self.device.type:
             now, then = (f"{t.dtype}{list(t.shape)} on {t.device.type}" for t in (self, data))
             raise StateError(
@@ -296,13 +296,16 @@ class OwnedTensor(Tensor):
     def _deepcopy(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
             memo[id(self)] = copy = self._as_real()
-            if not self.is_parameter and self.gradients is not None:  # as torch does
+            if not self.is_parameter and self.gradients is not None:  # as torch does for non-parameters
                 copy.grad = self.gradients.copy(self)
         copied: Tensor = memo[id(self)]
         return copied
 
     def _another(self) -> OwnedTensor:
-        """What ``nn.Parameter`` makes another parameter of, which has to be of the same class."""
+        """A stand-in that owns a copy of the value, from which ``nn.Parameter`` makes another parameter.
+
+        ``nn.Parameter`` needs a tensor of the same class.
+        """
         value = nn.Parameter(self._owner.read(self.name_in_plan), self.requires_grad)
         another = OwnedTensor.of(value, self.name_in_plan, self._owner)
         another.leave(ReleasedValue(value))
@@ -317,9 +320,9 @@ class OwnedTensor(Tensor):
 
 
 class OwnedGradient(OwnedTensor):
-    """A stand-in for a gradient that plans keep: ops read its value, and in-place ops write theirs back."""
+    """A stand-in for a gradient that plans keep: ops read its value, and in-place ops write their result back."""
 
-    gone = False  # whether something else is in its place
+    gone = False  # whether another gradient has replaced this one
     _parameter: OwnedTensor
 
     @staticmethod
@@ -329,7 +332,7 @@ class OwnedGradient(OwnedTensor):
             OwnedGradient, parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
         gradient.name_in_plan, gradient._owner, gradient.copies = name, owner, weakref.WeakSet()
-        gradient._parameter = parameter  # whose variables go when nobody holds it
+        gradient._parameter = parameter  # keeps the parameter alive: its variables are dropped when nothing holds it
         return gradient
 
     @classmethod
@@ -370,42 +373,42 @@ class SharedCopy:
 
     @property
     def name(self) -> str:
-        """The variable's."""
+        """The name of the variable."""
         return self._owned.name_in_plan
 
     @property
     def released(self) -> bool:
-        """Whether it stands for no variable any more."""
+        """Whether it no longer represents a variable."""
         return self._released
 
     @property
     def parts(self) -> Sequence[SharedCopy]:
-        """Copies of one variable each."""
+        """The copies of single variables that it consists of."""
         return (self,)
 
     def take(self, owned: OwnedTensor) -> None:
-        """Stand for the memory of a variable, whose value it is."""
+        """Represent the memory of a variable from now on; the copy holds its current value."""
         self._owned, self._moment, self._released = owned, owned._owner.moment, False
         owned.copies.add(self)
         owned._owner.share(owned.name_in_plan, self.value)
 
     def release(self) -> None:
-        """Keep the value that the variable has now."""
+        """Stop representing the variable; the copy keeps the variable's current value."""
         self.refresh()
         self._released = True
         self._owned.copies.discard(self)
         self._owned._owner.unshare(self.value)
 
     def refresh(self) -> None:
-        """Take the value that the variable has now."""
+        """Update the copy to the variable's current value."""
         owned = self._owned
         if not self.released and self._moment != owned._owner.moment:
-            with torch.no_grad():  # it may be what a view with a graph is of
+            with torch.no_grad():  # a view of it may have a graph
                 self.value.copy_(owned._owner.read(owned.name_in_plan))
             self._moment = owned._owner.moment
 
     def write(self) -> None:
-        """Let the variable have what the copy has."""
+        """Write the copy's value to the variable."""
         if not self.released:
             self._owned._owner.write(self._owned.name_in_plan, self.value)
             self._moment = self._owned._owner.moment
@@ -428,29 +431,29 @@ class CompositeCopy(SharedCopy):
         return self._parts
 
     def refresh(self) -> None:
-        """Take the values that the variables have now."""
+        """See ``SharedCopy``, for all variables."""
         for part in self._parts:
             part.refresh()
 
     def write(self) -> None:
-        """Let the variables have what is there."""
+        """See ``SharedCopy``, for all variables."""
         for part in self._parts:
             part.write()
 
 
 class DetachedTensor(Tensor):
-    """What ``detach`` of a stand-in gives: a copy that stands for the same memory, as in PyTorch.
+    """The result of ``detach`` or ``.data`` of a stand-in: a copy that represents the same memory, as in PyTorch.
 
-    It has what the variable has whenever it is used, and an op in place on it changes them; so do its views.
-    What ops make of it are plain tensors, and it is saved and copied as one.
+    Each use reads the variable's current value, and an in-place op on it, or on a view of it, writes the variable.  The
+    results of other ops are plain tensors.  It is saved and copied as a plain tensor.
     """
 
-    _all: SharedCopy  # in whose memory it lies
+    _all: SharedCopy  # the copy that it is a view of
     _plain: Tensor
 
     @staticmethod
     def of(value: Tensor, owned: OwnedTensor, whole: SharedCopy | Tensor | None = None) -> DetachedTensor:
-        """``value`` as a copy of what ``owned`` stands for, or a view of ``whole``, which is one."""
+        """``value`` as a copy of the value of ``owned``, or as a view of ``whole``, which is such a copy."""
         detached: DetachedTensor = torch.Tensor._make_subclass(DetachedTensor, value)
         detached._plain = value
         detached._all = whole if isinstance(whole, SharedCopy) else SharedCopy(value if whole is None else whole, owned)
@@ -458,7 +461,7 @@ class DetachedTensor(Tensor):
 
     @staticmethod
     def become(tensor: Tensor, plain: Tensor, whole: SharedCopy) -> None:
-        """Make a tensor of the script's one, whoever holds it; ``plain`` is the same memory."""
+        """Turn a tensor of the script into a DetachedTensor in place; ``plain`` is a plain tensor over its memory."""
         tensor.__class__ = DetachedTensor
         assert isinstance(tensor, DetachedTensor)
         tensor._plain, tensor._all = plain, whole
@@ -470,18 +473,18 @@ class DetachedTensor(Tensor):
 
     @property
     def plain(self) -> Tensor:
-        """The copy as a tensor that changes nothing else."""
+        """The current value as a plain tensor, changes of which are not written to the variable."""
         self._all.refresh()
         return self._plain
 
     @property
     def is_released(self) -> bool:
-        """Whether no variable has to do with it any more."""
+        """Whether it no longer represents any variable."""
         return self._all.released
 
     @property
     def stands_for(self) -> SharedCopy | None:
-        """The copy of a variable, or of what was one, that is just what it has; None where it is a view otherwise."""
+        """The copy of a single variable, present or former, with exactly this tensor's layout; None for other views."""
         return next((part for part in self._all.parts if _same_layout(part.value, self._plain)), None)
 
     @classmethod
@@ -493,7 +496,7 @@ class DetachedTensor(Tensor):
         plain_args, plain_kwargs = pytree.tree_map_only(DetachedTensor, lambda d: d.plain, (args, kwargs))
         if not in_place(func, kwargs):
             found = func(*plain_args, **plain_kwargs)
-            if isinstance(found, np.ndarray):  # it has the memory of the copy, and what is written there is lost
+            if isinstance(found, np.ndarray):  # the array has the copy's memory, and writes to it would be lost
                 found.flags.writeable = False
             one = args[0] if args and isinstance(args[0], DetachedTensor) else None
             return found if one is None else pytree.tree_map_only(Tensor, one._view, found)
@@ -522,7 +525,7 @@ def _has_no_graph(func: Any, tree: Any) -> bool:
         return False
     if not torch.is_grad_enabled() or getattr(func, "__name__", "") in _NUMBERS:
         return True
-    if getattr(func, "__module__", "") == nn.init.__name__:  # under no_grad by itself
+    if getattr(func, "__module__", "") == nn.init.__name__:  # their functions use no_grad themselves
         return True
     return not any(isinstance(leaf, OwnedTensor) and leaf.requires_grad for leaf in pytree.tree_leaves(tree))
 
@@ -534,9 +537,9 @@ def _may_have_a_graph(func: Any, kwargs: Any) -> bool:
 
 
 def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
-    """Call a function with values in place of stand-ins; what it changes of them is written.
+    """Call a function with the values of stand-ins, and write back the values that it changes.
 
-    With a ``graph`` it is one of copies that refuse gradients.
+    With ``graph``, the result has a graph over copies, in which a backward pass raises StateError.
     """
     copies: dict[int, tuple[OwnedTensor, Tensor, int, Tensor | None]] = {}
 
@@ -546,7 +549,7 @@ def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
                 copy = owned._owner.read(owned.name_in_plan)
             if graph and owned.requires_grad:
                 copy.requires_grad_().register_hook(owned._refuse_gradient)  # type: ignore[no-untyped-call]
-            # kernels of norms change running statistics, and count no version
+            # kernels of norms change running statistics without increasing the version counter
             copies[id(owned)] = owned, copy, copy._version, None if owned.is_parameter else copy.clone()
         return copies[id(owned)][1]
 
@@ -571,7 +574,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _saves(frame: Any) -> bool:
-    """Whether a module's ``state_dict`` asks, which gives plain tensors."""
+    """Whether a module's ``state_dict`` is the caller, which must get plain tensors."""
     for _ in range(3):
         if frame is None or frame.f_code is _STATE_DICT:
             return frame is not None
@@ -580,7 +583,7 @@ def _saves(frame: Any) -> bool:
 
 
 def real_value(tensor: Tensor) -> Tensor:
-    """The value of any tensor of the script: a result is waited for, an owned one is read, a deferred one is made."""
+    """The value of any tensor of the script: waits for a result, reads an owned tensor, makes a deferred one."""
     if isinstance(tensor, OwnedGradient):
         return tensor.clone()
     if isinstance(tensor, OwnedTensor):
@@ -594,7 +597,7 @@ def real_value(tensor: Tensor) -> Tensor:
 
 
 def _name_of(func: Any) -> str:
-    """A function as people write it; an attribute's getter by the attribute."""
+    """The name of a function for messages; for the getter or setter of an attribute, the attribute's."""
     name = str(getattr(func, "__name__", func))
     return f".{func.__self__.__name__}" if name in ("__get__", "__set__") else name
 
