@@ -1,1 +1,1 @@
-"""The words that every pass uses: layouts, placements, ops and their values, op calls, errors."""
+"""Types that every compiler pass uses: layouts, placements, ops and their values, op calls, errors."""

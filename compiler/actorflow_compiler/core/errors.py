@@ -14,7 +14,7 @@ class LayoutError(ActorflowError):
 
 
 class NotGlobal(LayoutError, AttributeError):
-    """A plain tensor was asked for what only global ones have."""
+    """An attribute that only global tensors have was read from a plain tensor."""
 
 
 class SignatureError(ActorflowError):
@@ -30,7 +30,7 @@ class DeadlockError(PlanError):
 
 
 class HardwareError(ActorflowError):
-    """A hardware file cannot be read, or says what means nothing; the message names the file and the key."""
+    """A hardware file cannot be read, or holds a value without meaning; the message names the file and the key."""
 
 
 class TraceError(ActorflowError):
@@ -38,7 +38,7 @@ class TraceError(ActorflowError):
 
 
 class ShowError(ActorflowError):
-    """A picture of a plan cannot be made: its format is not known, its place cannot be written, or a library lacks."""
+    """A picture of a plan cannot be made: unknown format, a path that cannot be written, or a missing library."""
 
 
 class CallError(ActorflowError):
@@ -46,7 +46,7 @@ class CallError(ActorflowError):
 
 
 class StateError(ActorflowError):
-    """Parameters or optimizer state that a plan owns were used in a way that it cannot serve."""
+    """Parameters or optimizer state that a plan owns were used in a way that it does not support."""
 
 
 class ClusterError(ActorflowError):
@@ -54,4 +54,4 @@ class ClusterError(ActorflowError):
 
 
 class ActorError(ActorflowError):
-    """An actor failed while it ran; the message names rank, actor and op, ``__cause__`` is what was raised there."""
+    """An actor failed while it ran; the message names rank, actor and op, and ``__cause__`` is the original error."""

@@ -1,4 +1,4 @@
-"""Expressions over numbers of the script: what a step computes of them, evaluated anew in each call."""
+"""Expressions over Python numbers of the script that a step reads; they are evaluated anew in each call."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class SourceKind(StrEnum):
 
     ARGUMENT = "argument"  # of the call
     SETTING = "setting"  # of an optimizer's parameter group
-    STATE = "state"  # that an optimizer keeps of a parameter
+    STATE = "state"  # of an optimizer, for one parameter
     PLACE = "place"  # an attribute, item or variable of the script
-    LATER = "later"  # the step itself: the value is known when a part of it has run
+    LATER = "later"  # the step itself: the value is known only after a part of it has run
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ Operand = NumberSource | Expression | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The value that an expression had in a capture, which took it for a constant; it has to hold in later calls."""
+    """The value of an expression that a capture took for a constant; it must be the same in every later call."""
 
     expression: Operand
     value: Value
@@ -101,7 +101,7 @@ class Condition:
 
 
 def evaluate(expression: Operand, known: Known) -> Any:
-    """The value of an expression; raises CallError where Python's arithmetic has none."""
+    """The value of an expression; raises CallError where Python's arithmetic fails, as in a division by zero."""
     if isinstance(expression, NumberSource):
         return known(expression)
     if not isinstance(expression, Expression):
@@ -157,9 +157,9 @@ def _terms(expression: Operand, factor: int) -> dict[Operand | None, int]:
 
 
 def number_of(value: object) -> bool:
-    """Whether a value is a number that may be another one in each call: an int or a float, also NumPy's, and no bool.
+    """Whether a value is a number that may differ from call to call: an int or float (no bool), or NumPy's float64.
 
-    Of NumPy's only float64 is one: it is a float of Python's, too, and what ``np.random`` and schedules give.
+    Of NumPy's types only float64 counts: it is a subclass of Python's float, and ``np.random`` and schedules return it.
     """
     return type(value) in (int, float, np.float64)
 
@@ -172,7 +172,7 @@ def of_python(value: Any) -> Any:
 
 
 def has_numbers(value: object) -> bool:
-    """Whether a value is a number that may be another one in each call, or a tuple or list of such."""
+    """Whether a value is a number that may differ from call to call (``number_of``), or a tuple or list of these."""
     several = isinstance(value, tuple | list) and bool(value)
     return all(map(number_of, value)) if several else number_of(value)  # type: ignore[call-overload]
 
@@ -187,7 +187,7 @@ def to_json(expression: Operand) -> Any:
 
 
 def from_json(data: Any) -> Operand:
-    """The expression that ``to_json`` was given; raises CallError for a function that is not known."""
+    """The expression that ``to_json`` encoded; raises CallError for an unknown function."""
     if not isinstance(data, dict):
         assert isinstance(data, int | float)
         return data

@@ -23,9 +23,9 @@ _oldest = 0  # the threshold of the oldest generation that they will restore
 def young_only() -> Iterator[None]:
     """Run no full collections inside, only those of the young generations.
 
-    What a capture makes lives until its plan is complete, so each full collection meanwhile would look through it, and
-    through all of torch, for nothing: a fifth of the time that compiling takes.  Unlike ``gc.freeze`` this hides no
-    object from ``gc.get_objects``.
+    The objects of a capture live until its plan is complete.  A full collection before that would scan them, and all of
+    torch, and free nothing: that took a fifth of compile time.  Unlike ``gc.freeze`` this hides no object from
+    ``gc.get_objects``.
     """
     global _inside, _oldest
     with _lock:
@@ -45,9 +45,9 @@ def young_only() -> Iterator[None]:
 
 
 def instances(*kinds: type[T]) -> list[T]:
-    """All objects of just these classes that the collector knows.
+    """All objects of exactly these classes (no subclasses) that the garbage collector tracks.
 
     It does not call ``gc.get_objects``, which also returns tuples that another thread is still filling: ``tuple(…)``
-    fails in that thread while somebody else holds such a tuple.
+    fails in that thread while another reference to such a tuple exists.
     """
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]

@@ -1,4 +1,4 @@
-"""Figures of devices and of the links between them, by which layouts, stages and forecasts are priced."""
+"""Speeds and memory of devices and of the links between them; layouts, stages and forecasts are priced by these."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Hardware:
         return Link(self.bytes_per_s, self.latency_s)
 
     def flops_on(self, nbytes: Mapping[str, int]) -> float:
-        """FLOP/s on operands of these dtypes, each with its bytes: of the dtype that has most."""
+        """FLOP/s on operands with these bytes for each dtype; the dtype with the most bytes decides."""
         dtype = max(nbytes, key=nbytes.__getitem__, default="")
         return next((flops for name, flops in self.flops_by_dtype if name == dtype), self.flops_per_s)
 
@@ -62,4 +62,4 @@ GPU = Hardware(  # the data sheet of an H100, at about half of what it says; doc
     memory_bytes_per_s=1.7e12,
     name="GPUs of one host",
 )
-UNMEASURED = {"cpu": CPU_CORE, "cuda": GPU}  # kind of device → what is taken of it until it is measured
+UNMEASURED = {"cpu": CPU_CORE, "cuda": GPU}  # kind of device → the figures assumed until it is measured

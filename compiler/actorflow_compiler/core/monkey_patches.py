@@ -1,7 +1,8 @@
 """Find the original of a torch function that a script has replaced (``F.relu = mine``), and call the replacement once.
 
 After ``F.relu = mine``, where ``mine`` calls the original, torch's ``F.relu`` looks itself up by its name to hand
-itself to ``__torch_function__``.  It finds ``mine``, so whoever is handed the function would call ``mine`` once more.
+itself to ``__torch_function__``.  It finds ``mine``, so a ``__torch_function__`` that calls its argument would call
+``mine`` a second time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def original(func: Any) -> Any:
 
 
 class UnpatchedMode(TorchFunctionMode):
-    """Hand modes that were entered before this one, torch's among them, the function that is really called."""
+    """Pass the original function, not its replacement, on to the modes that were entered before this one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = _replaced(func)
@@ -51,7 +52,7 @@ class UnpatchedMode(TorchFunctionMode):
 
 
 def _replaced(func: Any) -> tuple[Any, str, Any] | None:
-    """Where a script has put ``func`` in place of a function of torch: owner, name and that function."""
+    """The function of torch that a script has replaced by ``func``: (owner, attribute name, original function)."""
     if isinstance(func, _BUILT_IN) or id(func) in _UNPATCHED:
         return None
     for owner, originals in _ORIGINALS:

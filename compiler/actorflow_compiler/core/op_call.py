@@ -45,9 +45,9 @@ class Signature:
 
     ins: tuple[Sbp, ...]  # one for each operand
     outs: tuple[Sbp | None, ...]  # one for each output; None where nobody uses it
-    letter: str | None  # the index of the notation that is split; None: all broadcast, or a sum of terms
+    letter: str | None  # the notation's letter whose dimension is split; None: all broadcast, or a sum of terms
     source: SignatureSource = SignatureSource.TABLE
-    sizes: tuple[ArgumentPath, ...] = ()  # arguments that are the size of what is split, where no notation says so
+    sizes: tuple[ArgumentPath, ...] = ()  # arguments that are the size of the split dimension, if not in the notation
     term: str = ""  # the notation, where it is not the table's
     inner: bool = False  # the devices exchange something inside: the op has to be written out in simpler ones
 
@@ -81,7 +81,7 @@ def _schema(op: str) -> tuple[tuple[str, Arg], ...] | None:
 
 
 def bind(call: OpCall) -> tuple[Arg, ...]:
-    """All argument values in schema order, defaults filled in; of an op without a schema, what was given."""
+    """All argument values in schema order, defaults filled in; for an op without a schema, the call's arguments."""
     schema = _schema(call.op)
     if schema is None:
         return call.args + tuple(v for _, v in call.kwargs)
@@ -112,7 +112,7 @@ def rebind(call: OpCall, new: dict[int, Arg]) -> tuple[tuple[Arg, ...], tuple[tu
 
 
 def put(arg: Arg, path: ArgumentPath, value: Arg) -> Arg:
-    """The argument with what stands at a path replaced."""
+    """The argument with the value at a path replaced."""
     if not path:
         return value
     assert isinstance(arg, tuple)

@@ -1,4 +1,4 @@
-"""Instructions as the logical graph and the plan's bodies share them: op name, plain arguments, outputs.
+"""The instruction format that the logical graph and a plan's bodies share: op name, plain arguments, outputs.
 
 An argument is a ``Ref`` to a value, a ``Symbol`` for one of torch's enumerations, a plain Python
 number, string or None, or a (nested) tuple of these.  Nothing else can be in a graph or a plan.
@@ -47,7 +47,7 @@ Arg = Any  # Ref | Symbol | int | float | bool | str | None | tuple[Arg, ...]
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What is known of a tensor before it exists."""
+    """Dtype and shape of a tensor that need not exist yet."""
 
     shape: tuple[int, ...]
     dtype: str  # "float32"
@@ -62,7 +62,7 @@ class Meta:
 
     @property
     def is_float(self) -> bool:
-        """Whether sums of parts make sense for it."""
+        """Whether the dtype is a floating-point one, so that the tensor may be a partial sum."""
         return self.dtype in FLOATS
 
     def __str__(self) -> str:

@@ -123,7 +123,10 @@ def canonical(split: Split, size: int, parts: int) -> Split:
 
 
 def check_fits(sbp: Sbp, shape: Sequence[int], parts: int, what: str) -> Sbp:
-    """Return ``sbp`` with its dim made non-negative; raise LayoutError if ``what`` cannot lie so."""
+    """Return ``sbp`` with its dim made non-negative; raise LayoutError if a tensor of ``shape`` cannot have it.
+
+    ``what`` names the tensor in the error.
+    """
     if not isinstance(sbp, Split):
         return sbp
     rank = len(shape)

@@ -10,22 +10,23 @@ __all__ = ["as_bytes", "contents", "flat"]
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """The elements row by row, with stride 1; in the same memory where they lie so already.
+    """A 1-dim tensor of all elements in row-major order: a view if the tensor is contiguous, else a copy.
 
-    A tensor of one element or none counts as contiguous whatever its strides are, and ``view`` keeps them.
+    The stride of the result is 1 even for one element or none, where torch calls any strides contiguous and ``view``
+    keeps them.
     """
     dense = tensor.resolve_conj().resolve_neg().contiguous()
     return dense.as_strided((dense.numel(),), (1,))
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of ``flat``, uint8."""
+    """``flat(tensor)`` reinterpreted as bytes (uint8)."""
     return flat(tensor).view(torch.uint8)
 
 
 def contents(tensor: Tensor) -> memoryview:
-    """The bytes of ``flat`` of any device's tensor, to read; in the same memory where they lie so already.
+    """The bytes of a tensor of any device, for reading: its own memory if it is a contiguous CPU tensor, else a copy.
 
-    ``tensor.numpy()`` would take from the script's tensor that it can be resized.
+    It does not use ``tensor.numpy()``, after which the script could no longer resize its tensor.
     """
     return np.from_dlpack(as_bytes(tensor.detach().cpu())).data

@@ -1,4 +1,4 @@
-"""Everything that actorflow uses of torch without torch promising it; works on torch 2.11 and 2.13.
+"""Everything that actorflow uses of torch's private API; works on torch 2.11 and 2.13.
 
 In order: tensors without memory; autograd's graph and backward passes; what a trace replaces while it runs; torch.jit;
 operators and their schemas; dispatch modes; hooks; gradient scalers; CUDA, compilation and process groups.
@@ -134,11 +134,11 @@ R = TypeVar("R")
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
-DEPENDENT_SIZE = (DynamicOutputShapeException, GuardOnDataDependentSymNode)  # of these, what asks for a size
+DEPENDENT_SIZE = (DynamicOutputShapeException, GuardOnDataDependentSymNode)  # the output shape depends on values
 
 NOT_WITHOUT_VALUES = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
-READS = (  # what Python calls for the values of a tensor: as a number or an array, shown, pickled, or as memory
+READS = (  # methods by which Python reads values of a tensor: number, array, repr, pickle, or memory
     "__array__", "__bool__", "__complex__", "__float__", "__format__", "__index__", "__int__", "__reduce_ex__",
     "__repr__", "__str__", "as_subclass", "data_ptr", "item", "numpy", "tolist",
 )  # fmt: skip
@@ -150,14 +150,14 @@ def fake_mode() -> FakeTensorMode:
 
 
 def static_fake_mode() -> FakeTensorMode:
-    """The same, where an op raises if the shape of what it makes depends on values."""
+    """As ``fake_mode``, but an op whose output shape depends on values raises."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _without_memory(kernels: tuple[str, ...]) -> Any:
-    """Let fused optimizers of torch without a kernel for tensors without memory run there, where they do nothing.
+    """Register kernels that do nothing for fused optimizers of torch that cannot run on tensors without memory.
 
-    torch would make real tensors of zeros on the device, as large as all parameters, and run the real kernel.
+    Otherwise torch would allocate zeros as large as all parameters on the device, and run the real kernel.
     """
     make: Any = torch.library.Library  # has no types
     library = make("aten", "IMPL")
@@ -169,13 +169,13 @@ def _without_memory(kernels: tuple[str, ...]) -> Any:
 
 FUSED_WITHOUT_MEMORY = _without_memory(
     ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr")
-)  # kept alive: what it registers ends with it
+)  # kept alive: the registrations end with this object
 
 
 def traced_on(kind: str) -> torch.device:
-    """The device of tensors without memory that stand for those of a kind of device: it chooses torch's kernels.
+    """The device on which tensors of a kind of device are traced; torch chooses its kernels by it.
 
-    Where no such device can be reached torch cannot run a backward pass of its tensors; then it is the CPU.
+    It is the CPU where this process has no such device, because torch cannot run a backward pass of its tensors then.
     """
     module = getattr(torch, kind, None)
     reached = kind == "cpu" or (module is not None and module.is_available())
@@ -193,7 +193,7 @@ def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def memory_is_refused(tensor: torch.Tensor) -> None:
-    """Make torch raise RuntimeError, instead of crashing, where it takes the address of a tensor without memory."""
+    """Make torch raise RuntimeError, instead of crashing, when code takes the address of this tensor without memory."""
     torch._C._set_throw_on_mutable_data_ptr(tensor)
 
 
@@ -201,7 +201,7 @@ def memory_is_refused(tensor: torch.Tensor) -> None:
 def watching_reads(seen: Callable[[str, torch.Tensor, Callable[[], Any]], Any]) -> Iterator[None]:
     """Replace every read of the values of a tensor without memory by ``seen(name, tensor, read)``.
 
-    ``name`` is one of ``READS``, and ``read`` does what torch does there.
+    ``name`` is one of ``READS``, and ``read()`` runs torch's own implementation.
     """
     before = {name: vars(FakeTensor).get(name) for name in READS}
 
@@ -248,7 +248,7 @@ def schema_of(op: OpOverload) -> Any:
 
 
 def is_composed(op: torch._ops.OpOverload) -> bool:
-    """Whether torch makes the op, and its gradient, of other ops: ``op.decompose`` calls those."""
+    """Whether torch composes the op, and its gradient, of other ops, which ``op.decompose`` calls."""
     name = op.name()  # type: ignore[no-untyped-call]  # torch has no types here
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
@@ -262,9 +262,9 @@ def runs_python(op: torch._ops.OpOverload) -> bool:
 
 
 def python_source(op: torch._ops.OpOverload) -> str | None:
-    """The source of a ``torch.library.custom_op``, with that of the file it is in; None where it is not to be had.
+    """The source of a ``torch.library.custom_op`` and of the file that defines it; None if it cannot be read.
 
-    Of a closure, the values are added; None if they are not plain.
+    The captured values of a closure are added; the result is None if they are not plain values.
     """
     definition = OPDEFS.get(op._schema.name)
     if definition is None:
@@ -283,16 +283,16 @@ def python_source(op: torch._ops.OpOverload) -> str | None:
 
 
 def fast_callable(overload: torch._ops.OpOverload) -> Callable[..., Any]:
-    """What calls the operator without the Python frame of ``OpOverload.__call__`` (0.3 µs of 2.5)."""
+    """A callable for the operator that skips the Python frame of ``OpOverload.__call__`` (saves 0.3 of 2.5 µs)."""
     found = getattr(overload, "_op", overload)
     return found if callable(found) else overload
 
 
-# ---- traces: what is found out about them, and what they replace in torch meanwhile
+# ---- traces: queries about the current trace, and replacements in torch while it runs
 
 
 def real_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Run ops inside on real memory, unseen by any trace."""
+    """A context in which ops run on real tensors and no trace records them."""
     return _disable_current_modes()
 
 
@@ -341,9 +341,9 @@ def looks_compiling() -> Iterator[None]:
 
 @contextlib.contextmanager
 def values_not_seen() -> Iterator[None]:
-    """Let distributions not check their arguments, and truncated normals be drawn without a loop until all fit.
+    """Turn off argument checks of distributions, and draw truncated normals without rejection.
 
-    The caller may not depend on values of tensors, and these would, by default.
+    Both would read values of tensors, which do not exist in a trace.
     """
     import torch.nn.init
     from torch.distributions import Distribution
@@ -370,12 +370,13 @@ def _truncated_normal(
 
 @contextlib.contextmanager
 def plain_layers() -> Iterator[None]:
-    """Let layers be made of ops that a plan can carry, while a step is traced.
+    """Make torch's layers use ops that a plan supports, while a step is traced.
 
     oneDNN's and cuDNN's fused recurrent layers and cuDNN's batch norm keep a workspace; convolutions choose when they
-    run.  Attention that drops is made of plain ops, so that its random numbers are drawn alike under every plan; other
-    attention stays what torch picks.  ``torch.backends.*.flags`` would do the first, but warns about TF32 at each use.
-    The weight of a lerp over a list, which torch takes as a number, may be a tensor: an average over a count has one.
+    run.  Attention with dropout is decomposed into plain ops, so that every plan draws the same random numbers; other
+    attention uses the kernel that torch picks.  ``torch.backends.*.flags`` would do the first, but warns about TF32
+    each time. The weight of a lerp over a list, which torch takes as a number, may be a tensor: an average over a count
+    has one.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -422,7 +423,7 @@ def plain_layers() -> Iterator[None]:
 def replaced_in_vf(
     ops: Mapping[str, Callable[..., Any]], wrapped: Iterable[str], wrap: Callable[[Callable[..., Any]], Any]
 ) -> Iterator[None]:
-    """Let layers of torch call ``ops`` in place of its functions of these names, and ``wrapped`` through ``wrap``."""
+    """Make torch's layers call ``ops`` instead of torch's functions of these names, ``wrapped`` through ``wrap``."""
     functions: Any = torch._VF
     new = {**ops, **{name: wrap(getattr(functions, name)) for name in wrapped}}
     try:
@@ -438,7 +439,7 @@ _HIGHER_ORDER = {"cond": "cond_op", "while_loop": "while_loop_op", "scan": "scan
 
 @contextlib.contextmanager
 def replaced_higher_order(ops: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let torch's higher-order functions of these names call ``ops`` with the arguments that they have checked."""
+    """Make torch's higher-order functions of these names call ``ops``, with the arguments that torch has checked."""
     modules = {name: importlib.import_module(f"torch._higher_order_ops.{name}") for name in ops}
     utils: Any = importlib.import_module("torch._higher_order_ops.utils")
     before = {name: vars(module)[_HIGHER_ORDER[name]] for name, module in modules.items()}
@@ -473,7 +474,7 @@ def replaced_indexing(get: Callable[..., Any], put: Callable[..., Any]) -> Itera
 def replaced_functions(names: Iterable[str], call: Callable[..., Any]) -> Iterator[None]:
     """Replace ``torch.NAME``, and the method of tensors without memory, by ``call(NAME, plain, args, kwargs)``.
 
-    Functions that take whole numbers ask for them before anybody else sees the call.
+    This is the only place to intercept functions that take whole numbers: torch converts these arguments first.
     """
     modules: Any = torch
     fake: Any = FakeTensor
@@ -495,7 +496,7 @@ def replaced_functions(names: Iterable[str], call: Callable[..., Any]) -> Iterat
 
 @contextlib.contextmanager
 def replaced_nesting(made: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let the functions of ``torch.nested`` call ``made`` in place of torch's functions of these names."""
+    """Make the functions of ``torch.nested`` call ``made`` instead of torch's functions of these names."""
     jagged: Any = importlib.import_module("torch.nested._internal.nested_tensor")
     tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
     library: Any = torch._C
@@ -518,7 +519,7 @@ _SCRIPTS: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 
 _CALL_SCRIPT: Any = torch._C.ScriptFunction.__call__  # also while it is replaced
 
-SCRIPT_MODULE: Any = importlib.import_module("torch.jit._script").RecursiveScriptModule  # which others are made of
+SCRIPT_MODULE: Any = importlib.import_module("torch.jit._script").RecursiveScriptModule  # base of scripted modules
 
 
 def is_traced_by_jit() -> bool:
@@ -539,7 +540,7 @@ def replaced_scripts(call: Callable[..., Any]) -> Iterator[None]:
 
 
 def tell_of_scripts(call: Callable[..., Any]) -> None:
-    """Do as ``replaced_scripts``, for the rest of the process."""
+    """As ``replaced_scripts``, for the rest of the process."""
 
     def replaced(plain: Callable[..., Any]) -> Callable[..., Any]:
         return lambda script, *args, **kwargs: call(plain, script, args, kwargs)
@@ -556,7 +557,7 @@ class _Failing(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the op, and keep what it raises."""
+        """Run the op, and keep the exception that it raises."""
         try:
             return func(*args, **(kwargs or {}))
         except Exception as error:
@@ -569,8 +570,8 @@ def fresh_script(script: Any) -> Callable[..., Any]:
 
     Exceptions of ops are passed on unchanged.
 
-    What has run may have been joined to other ops, or have a backward pass of its own.  A method's takes the object
-    that it belongs to as well, which comes first.
+    A graph that has run may have had ops fused, or a backward pass of its own attached.  For a method, the first
+    argument is its object.
     """
     graph = script.graph.copy()
     torch._C._jit_pass_inline(graph)
@@ -610,9 +611,9 @@ def script_constants(script: Any) -> list[torch.Tensor]:
 
 
 def script_attributes(module: torch.jit.ScriptModule) -> tuple[Any, tuple[str, ...]]:
-    """What holds the values of a module of torch.jit by ``getattr`` and ``setattr``, and the names of its attributes.
+    """The object on which ``getattr`` and ``setattr`` reach attributes of a torch.jit module, and their names.
 
-    Parameters, buffers and modules are not among them.
+    The names leave out parameters, buffers and modules.
     """
     program: Any = vars(module).get("_actual_script_module", module)
     known = {*program._parameters.keys(), *program._buffers.keys()}
@@ -653,25 +654,25 @@ def sequence_of(node: Any) -> int | None:
 
 
 def accumulates_into(node: Any) -> torch.Tensor | None:
-    """The tensor whose gradient a node of autograd's graph is; None if it is another one."""
+    """The tensor into which a node of autograd's graph accumulates a gradient; None for a node of another kind."""
     return node.variable if "AccumulateGrad" in node.name() else None
 
 
 def next_nodes(node: Any) -> tuple[Any, ...]:
-    """The nodes of autograd's graph that one hands its results on to, in their order; None for what needs none."""
+    """The nodes that receive a node's gradients, in order; None for an input that needs no gradient."""
     return tuple(after for after, _ in node.next_functions)
 
 
 def end_of_graph(tensor: torch.Tensor) -> torch.autograd.graph.GradientEdge:
     """The gradient edge of a tensor that has been computed."""
     node = tensor.grad_fn
-    if node is None or isinstance(node, torch._C._FunctionBase):  # one written in Python does not keep the graph
+    if node is None or isinstance(node, torch._C._FunctionBase):  # a Python node does not keep the graph alive
         return torch.autograd.graph.get_gradient_edge(tensor)
     return torch.autograd.graph.GradientEdge(node, tensor.output_nr)
 
 
 def gradients(ends: Any, received: Any, inputs: Any, keep: bool) -> tuple[torch.Tensor | None, ...]:
-    """As ``torch.autograd.grad`` from gradient edges, in half its time: nothing is checked."""
+    """As ``torch.autograd.grad`` from gradient edges, but unchecked, which halves the time."""
     found: tuple[torch.Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
         tuple(ends), tuple(received), keep, False, tuple(inputs), True, accumulate_grad=False
     )
@@ -679,7 +680,7 @@ def gradients(ends: Any, received: Any, inputs: Any, keep: bool) -> tuple[torch.
 
 
 def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` without what is done for the transforms of ``torch.func``, in two thirds of its time."""
+    """``function.apply`` without the handling of ``torch.func`` transforms, which saves a third of the time."""
     found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # is in C++
     return found
 
@@ -736,7 +737,7 @@ only_dispatch: Callable[[], contextlib.AbstractContextManager[Any]] = (
 
 
 def without_dispatch() -> contextlib.AbstractContextManager[Any]:
-    """Ops inside reach a tensor's own sizes and strides, not its class's ``__torch_dispatch__``."""
+    """A context in which sizes and strides of a tensor are read without its class's ``__torch_dispatch__``."""
     return torch._C._DisableTorchDispatch()
 
 
@@ -747,12 +748,12 @@ def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory, also for those on the meta device."""
+    """A key that is equal for tensors that share memory, also on the meta device."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def swap_contents(one: torch.Tensor, other: torch.Tensor) -> None:
-    """As ``torch.utils.swap_tensors``, also where there are weak references: those keep to the tensor objects."""
+    """As ``torch.utils.swap_tensors``, but allowed with weak references, which stay with the Python objects."""
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
     torch._C._swap_tensor_impl(one, other)
@@ -762,7 +763,7 @@ SHARES_SHAPE: Any = torch._has_compatible_shallow_copy_type  # by which modules 
 
 
 def modes_around() -> list[str]:
-    """The names of the modes that functions and ops of torch pass through now, devices and ours excepted."""
+    """The names of the active function and dispatch modes, except device contexts and actorflow's own."""
     if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
         return []
     known = ("actorflow", "actorflow_compiler")
@@ -780,13 +781,13 @@ class _Before(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call, then run the op."""
+        """Call the function, then run the op."""
         self._call(func, args)
         return func(*args, **(kwargs or {}))
 
 
 def before_each_op(call: Callable[[Any, tuple[Any, ...]], None]) -> contextlib.AbstractContextManager[Any]:
-    """Call a function with each op that runs, or is traced, inside, and what it is called with, before that."""
+    """A context that calls ``call(op, args)`` before each op that runs or is traced."""
     return _Before(call)
 
 
@@ -798,7 +799,7 @@ class _WithoutMeta(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the op where its tensors with memory lie."""
+        """Run the op on the device of its tensors that have memory."""
         kwargs = kwargs or {}
         self._begun |= forward_ad._current_level >= 0  # from there on tangents may be zeros, in a backward pass, too
         if not self._begun:
@@ -813,7 +814,7 @@ class _WithoutMeta(TorchDispatchMode):
 
 
 def _placed(value: Any, here: torch.device) -> Any:
-    """Zeros in the place of a tensor that has nothing but a shape."""
+    """Zeros on device ``here`` instead of a tensor on the meta device; any other value as it is."""
     if not isinstance(value, torch.Tensor) or value.device.type != "meta":
         return value
     return torch.zeros(value.shape, dtype=value.dtype, device=here)
@@ -835,7 +836,7 @@ class _AnsweringEqual(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Answer ``aten.equal``, and remember what it was about."""
+        """Answer ``aten.equal`` without comparing, and remember its first operand."""
         if func is not torch.ops.aten.equal.default:
             return func(*args, **(kwargs or {}))
         self._asked.append(args[0])
@@ -865,14 +866,14 @@ HOOKS = (  # where modules, tensors and optimizers keep their hooks that a step 
 
 
 def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
-    """The hooks of a module, a tensor or an optimizer that a step runs, by the name of what keeps them."""
+    """The hooks of a module, tensor or optimizer that a step runs, by the name of the attribute that holds them."""
     with torch._C.DisableTorchFunctionSubclass():
         kept = {name: getattr(thing, name, None) for name in HOOKS}
     return {name: tuple(hooks.values()) for name, hooks in kept.items() if hooks}
 
 
 def module_hooks() -> dict[str, dict[int, Any]]:
-    """The hooks of all modules, by handle, by what they are."""
+    """The global module hooks: kind of hook → hooks by handle."""
     return {
         "the forward hooks of all modules": torch_module._global_forward_hooks,
         "the forward pre-hooks of all modules": torch_module._global_forward_pre_hooks,
@@ -882,7 +883,7 @@ def module_hooks() -> dict[str, dict[int, Any]]:
 
 
 def users_step_hooks() -> dict[int, Any]:
-    """What runs before or after the step of every optimizer, torch's and ours excepted, by handle."""
+    """The global hooks before and after every optimizer's step, by handle, except torch's and actorflow's own."""
     known = ("torch", "actorflow", "actorflow_compiler")
     hooks = {**_global_optimizer_pre_hooks, **_global_optimizer_post_hooks}
     packages = {key: str(getattr(hook, "__module__", "")).partition(".")[0] for key, hook in hooks.items()}
@@ -890,7 +891,7 @@ def users_step_hooks() -> dict[int, Any]:
 
 
 def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[int, Any]]:
-    """What runs before and after an optimizer's step, by handle."""
+    """An optimizer's own hooks before and after its step, each by handle."""
     return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
 
 
@@ -899,7 +900,7 @@ def hooks_made() -> int:
     return RemovableHandle.next_id
 
 
-SCALER_STATE = ("_scale", "_growth_tracker")  # attributes of a GradScaler that hold tensors
+SCALER_STATE = ("_scale", "_growth_tracker")  # the tensor attributes of a GradScaler
 
 
 def scaler_state(scaler: torch.amp.GradScaler) -> tuple[tuple[str, torch.Tensor], ...]:
@@ -923,7 +924,7 @@ def scaling_in_the_graph(
     """Keep scalers from deciding on the host: an optimizer is passed ``found_inf``, or its step is masked by it.
 
     ``optimizers`` says of each whether its step takes ``found_inf``; the steps of others go through
-    ``masked(optimizer, found_inf, step)``.  What scalers remember of a step is as before at the end.
+    ``masked(optimizer, found_inf, step)``.  On exit the scalers' records of the step are restored.
     """
     held = [(s, s._per_optimizer_states) for s in scalers]
     takes = {o: vars(o).get("_step_supports_amp_scaling") for o in optimizers}
@@ -967,9 +968,10 @@ MERSENNE = GeneratorLayout(size=5056, seed=0, left=8, next=16, key=24)
 
 
 def when_cuda_starts(call: Callable[[], object]) -> None:
-    """Call when this process first uses CUDA, on the thread that does, as torch itself keeps seeds until then.
+    """Call a function when this process first uses CUDA, on the thread that does; torch defers seeds in the same way.
 
-    At once where it has.  What ``call`` raises leaves there as torch's ``DeferredCudaCallError``, with its message.
+    If CUDA is in use already, it is called at once.  Torch wraps an error of ``call`` in
+    ``DeferredCudaCallError``, with its message.
     """
     torch.cuda._lazy_call(call)  # type: ignore[no-untyped-call]
 
@@ -979,21 +981,22 @@ def compile_graph(
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """A graph as torch's inductor compiles it for operands like these, which have no memory.
 
-    What it returns takes the operands in a list, which it empties.  ``mode`` is one of ``torch.compile``'s.  It has to
-    be called where gradients are off; raises what any part of torch's compiler raises.
+    The compiled function takes the operands in a list, which it empties.  ``mode`` is one of ``torch.compile``'s.
+    Call this with gradients off.  Exceptions of torch's compiler pass through.
     """
     run: Any = torch._inductor.compile(graph, list(operands), options=torch._inductor.list_mode_options(mode))
     while getattr(getattr(run, "__code__", None), "co_flags", 0) & inspect.CO_VARARGS:
-        run = run.__wrapped__  # what takes a list is inside of what takes operands one by one
+        run = run.__wrapped__  # the function that takes a list is wrapped by one that takes operands one by one
     found: Callable[[list[Any]], Sequence[Any]] = run
     return found
 
 
 def captured_graph(launch: Callable[[], R], pool: Any) -> tuple[Callable[[], None], R]:
-    """What replays the work that ``launch`` puts into the current stream of CUDA, and what it returned.
+    """Capture ``launch()`` as a CUDA graph on the current stream; return a function that replays it, and its result.
 
-    ``pool`` is of ``torch.cuda.graph_pool_handle``.  Raises what ``launch`` raises, and RuntimeError where the work
-    cannot be captured: then torch's allocator is told that the capture has ended, but ``pool`` is of no more use.
+    ``pool`` comes from ``torch.cuda.graph_pool_handle``.  Exceptions of ``launch`` pass through; RuntimeError if the
+    work cannot be captured.  After an error the capture is ended in torch's allocator, but ``pool`` must not be used
+    again.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.current_stream()):  # torch leaves another one where a capture fails
@@ -1015,7 +1018,7 @@ def captured_graph(launch: Callable[[], R], pool: Any) -> tuple[Callable[[], Non
 
 
 def nccl_options(timeout: timedelta) -> Any:
-    """What a process group of NCCL is made with: streams of another pool than computing has, and a timeout."""
+    """Options of an NCCL process group: high-priority streams, apart from those of computation, and a timeout."""
     group: Any = distributed_c10d
     options = group.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = timeout
@@ -1023,7 +1026,7 @@ def nccl_options(timeout: timedelta) -> Any:
 
 
 def store_of_default_group() -> tuple[Any, int, int] | None:
-    """The store on which the ranks of torch.distributed's default group met, this one's number and their count."""
+    """The store of torch.distributed's default group, this process's rank and the world size; None without a group."""
     distributed: Any = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return None

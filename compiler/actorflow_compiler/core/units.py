@@ -46,7 +46,7 @@ def ranges_text(numbers: Sequence[int]) -> str:
 
 
 def columns(table: Sequence[Sequence[str]], align: str) -> list[str]:
-    """The lines of a table; ``align`` says for each column to which side."""
+    """The lines of a table; ``align`` has one letter for each column, as in a format specification."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()

@@ -16,13 +16,13 @@ STDLIB = str(Path(traceback.__file__).parent)
 
 
 def is_users(path: str) -> bool:
-    """Whether a file is the user's own: no library's, not Python's and none of ours."""
+    """Whether a file is the user's own: not a library's, Python's or actorflow's."""
     ours = any(part in path for part in ("actorflow_compiler", f"{OURS}/actorflow/", "actorflow_scheduler"))
     return not ours and not any(part in path for part in OUTSIDE) and not path.startswith(STDLIB)
 
 
 def with_code(line: str) -> str:
-    """``file:line`` with what is written there: ``train.py:31: loss = f(x)``."""
+    """``file:line`` with the text of that line: ``train.py:31: loss = f(x)``."""
     path, _, number = line.rpartition(":")
     code = linecache.getline(path, int(number)).strip() if number.isdecimal() else ""
     return f"{line}{f': {code}' if code else ''}"
@@ -32,13 +32,13 @@ class UserLines:
     """Finds the user's line again and again, and remembers for each code object whether it is the user's."""
 
     def __init__(self) -> None:
-        self._paths: dict[CodeType, str] = {}  # the user's code → its file as it is written; "" for other code
+        self._paths: dict[CodeType, str] = {}  # the user's code → its file, as shown to people; "" for other code
         self._folder = os.getcwd()
 
     def here(self) -> str:
-        """The innermost line of the user's own code that is running, as ``file:line``; nothing if there is none.
+        """The innermost line of the user's own code that is running, as ``file:line``; "" if there is none.
 
-        A file below the working directory is written from there.
+        The path of a file below the working directory is relative to it.
         """
         frame = sys._getframe(1)
         while frame is not None:

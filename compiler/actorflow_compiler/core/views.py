@@ -1,4 +1,4 @@
-"""Which ops return views, that is results in the memory of an operand, and which are cheap to run again."""
+"""Which ops return views (results in the memory of an operand), and which are cheap to recompute."""
 
 from __future__ import annotations
 
