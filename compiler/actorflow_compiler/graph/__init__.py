@@ -1,1 +1,1 @@
-"""The logical graph that passes hand on."""
+"""The logical graph, which each compiler pass takes and returns."""

@@ -40,7 +40,7 @@ def _convolution_backward(call: OpCall) -> float:
 
 
 def _experts(call: OpCall) -> float:
-    """A row has one matrix, which is as likely here as on other devices."""
+    """Each row is multiplied by one expert's matrix; rows are assumed to be even over the devices that hold experts."""
     return _product(call) * float(call.ins[1].shape[0] / max(1, call.args[-1]))
 
 

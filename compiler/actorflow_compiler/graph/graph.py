@@ -15,7 +15,7 @@ PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)  # of a node
 
 
 class InputKind(StrEnum):
-    """What gives a graph's input its value."""
+    """Where a graph's input gets its value from."""
 
     VARIABLE = "variable"  # state that stays on the devices between calls
     BATCH = "batch"  # an argument that is cut into micro-batches
@@ -26,7 +26,7 @@ class InputKind(StrEnum):
     LOST = "lost"  # a gradient of an earlier call that was not kept
 
 
-CALL_INPUTS = (InputKind.BATCH, InputKind.ARGUMENT)  # given by whoever calls the step
+CALL_INPUTS = (InputKind.BATCH, InputKind.ARGUMENT)  # arguments of the call
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class Node:
     pieces: bool = False  # fires once for each micro-batch, not once in an iteration
     visit: int = -1  # of a module or scope, in program order (``hints/tags.py``); a backward op has its forward op's
     stage: int = 0  # the virtual pipeline stage, once ops are placed
-    again: bool = False  # of the forward pass, computed once more in the backward pass by a user's checkpoint
+    again: bool = False  # a forward op that a user's activation checkpoint recomputes in the backward pass
     line: str = ""  # of the user's script, "train.py:31", for people; a backward op has its forward op's
 
     def reads(self) -> Iterator[int]:
-        """The values that the node reads, each as often as it is named."""
+        """The values that the node reads, one entry for each occurrence in its arguments."""
         yield from refs(self.args)
         for _, value in self.kwargs:
             yield from refs(value)
 
     def reading(self, change: Callable[[int], Arg]) -> Node:
-        """The node with each value that it reads replaced by ``change(value)``."""
+        """A copy of the node in which each value that it reads is replaced by ``change(value)``."""
         kwargs = tuple((name, substitute(value, change)) for name, value in self.kwargs)
         return replace(self, args=substitute(self.args, change), kwargs=kwargs)
 
@@ -78,7 +78,7 @@ class Graph:
     updates: tuple[tuple[int, int], ...]  # (variable's value, its new value)
 
     def roots(self) -> Iterator[int]:
-        """The values that the graph exists for."""
+        """The values that must be computed: results, and new values of variables."""
         yield from self.results
         for _, new in self.updates:
             yield new
@@ -124,7 +124,7 @@ def verify(graph: Graph) -> Graph:
 
 
 def call_of(node: Node, metas: Mapping[int, Meta]) -> tuple[OpCall, tuple[int, ...]]:
-    """The op instance that a node is, and the values that are its operands in order."""
+    """The node as an ``OpCall``, and the values that are its operands, in order."""
     operands: list[int] = []
 
     def number(index: int) -> Ref:
@@ -154,7 +154,7 @@ def prune(graph: Graph) -> Graph:
 def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: False) -> Graph:
     """Common subexpressions: of nodes that compute the same thing in the same place, keep the first.
 
-    What a checkpoint computes again in the backward pass stays there: that is how it saves memory.
+    Ops that a checkpoint recomputes in the backward pass are kept, since recomputing is how it saves memory.
     """
     same: dict[int, int] = {}
     seen: dict[object, int] = {}  # what is computed → its node
