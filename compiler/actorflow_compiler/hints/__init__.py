@@ -1,1 +1,1 @@
-"""What users say about a step: layouts, placements, ZeRO, micro-batches; and the ops that carry it."""
+"""Users' hints for a step: layouts, placements, ZeRO, micro-batches; and the marker ops that carry them."""

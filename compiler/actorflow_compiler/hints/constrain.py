@@ -1,7 +1,7 @@
 """``flow.constrain``: an op that carries a user's layout for one tensor through the passes of the compiler.
 
 ``actorflow.constrain(x, layout, origin)`` is the identity.  Inference gives it only those signatures whose
-output lies as ``layout`` says; lowering makes it another name of its input, so it costs what its boxing costs.
+output has ``layout``; lowering removes the op, so it costs no more than the boxing of its input.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Wish = tuple[Sbp | None, ...]  # one entry for each mesh axis, from the first; N
 
 
 def constrain(x: Tensor, sbp: Sbp | Wish) -> Tensor:
-    """``x``, lying as ``sbp`` from here on: a hint for the layout of one tensor inside a job.
+    """``x``, in the layout ``sbp`` from here on: a hint for the layout of one tensor inside a job.
 
     A tuple has one entry for each mesh axis of the placement; None leaves an axis to inference, as do
     axes that are not named.  Use the tensor that is returned.  Its gradient passes through unchanged.
-    A dim that is too small to be cut stays whole.  Outside of a job ``x`` comes back as it is.
+    A dim that is too small to be cut stays whole.  Outside of a job ``x`` is returned unchanged.
 
     Raises LayoutError for a split dim that ``x`` does not have, for a partial sum of integers and, when
     the job is compiled, for more entries than the placement has mesh axes.
@@ -49,7 +49,7 @@ def constrain(x: Tensor, sbp: Sbp | Wish) -> Tensor:
 
 
 def wish_of(sbp: object, origin: str) -> Wish:
-    """A user's layout as a wish: one entry for each axis it names; raises LayoutError for what is no layout."""
+    """A user's layout as a ``Wish``, with one entry for each axis it names; raises LayoutError if it is no layout."""
     entries = sbp if isinstance(sbp, tuple) else (sbp,)
     found: list[Sbp | None] = []
     for entry in entries:
@@ -77,12 +77,12 @@ def parse_wish(text: str) -> Wish:
 
 
 def fit_wish(wish: Wish, shape: Sequence[int], what: str) -> Wish:
-    """The same with non-negative dims; raises LayoutError for a dim that ``what``, of ``shape``, does not have."""
+    """The wish with non-negative dims; raises LayoutError, naming ``what``, for a dim that ``shape`` does not have."""
     return tuple(entry if entry is None else check_fits(entry, shape, 1, what) for entry in wish)
 
 
 def apply(x: Tensor, wish: Wish, origin: str) -> Tensor:
-    """``constrain`` for a wish; ``origin`` is where it comes from, for errors: a line of the script, or a pattern."""
+    """``constrain`` for a wish; ``origin``, for errors, is the script's line or the pattern that asked for it."""
     if not isinstance(x, Tensor):
         raise LayoutError(f"{origin}: {type(x).__name__} was found where a tensor was expected")
     wish = fit_wish(wish, x.shape, f"{origin}: the tensor")
@@ -97,13 +97,13 @@ def apply(x: Tensor, wish: Wish, origin: str) -> Tensor:
 
 
 def mark(x: Tensor, layout: str, origin: str) -> Tensor:
-    """``x`` through the op, unconditionally; a later pass may replace the layout's text."""
+    """``x`` passed through ``actorflow.constrain`` without any check; a later pass may replace the layout's text."""
     out: Tensor = _constrain(x, layout, origin)
     return out
 
 
 def apply_to_first(output: Any, wish: Wish, origin: str) -> Any:
-    """What a module returned, with its first tensor constrained (tuples, lists, dictionaries, model outputs).
+    """A module's output with its first tensor constrained; looks into tuples, lists, dictionaries and model outputs.
 
     Raises LayoutError where there is no tensor.
     """
@@ -127,7 +127,7 @@ def wanted(call: OpCall, axis: int) -> Sbp | None:
 def honoured(call: OpCall, axis: int, found: tuple[Signature, ...]) -> tuple[Signature, ...]:
     """The signatures along a mesh axis that a constraint admits.
 
-    For all ops but ``actorflow.constrain`` that is all of them.  Where a dim cannot be cut (it has one
+    An op other than ``actorflow.constrain`` may have all of them.  Where a dim cannot be cut (it has one
     element, or parts of different sizes from an earlier axis), the tensor stays whole.
     """
     if call.op != CONSTRAIN or (sbp := wanted(call, axis)) is None:
@@ -153,7 +153,7 @@ def check_constraints(graph: Graph) -> Graph:
 
 @torch.library.custom_op("actorflow::constrain", mutates_args=())
 def _constrain(x: Tensor, layout: str, origin: str) -> Tensor:
-    """The same tensor; ``layout`` as ``show_wish`` writes it."""
+    """The identity; ``layout`` is the text of a wish (``show_wish``)."""
     return x.clone()
 
 

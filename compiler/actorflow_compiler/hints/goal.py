@@ -22,7 +22,7 @@ class ParallelMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What inference is to find.  Hints hold in all modes."""
+    """The goal of layout inference.  Hints hold in all modes."""
 
     modes: tuple[ParallelMode, ...] = (ParallelMode.DATA,)  # for each mesh axis; the last holds for the rest
     budget: float | None = None  # bytes that one device may hold
@@ -55,7 +55,7 @@ class Goal:
         return self.mesh or (devices,)
 
     def batch(self, cut: Sbp) -> tuple[Sbp, ...]:
-        """How a batch is best taken, axis by axis; axes beyond those named take it as they like."""
+        """The preferred layout of a batch for each axis; axes beyond those named are left open."""
         return tuple(B if mode == ParallelMode.TENSOR else cut for mode in self.modes)
 
 
@@ -63,7 +63,7 @@ DATA = Goal()
 
 
 def goal_of(parallel: object, memory_budget: object) -> Goal:
-    """What a user asks for.
+    """The goal that a user's ``parallel=`` and ``memory_budget=`` state.
 
     ``parallel``: "data", "tensor", "auto", or a dictionary with the size of a mesh axis for each, such
     as ``{"data": 2, "tensor": 4}``; None is "data", and "auto" under a budget.  ``memory_budget``: what

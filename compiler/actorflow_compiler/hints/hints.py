@@ -24,16 +24,16 @@ Key = TypeVar("Key", str, int)
 
 @dataclass(frozen=True, slots=True)
 class LayoutHint:
-    """The layout that a user wants for a tensor, and where they said so."""
+    """The layout that a user wants for a tensor, and the text of the hint, for errors."""
 
     wish: Wish
     origin: str  # as the user wrote it
-    home: Placement | None = None  # of a parameter that lives there; None: where its ops are
+    home: Placement | None = None  # the placement that stores a parameter; None: where its ops are
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroHint:
-    """``flow.zero`` for one parameter; what its stages mean for layouts is in ``infer/variables.py``."""
+    """``flow.zero`` for one parameter; ``infer/variables.py`` turns its stage into layouts."""
 
     stage: int  # 1 | 2 | 3
     axis: int  # of the mesh
@@ -42,7 +42,7 @@ class ZeroHint:
 
 @dataclass(frozen=True, slots=True)
 class StagesHint:
-    """``flow.place(model, stages=…)``: how many pipeline stages, and where they are if the user says it."""
+    """``flow.place(model, stages=…)``: the number of pipeline stages, and their placements if the user gives them."""
 
     count: int
     placements: tuple[Placement, ...]  # one for each stage, or none
@@ -65,7 +65,7 @@ class ResolvedHints:
     places: Mapping[int, Placement] = field(default_factory=dict)  # by id(module)
     # by id of a module without a placement of its own: those of the nearest modules around it, by their id
     around: Mapping[int, Mapping[int, Placement]] = field(default_factory=dict)
-    patterns: tuple[PlacementPattern, ...] = ()  # what places modules
+    patterns: tuple[PlacementPattern, ...] = ()  # the patterns that place modules
     stages: StagesHint | None = None  # the step is cut into these
     outputs: Mapping[int, LayoutHint] = field(
         default_factory=dict
@@ -77,17 +77,17 @@ class ResolvedHints:
 
     @property
     def placements(self) -> frozenset[Placement]:
-        """All that users name for modules and stages: where ops are."""
+        """All placements that users give to modules and stages."""
         return frozenset((*self.places.values(), *(self.stages.placements if self.stages else ())))
 
     @property
     def homes(self) -> dict[str, Placement]:
-        """By name of the parameter: where those live that do not live where their ops are."""
+        """Parameter name → placement, for the parameters that are stored elsewhere than their ops run."""
         return {name: hint.home for name, hint in self.layouts.items() if hint.home is not None}
 
     @property
     def wishes(self) -> list[Wish]:
-        """How parameters and buffers are to lie on the devices of their ops."""
+        """The hinted layouts of parameters and buffers that are stored where their ops run."""
         return [hint.wish for hint in self.layouts.values() if hint.home is None]
 
     @property
@@ -120,22 +120,22 @@ def distribute(
     optimizer: LayoutPatterns | None = None,
     placement: Placement | None = None,
 ) -> None:
-    """Say how tensors of a model lie: ``{regular expression of a whole qualified name: SBP}``.
+    """Give layouts to tensors of a model: ``{regular expression of a whole qualified name: SBP}``.
 
     ``layouts`` is for parameters and buffers by their names.  ``outputs`` is for modules by their names
-    (``""`` is the model): the first tensor that such a module returns lies so.  ``optimizer`` is for
-    parameters again: what optimizers keep of them, in tensors of the parameter's shape, lies so; without,
-    it lies as its parameter.  A tuple has one entry for each mesh axis; None leaves an axis to inference.
+    (``""`` is the model): the first tensor that such a module returns gets the layout.  ``optimizer`` takes
+    parameter names, too: optimizer state of the parameter's shape gets the layout; without it, the state has
+    the layout of its parameter.  A tuple has one entry for each mesh axis; None leaves an axis to inference.
 
-    ``placement`` is the home of the parameters that ``layouts`` matches (offloading): they, what optimizers keep of
-    them and the optimizer's step for them are there, with these layouts on it.  Ops stay where they are.  Each call
-    of a job brings a parameter to its ops once, and its gradient back once, added up over micro-batches.  Buffers
-    stay with the ops.  Ops that nobody places are on all ranks but those that are homes and nothing else.
-    ``flow.zero`` says nothing about a parameter that has a home.
+    ``placement`` is the home of the parameters that ``layouts`` matches (offloading): they and their optimizer state
+    are stored there, in these layouts, and the optimizer's step for them runs there.  Ops stay where they are.  Each
+    call of a job brings a parameter to its ops once, and its gradient back once, added up over micro-batches.  Buffers
+    stay with the ops.  Ops without a placement run on all ranks except those that are only homes.
+    ``flow.zero`` does not apply to a parameter that has a home.
 
     The same pattern in a later call replaces its hint.  Raises LayoutError for a pattern that matches
-    nothing, for a layout that does not fit a tensor, for two patterns that want one tensor to lie in
-    different ways on one axis, or in different places, and for a ``placement`` without ``layouts`` or beside others.
+    nothing, for a layout that does not fit a tensor, for two patterns that give one tensor different layouts
+    on one axis or different homes, and for a ``placement`` without ``layouts`` or together with other patterns.
 
     >>> flow.distribute(model, {".*": flow.sbp.broadcast}, placement=flow.placement("cpu", [1]))
     """
@@ -175,15 +175,15 @@ def place(
     *,
     stages: int | None = None,
 ) -> None:
-    """Place a model on devices: modules by patterns, or the whole step in pipeline stages that are found by themselves.
+    """Place a model on devices: modules by patterns, or the whole step in pipeline stages that the compiler chooses.
 
     ``{regular expression of a whole module name: placement}`` places modules, and all below them.  Where
     patterns overlap the deepest module wins, then the later pattern.  Modules on different placements are stages
     of a pipeline; a program that comes back to a placement opens a new stage on it.
 
-    ``stages=S`` cuts what a job computes with the model into S stages of about equal time, where few bytes cross.
-    S divides the number of devices, and each stage has as many neighbours of these; or S is a multiple of it,
-    and stages go round the devices.  A list of placements says for each stage where it is.
+    ``stages=S`` cuts the ops that a job runs with the model into S stages of about equal time, where few bytes cross.
+    If S divides the number of devices, each stage gets an equal number of neighbouring devices; if S is a multiple
+    of it, the stages go round the devices.  A list of placements gives the placement of each stage.
 
     A later call replaces stages, and the same pattern.  Raises LayoutError for a pattern that matches no module,
     for a number of stages below 1 or another than that of the placements, and for patterns together with stages.
@@ -249,13 +249,13 @@ def _make_stages(model: str, placements: tuple[Placement, ...], count: int | Non
 
 
 def zero(model: nn.Module, stage: int, *, axis: int = 0) -> None:
-    """Keep what the devices of a data-parallel mesh axis all need in parts, a part on each (ZeRO, FSDP).
+    """Split what each device of a data-parallel mesh axis would hold a copy of (ZeRO, FSDP).
 
     Stage 1: the optimizer's state.  Stage 2: gradients, too, which are never whole and are added up over
     micro-batches in parts.  Stage 3: parameters, too, which are gathered for each use and dropped after it.
     Buffers stay whole.  It is a set of hints, one for each parameter: the dim that is split is the first that
     divides evenly over the devices, else the largest; a tensor without a dim of that size stays whole.
-    A hint of ``flow.distribute`` for the same tensor and axis goes first.
+    A hint of ``flow.distribute`` for the same tensor and axis takes precedence.
 
     A later call replaces an earlier one; of calls for nested modules the innermost counts.  ``axis`` is
     the mesh axis of the parameters' placements.  Raises LayoutError for any other stage or axis.
@@ -273,8 +273,8 @@ def zero(model: nn.Module, stage: int, *, axis: int = 0) -> None:
 def resolve(modules: Mapping[str, nn.Module], names: Mapping[int, str] | None = None) -> ResolvedHints:
     """The hints that apply to a job's modules (name → root module).
 
-    ``names`` gives variables, by their id, the names that they go by; else a tensor with several names
-    goes by the first.  Raises LayoutError for contradictory hints, naming both.
+    ``names`` maps ids of variables to the names to use; otherwise a tensor with several names has the
+    first of them.  Raises LayoutError for contradictory hints, naming both.
     """
     found = _Resolver(modules, names or {})
     for root_name, root in modules.items():
@@ -336,7 +336,7 @@ class _Resolver:
             self.zero.update(dict.fromkeys(sorted(parameters), given.zero))
 
     def zero_without_homes(self) -> dict[str, ZeroHint]:
-        """ZeRO of the parameters that have no home: a home says itself how they are split."""
+        """ZeRO hints of the parameters without a home; a home's layouts already say how its parameters are split."""
         homes = {name for name, hint in self.layouts.items() if hint.home is not None}
         return {name: zero for name, zero in self.zero.items() if name not in homes}
 
@@ -413,7 +413,7 @@ def _make_hint(model: nn.Module, pattern: str, sbp: object, where: str, home: Pl
 
 
 def _check_model(model: object, function: str) -> None:
-    """Raise LayoutError for what has no modules to give hints for."""
+    """Raise LayoutError if ``model`` is no module that hints can be given for."""
     if not isinstance(model, nn.Module):
         raise LayoutError(f"{function}: {type(model).__name__} was found; a model (torch.nn.Module) was expected")
 
@@ -426,7 +426,7 @@ def _shown(found: object) -> str:
 
 
 def _check_home(model: nn.Module, home: object, layouts: LayoutPatterns | None, *others: LayoutPatterns | None) -> None:
-    """Raise LayoutError for a ``placement=`` that is none, or that says nothing of parameters."""
+    """Raise LayoutError for a ``placement=`` that is no placement, or that comes without parameter patterns."""
     if home is None:
         return
     found = f"flow.distribute({type(model).__name__}, …, placement={home})"
@@ -477,7 +477,7 @@ def _check_matches(pattern: str, names: Sequence[str], what: str, model: str) ->
 
 
 def nearest(pattern: str, names: Sequence[str]) -> list[str]:
-    """The names that a pattern comes near to: those that it matches a part of, then those spelled like it."""
+    """Names to suggest for a pattern that matches none: first those it matches in part, then those spelled like it."""
     inside = [n for n in names if n and re.search(pattern, n)] if pattern else []
     plain = re.sub(r"\\(.)", r"\1", re.sub(r"(?<!\\)[*+?^$()|\[\]{}]", "", pattern))
     similar = difflib.get_close_matches(plain, names, NEAREST, 0.6)

@@ -1,4 +1,4 @@
-"""``flow.unpack`` and ``flow.pack``: markers in the graph of where tensors flow in pieces, and where they are whole.
+"""``flow.unpack`` and ``flow.pack``: graph markers between which tensors flow in pieces (micro-batches).
 
 ``actorflow.in_pieces(x, n, origin, number)`` and ``actorflow.whole(…)`` are the identity, and each is the
 gradient of the other, under the same ``number``.  ``rewriting/micro_batches.py`` removes them when it cuts the
@@ -29,12 +29,12 @@ _numbers = itertools.count()
 
 
 def unpack(x: Tensor, n: int) -> Tensor:
-    """``x``, which from here on flows through the job in ``n`` equal pieces of its dim 0, one behind the other.
+    """``x``, which from here on flows through the job in ``n`` equal pieces of its dim 0, one after another.
 
-    The code still sees the whole tensor and computes what it would without.  What is before runs once,
-    what is after once for each piece, until ``pack``; gradients of parameters used in between add up.
+    The script still sees the whole tensor, and results are the same as without.  Ops before run once, ops after
+    it once for each piece, until ``pack``; gradients of parameters used in between add up.
     All ``unpack`` and ``pack`` of a job, and its ``micro_batches``, name the same number.  Use the tensor
-    that is returned.  Outside of a job ``x`` comes back as it is.
+    that is returned.  Outside of a job ``x`` is returned unchanged.
 
     Raises CallError if ``n`` does not divide dim 0.  In a job that has run with another batch, a shorter
     last one for example, the largest number up to ``n`` that does is taken instead.
@@ -43,10 +43,10 @@ def unpack(x: Tensor, n: int) -> Tensor:
 
 
 def pack(x: Tensor, n: int) -> Tensor:
-    """``x``, which flows in ``n`` pieces, as a whole again: what is after runs once, with all pieces at hand.
+    """``x``, which flows in ``n`` pieces, as a whole again: ops after it run once, on all pieces together.
 
-    The inverse of ``unpack``, with the same rules and errors.  What reads the result together with
-    something in pieces packs that as well.
+    The inverse of ``unpack``, with the same rules and errors.  An op that reads the result together with
+    a value in pieces packs that value as well.
     """
     return _insert_marker(x, n, "pack")
 
@@ -61,11 +61,11 @@ class PieceMarker:
     value: int  # the value that is marked
     count: int  # pieces
     origin: str  # of the user's line
-    number: int  # of the call; that of its gradient, too
+    number: int  # of the call to unpack or pack; its gradient has the same
 
 
 def marker_of(n: Node) -> PieceMarker:
-    """The marker that a node of ``MARKERS`` is."""
+    """The marker arguments of a node whose op is in ``MARKERS``."""
     ref, count, origin, number = n.args
     return PieceMarker(ref.index, count, origin, number)
 
@@ -92,7 +92,7 @@ def without_markers(graph: Graph) -> Graph:
 
 
 def with_other_reads(n: Node, same: dict[int, int]) -> Node:
-    """The node with other numbers for what it reads."""
+    """The node with the values that it reads renumbered by ``same``."""
     if not same.keys() & set(n.reads()):
         return n
 
@@ -103,7 +103,7 @@ def with_other_reads(n: Node, same: dict[int, int]) -> Node:
 
 
 def nearest_divisors(size: int, count: int) -> list[int]:
-    """Of the numbers that divide ``size``, those next to ``count``, which does not."""
+    """The divisors of ``size`` just below and above ``count``, which is none."""
     divisors = [d for d in range(1, size + 1) if size % d == 0]
     below, above = [d for d in divisors if d < count], [d for d in divisors if d > count]
     return [*below[-1:], *above[:1]]
@@ -115,7 +115,7 @@ def count_pieces(graph: Graph, micro_batches: int, asked: str, later: bool) -> t
     Raises CallError where markers and ``micro_batches`` contradict each other, and where the batch does not divide.
     """
     wanted: dict[int, str] = {micro_batches: asked} if micro_batches > 1 else {}  # number → who wants it
-    sizes: dict[int, str] = {}  # size of what is to be divided → who wants that, and what it is
+    sizes: dict[int, str] = {}  # size to be divided → who asks for that, and of which value
     if micro_batches > 1:
         batches = (graph.metas[i.value].shape for i in graph.inputs if i.kind == InputKind.BATCH)
         sizes.update({shape[0]: f"{asked}: the batch" for shape in batches})

@@ -42,7 +42,7 @@ class TagRecorder:
 
     def __init__(self) -> None:
         self._stack: list[tuple[Placement | None, str]] = [(None, "")]
-        self._changes = [(-1, OpTag(visit=0))]  # (autograd sequence number, what holds from there on)
+        self._changes = [(-1, OpTag(visit=0))]  # (autograd sequence number, the tag from there on)
         self._visits: dict[str, list[int]] = {}  # of each module in the forward pass
         self._count = 0  # of visits
         self._user_lines = UserLines()
@@ -51,7 +51,7 @@ class TagRecorder:
         self.during_backward: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def enter(self, placement: Placement | None, where: str) -> dict[str, Any] | None:
-        """Open a scope; returns what ``leave`` needs."""
+        """Open a scope; returns the state that ``leave`` restores."""
         before: dict[str, Any] | None = fx_traceback.current_meta.get("custom")
         outer = self._stack[-1]
         self._stack.append((placement or outer[0], where or outer[1]))
@@ -61,7 +61,7 @@ class TagRecorder:
     def leave(self, before: dict[str, Any] | None) -> None:
         """Close the innermost scope and restore the tags from before it opened.
 
-        Inside a backward pass (a checkpoint's recomputation) those are the backward node's.
+        Inside a backward pass (a checkpoint's recomputation) these are the tags of the backward node.
         """
         self._stack.pop()
         old = before or {}
@@ -86,7 +86,7 @@ class TagRecorder:
         return self._count
 
     def _recomputed_visit(self, where: str, old: Mapping[str, Any]) -> int:
-        """The visit that a checkpoint computes again, when the backward pass is at an op with the tags ``old``.
+        """The visit that a checkpoint recomputes, when the backward pass is at an op with the tags ``old``.
 
         Those are the tags of the checkpoint's last op, or, if it is reentrant, of the op just before it.
         """
@@ -96,7 +96,7 @@ class TagRecorder:
         return max((v for v in visits if v <= at), default=after)
 
     def _tag_recomputed(self, *_: Any) -> None:
-        """Tag the ops of a backward pass that a checkpoint computes again: only those run with gradients enabled."""
+        """Tag the ops that a checkpoint recomputes in a backward pass; only those run with gradients enabled."""
         custom = fx_traceback.current_meta.get("custom") or {}
         if bool(custom.get("again")) != torch.is_grad_enabled():
             self._set({**custom, "again": torch.is_grad_enabled()})
@@ -122,7 +122,7 @@ class TagRecorder:
     def backward(
         self, engine: Callable[..., Any], roots: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a backward pass, and tag every op as the forward op it belongs to."""
+        """Run a backward pass, and give every op the tags of its forward op."""
         before = fx_traceback.current_meta.get("custom")
         pending, seen, hooks = [t.grad_fn for t in roots], set(), []
         while pending:

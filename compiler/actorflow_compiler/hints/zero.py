@@ -1,4 +1,4 @@
-"""Constrain the gradients of parameters that ZeRO splits, by hooks, while a step is traced."""
+"""Constrain the gradients of parameters that ZeRO splits, by tensor hooks, while a step is traced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRADIENT = "gradient of "  # begins the layout of a constraint on a gradient, un
 
 @contextlib.contextmanager
 def mark_gradients(parameters: Mapping[str, Tensor], zero: Mapping[str, ZeroHint]) -> Iterator[None]:
-    """While a step is traced: constrain the gradients of parameters in stages 2 and 3, how is filled in later."""
+    """Constrain the gradients of parameters in ZeRO stages 2 and 3; a later pass fills in their layouts."""
     hooks = []
     for name, z in zero.items():
         if z.stage >= 2 and name in parameters and parameters[name].requires_grad:
