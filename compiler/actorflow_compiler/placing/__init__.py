@@ -1,1 +1,1 @@
-"""Which placement and which pipeline stage each op has."""
+"""The placing pass: a placement and a pipeline stage for each op."""

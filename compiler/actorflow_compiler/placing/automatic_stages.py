@@ -3,7 +3,7 @@
 The units that are shared among the stages are the visits of the forward pass: stretches of the program between
 entering and leaving modules.  Edges between them go forward, so every cut between two visits makes a pipeline:
 encoders and decoders, skip connections and tied weights need no special case, they only cost the bytes that cross.
-What depends on no state (masks, positions) belongs to no unit; it is repeated where it is used.
+Ops that depend on no state (masks, positions) belong to no unit; they are repeated where they are used.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from actorflow_compiler.graph.graph import Graph, InputKind, Node, call_of
 from actorflow_compiler.hints.hints import StagesHint
 from actorflow_compiler.placing.partition import PartitionUnit, partition
 
-SLACK = 0.03  # of the seconds of the largest stage, which are estimates; given away where fewer bytes cross then
-V_SHAPED = frozenset({"zb-v"})  # schedules for which stages go there and back over the devices
+SLACK = 0.03  # fraction of the slowest stage's seconds (an estimate) to give up where fewer bytes cross then
+V_SHAPED = frozenset({"zb-v"})  # schedules whose stages go over the devices and back
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ def cut_automatically(
     schedule: str = "auto",
     hardware: Hardware = CPU_CORE,
 ) -> AutomaticStages:
-    """Cut a step into stages of about equal time, and where few bytes cross.
+    """Cut a step into stages of about equal time, at places where few bytes cross.
 
-    ``everywhere`` has all devices; how they are shared among the stages, each a ``mesh``, is in ``placements_of``.
-    Parameters that an earlier plan has placed (``fixed``) stay: then stages are where these are, and a step that calls
-    no modules is not cut.  Those that live ``elsewhere`` take no memory of a stage.  ``pieces`` is the number of
+    ``everywhere`` has all devices; ``placements_of`` shares them among the stages, each of which is a ``mesh``.
+    Parameters that an earlier plan has placed (``fixed``) stay: the stages follow them, and a step that calls no
+    modules is not cut.  Parameters stored ``elsewhere`` take no memory of a stage.  ``pieces`` is the number of
     micro-batches; ``hardware`` says what a device computes and holds, and what joins two.  Raises LayoutError where
     there are fewer visits than stages, for stages that do not divide over the devices, and for ops that a scope
     places by hand.
@@ -71,7 +71,7 @@ def cut_automatically(
         )
     units = _VisitCosts(captured, pieces, everywhere.size / min(len(placements), everywhere.size), hardware, elsewhere)
     notes: tuple[str, ...] = ()
-    if not units.costs and fixed:  # an optimizer's step, say: its state says where
+    if not units.costs and fixed:  # for example an optimizer's step: it runs where its state is
         return AutomaticStages(captured.graph)
     follows = units.placed_as(fixed)
     if any(p is not None for p in follows):
@@ -91,9 +91,9 @@ def placements_of(
 ) -> tuple[Placement, ...]:
     """The devices of each stage, which are a ``mesh`` if one is given.
 
-    Up to as many stages as devices: each has an equal number of neighbours.  More stages go round the
-    devices; in a V, there and back, if the schedule wants that.  Raises LayoutError where they do not divide, and
-    where a stage has another number of devices than the mesh.
+    With at most as many stages as devices, each gets an equal number of neighbouring devices.  More stages go
+    round the devices, or over them and back (a V) if the schedule wants that.  Raises LayoutError where they do not
+    divide, and where a stage has another number of devices than the mesh.
     """
     if asked.placements:
         return asked.placements
@@ -143,7 +143,7 @@ def _cut(
         return cut(), ()
     try:
         return cut(memory=hardware.memory_bytes / max(1, stages // everywhere.size)), ()
-    except LayoutError as error:  # the schedule may keep less, by computing it once more
+    except LayoutError as error:  # the schedule may keep fewer activations, by recomputing them
         return cut(), (f"{asked.origin}: {error}; it is cut for equal time",)
 
 
@@ -220,8 +220,8 @@ class _VisitCosts:
         count, metas = len(self.visits), self.graph.metas
         seconds, parameters, activations = [0.0] * count, [0.0] * count, [0.0] * count
         at: dict[int, int] = {}  # value → unit of its maker
-        span: dict[int, tuple[int, int]] = {}  # value → the first and the last unit that have to do with it
-        base: dict[int, int] = {}  # view → what it looks at
+        span: dict[int, tuple[int, int]] = {}  # value → the first and the last unit that make or read it
+        base: dict[int, int] = {}  # view → its base
         forward: set[int] = set()  # values of the forward pass
         kept: set[int] = set()  # of these: those that the backward pass reads
         for n, own, took in zip(self.graph.nodes, self.unit, work, strict=True):
@@ -239,7 +239,7 @@ class _VisitCosts:
             if n.op in CHEAP_OPS and len(reads) == 1:
                 (source,) = reads
                 if source in self.names or metas[source].nbytes <= metas[n.outs[0]].nbytes:
-                    base[n.outs[0]] = source  # what crosses, or is kept, is that
+                    base[n.outs[0]] = source  # the base is what crosses or is kept
                     continue
             made = [o for o in n.outs if o >= 0]
             at.update(dict.fromkeys(made, unit))
@@ -256,7 +256,7 @@ class _VisitCosts:
         return tuple(map(PartitionUnit, seconds, parameters, activations, crossing))
 
     def _crossing(self, span: Mapping[int, tuple[int, int]]) -> list[float]:
-        """Bytes that cross the cut before each unit; a parameter of both sides goes there, its gradient comes back."""
+        """Bytes that cross the cut before each unit; a parameter of both sides crosses, and its gradient returns."""
         change = [0.0] * (len(self.visits) + 1)
         for v, (low, high) in span.items():
             nbytes = self.graph.metas[v].nbytes
@@ -266,7 +266,7 @@ class _VisitCosts:
         return [max(0.0, total) for total in accumulate(change[:-1])]
 
     def _add_state(self, seconds: list[float], parameters: list[float]) -> None:
-        """What parameters, their gradients and the state of their optimizer take in bytes, and to update."""
+        """Add bytes of parameters, gradients and optimizer state to ``parameters``, their update to ``seconds``."""
         kinds = self.captured.kinds
         updated = {self.names[old] for old, _ in self.graph.updates}
         trained = {name for name in updated if kinds[name] == "parameter"}

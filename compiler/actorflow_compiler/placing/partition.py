@@ -17,11 +17,11 @@ HALVINGS = 4  # of the interval in which the fastest cut is that saves bytes
 
 @dataclass(frozen=True, slots=True)
 class PartitionUnit:
-    """What is never cut, and what it costs in an iteration on the devices of a stage.
+    """An indivisible unit, and its costs in an iteration on the devices of a stage.
 
     seconds: forward and backward; parameters: bytes that stay, with their gradients and optimizer state;
     activations: bytes that are kept for the backward pass of one micro-batch; crossing: bytes that go both
-    ways over a cut before the unit (of the first it is not looked at).
+    ways over a cut before the unit (ignored for the first).
     """
 
     seconds: float
@@ -41,10 +41,10 @@ def partition(
 ) -> tuple[int, ...]:
     """The first unit of each of ``stages`` stages, so that the largest stage's seconds are least.
 
-    A stage takes the seconds of its units and those of what crosses its two cuts, at ``bytes_per_second``.
-    Of all such cuts one that the fewest bytes cross is taken; ``slack`` lets the largest stage take that fraction
-    longer where it saves bytes, for seconds that are estimates.  Stage k of S holds its parameters and
-    the activations of min(``pieces``, S - k) micro-batches, in at most ``memory`` bytes.
+    A stage takes the seconds of its units and of the bytes that cross its two cuts, at ``bytes_per_second``.
+    Among equally fast partitions the one with the fewest crossing bytes is taken; since seconds are estimates,
+    ``slack`` lets the largest stage take that fraction longer where it saves bytes.  Stage k of S holds its parameters
+    and the activations of min(``pieces``, S - k) micro-batches, in at most ``memory`` bytes.
 
     The result is optimal for up to ``POSITIONS`` units; of more, each cut is the cheapest in a stretch of about
     1/``POSITIONS`` of all seconds.  Takes O(stages · units²).  Raises LayoutError where there are fewer units than
@@ -69,7 +69,7 @@ def partition(
     crossing, cuts = _cuts(tables, costs.crossing, fastest)
     low, high = fastest, fastest * (1 + slack)
     fewest, _ = _cuts(tables, costs.crossing, high) if slack else (crossing, cuts)
-    if fewest < crossing:  # the fastest of those that so few cross
+    if fewest < crossing:  # the fastest partition with so few crossing bytes
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             crossing, _ = _cuts(tables, costs.crossing, middle)
@@ -91,7 +91,7 @@ def stage_seconds(
 
 
 class _Costs:
-    """Tables of [from position, to position]; what is no stage costs infinitely much."""
+    """Cost tables indexed by [first position, end position]; a pair that is no stage costs infinity."""
 
     def __init__(
         self,
@@ -117,15 +117,15 @@ class _Costs:
         return table
 
     def bytes_of(self, stage: int) -> np.ndarray:
-        """What a stage holds."""
+        """Bytes that a stage holds, for each pair of positions."""
         table: np.ndarray = self.parameters + self.activations * min(self.pieces, self.stages - stage)
         return table
 
 
 def _positions(units: Sequence[PartitionUnit], most: int) -> list[int]:
-    """The places to cut at, with both ends: all, or the one that the fewest bytes cross in each stretch of time.
+    """The positions to consider as cuts, with both ends: all, or in each stretch of time the one with fewest bytes.
 
-    Where stretches have none, others that few bytes cross fill up the number.
+    If some stretches have no position, others with few crossing bytes fill up the number.
     """
     if len(units) <= most:
         return list(range(len(units) + 1))
@@ -149,7 +149,7 @@ def _least(tables: Sequence[np.ndarray]) -> float:
 
 
 def _cuts(tables: Sequence[np.ndarray], crossing: np.ndarray, limit: float) -> tuple[float, list[int]]:
-    """The fewest bytes that cross where no stage costs more than ``limit``, and the position each stage begins at."""
+    """The fewest crossing bytes with no stage above ``limit``, and the position at which each stage begins."""
     limit *= 1 + 1e-12  # the same sums in another order
     total = np.where(tables[0][0] <= limit, 0.0, np.inf)
     came = []

@@ -20,12 +20,12 @@ class PlacedStep:
 
     graph: Graph
     owners: Mapping[str, Placement]  # of variables
-    everywhere: Placement  # all ranks: where arguments are, and results that everybody gets
+    everywhere: Placement  # all ranks: the placement of arguments, and of results that every rank gets
     notes: tuple[str, ...]
 
 
 def place(captured: Capture, request: StepRequest) -> PlacedStep:
-    """Carry out scopes and ``flow.place``, cut into stages where that was asked for, and give the rest all devices.
+    """Apply scopes and ``flow.place``, cut into stages where asked, and place all other ops on all devices.
 
     Raises LayoutError for placements, meshes or stages that the devices do not have, and CaptureError for hints in a
     step of the mirrored view.

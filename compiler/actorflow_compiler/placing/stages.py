@@ -3,7 +3,7 @@
 Untagged forward ops go where the latest of their inputs are, gradient accumulations to the earliest,
 optimizer ops to the owner of their parameter.  Ops that depend on no state and on nothing placed
 (masks, positions) are repeated wherever they are used.  A parameter with a home is owned there, and
-draws no op of the forward or backward pass to it.
+does not attract ops of the forward or backward pass.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def place_ops(
 
     A stage is a longest run of forward ops, in program order, that carry the same placement; ops without one
     do not end it.  So neighbouring modules on one placement are one stage, and a program that comes back to a
-    placement opens a new stage there: what lies between has to run first.  Stages are the depth of the pipeline,
-    not a number of devices: modules that alternate between two placements n times make 2n stages, as many as a
-    sample passes through.  ``begins`` are visits that open a stage in any case.
+    placement opens a new stage there, because the ops in between have to run first.  Stages are the depth of the
+    pipeline, not a number of devices: modules that alternate between two placements n times make 2n stages, as many as
+    a sample passes through.  ``begins`` are visits that open a stage in any case.
 
-    ``everywhere`` is the placement of what nobody places.  ``fixed`` holds the variables that an earlier plan has
+    ``everywhere`` is the placement of ops without a hint.  ``fixed`` holds the variables that an earlier plan has
     placed; ``parameter`` maps optimizer state to the parameter whose placement it shares.  ``homes`` are those of
     parameters that do not live with their ops, ``world`` is the number of devices, if not all are ``everywhere``.
 
@@ -67,7 +67,7 @@ def place_ops(
 
 
 def computing(world: int, homes: Mapping[str, Placement], graph: Graph, hints: ResolvedHints) -> tuple[int, ...]:
-    """The ranks of ops that nobody places: all ranks but those that are only homes; all, if that leaves none."""
+    """The ranks of ops without a placement: all except those that are only homes; all ranks, if none is left."""
     kept = {rank for home in homes.values() for rank in home.ranks}
     named = hints.placements | {n.placement for n in graph.nodes if n.placement is not None}
     kept -= {rank for placement in named for rank in placement.ranks}
@@ -75,7 +75,7 @@ def computing(world: int, homes: Mapping[str, Placement], graph: Graph, hints: R
 
 
 class _TaggedStages:
-    """The stages that the tagged forward ops make, in program order."""
+    """The stages formed by the tagged forward ops, in program order."""
 
     def __init__(self, graph: Graph, begins: Sequence[int]) -> None:
         opened = sorted(begins)
@@ -120,7 +120,7 @@ class _StageChooser:
         self.at: dict[int, int | None] = {}  # value → stage
         self.owner: dict[str, Placement] = {**fixed, **homes}
         self.homes = homes
-        self.at_home: set[int] = set()  # what the optimizer makes where a parameter's home is
+        self.at_home: set[int] = set()  # values that the optimizer computes at a parameter's home
         self.first: dict[str, int] = {}  # variable → stage of its first tagged forward reader
         self.everywhere = everywhere
         self.variables = {i.value: i.name for i in graph.inputs if i.kind == InputKind.VARIABLE}
@@ -129,7 +129,7 @@ class _StageChooser:
         self.for_homes = self._gradients_for_homes() if homes else {}
         self.reach: dict[int, set[str]] = {
             v: {name} for v, name in self.variables.items()
-        }  # value → variables that it is made of alone
+        }  # value → variables, if it depends on nothing else
         self._owners_of_parameters()
         for n in graph.nodes:
             stage = self._stage_of(n)
@@ -177,13 +177,13 @@ class _StageChooser:
         return self.owner[name]
 
     def _home_stage(self, name: str) -> int:
-        """The stage that a variable belongs to, one on the placement of its owner."""
+        """The stage that a variable belongs to; it is on the variable's placement."""
         owner = self._owner_of(name)
         first = self.first.get(self.parameter.get(name, name))
         return first if first is not None and self.stages[first] == owner else self.stage_on(owner)
 
     def _stage_of_use(self, name: str) -> int:
-        """The stage of an untagged op that works with a variable and with nothing else that is placed."""
+        """The stage of an untagged op whose only placed operand is a variable."""
         if name not in self.homes:
             return self._home_stage(name)
         return self.first[name] if name in self.first else self.stage_on(self.everywhere)
@@ -201,7 +201,7 @@ class _StageChooser:
     def _stage_at_home(self, n: Node) -> int | None:
         """The stage of an op of the optimizer that works where a parameter's home is; None for all others.
 
-        It reads a variable of that home, or what was made of one there, or only gradients that go there anyway.
+        Such an op reads a variable of that home, a value computed from one there, or only gradients that go there.
         """
         reads = list(n.reads())
         names = [self.variables[v] for v in reads if v in self.variables]
