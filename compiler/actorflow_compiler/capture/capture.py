@@ -100,15 +100,15 @@ TENSOR_HOOKS: dict[str, Callable[[Tensor, Any], object]] = {
     "_backward_hooks": Tensor.register_hook,
     "_post_accumulate_grad_hooks": Tensor.register_post_accumulate_grad_hook,
 }
-INTERNAL_TAILS = (  # what follows in messages of torch is for those who work on torch
+INTERNAL_TAILS = (  # messages of torch are cut at these: the rest is for developers of torch
     "\n\nWhile executing", "\nC++ CapturedTraceback", "\nException raised from",
     "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
     "\nresulted in the unexpected exception above",
 )  # fmt: skip
-NOT_THERE = "its data is not allocated yet"  # what torch says where C code asks a tensor without values for them
-NESTS = ("nested_tensor", "NestedTensor")  # in the names of what makes such, and takes them
-RAGGED = "not tracked with proxy for"  # what torch says of a size that is none
-CHANGING_CALLS = 3  # after which a number that is new in each of them is taken to go on so
+NOT_THERE = "its data is not allocated yet"  # torch's message where C code reads the data of a fake tensor
+NESTS = ("nested_tensor", "NestedTensor")  # in the names of functions that make or take nested tensors
+RAGGED = "not tracked with proxy for"  # torch's message for the ragged size of a nested tensor
+CHANGING_CALLS = 3  # a number that is new in each of so many calls is assumed to be new in every call
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,16 @@ def capture(
     value: Callable[[str], Tensor] | None = None,
     checks: BranchExplorer | None = None,
 ) -> Capture:
-    """Trace ``step(argument tensors) -> result tensors`` and return its logical graph with what is known of its state.
+    """Trace ``step(argument tensors) -> result tensors`` and return its logical graph and what its inputs stand for.
 
-    - ``hints``: those that name modules are applied here, and gradients with a layout of their own are marked.
+    - ``hints``: hints that name modules are applied here, and gradients with a ZeRO hint are marked.
     - ``fresh``: the optimizers have not stepped yet.
-    - ``standing``: how gradients stand as the step begins; ``sure``: see ``GradientTracker``.
+    - ``standing``: the state of gradients as the step begins; ``sure``: see ``GradientTracker``.
     - ``made``: see ``optimizer_stand_ins``.
     - ``mirrored``: the number of devices, for a step that each device runs on values of its own; 0: values are logical.
-    - ``device``: where all tensors are taken to be; it decides what autocast does and which kernels torch picks.
+    - ``device``: the device of all tensors of the trace; it decides what autocast does and which kernels torch picks.
     - ``numbers``: records what the step does with Python numbers that calls may change; None: they are constants.
-    - ``value``: returns the value of a variable, for a step that asks for it; None: values cannot be had.
+    - ``value``: returns the value of a variable, for a step that reads it; None: no value is known.
     - ``checks``: explores branches of which one side raises; None: all data-dependent branches are refused.
 
     Raises CaptureError with the user's line for control flow that depends on data, for state that was not found and
@@ -178,7 +178,7 @@ def _traced(
     value: Callable[[str], Tensor] | None,
     checks: BranchExplorer | None,
 ) -> Capture:
-    """See ``capture``; raises Again where ``checks`` has learnt something, and the step is to be traced again."""
+    """See ``capture``; raises Retrace where ``checks`` has learnt something, so that the step must be traced again."""
     mode = fake_mode()
     with_graph = train and torch.is_grad_enabled()  # as where the job is called
     names = {id(m): name for root in state.modules.values() for name, m in root.named_modules()}
@@ -320,10 +320,10 @@ def _traced(
 def without_memory(
     state: ScriptState, shapes: Sequence[Tensor], *, train: bool
 ) -> Iterator[tuple[contextlib.AbstractContextManager[Any], list[Tensor]]]:
-    """In which a step can be run to see what it does, once and untraced; the state is what it was afterwards.
+    """A context in which a step can run once, untraced and on tensors without memory; restores the state at the end.
 
-    Gives the mode in which tensors have no memory, which is entered, and tensors like ``shapes`` in it.  What the
-    step raises comes out as ``capture`` puts it.
+    Yields the mode in which tensors have no memory, already entered, and tensors like ``shapes`` made in it.
+    Exceptions of the step become CaptureErrors, as in ``capture``.
     """
     mode = fake_mode()
     stand_in = partial(_stand_in, mode, CPU)
@@ -349,13 +349,13 @@ def without_memory(
 
 
 def _moved_to(device: torch.device, state: ScriptState) -> contextlib.AbstractContextManager[Any]:
-    """In which tensors that a step makes lie with the others, where a placement moves a script from where it lies."""
+    """A context that makes new tensors on ``device``, if the placement moves tensors of the script to that device."""
     moved = any(h.tensor.device.type not in (device.type, "meta") for h in state.held.values())
     return device if moved else contextlib.nullcontext()
 
 
 def _stand_in(mode: contextlib.AbstractContextManager[Any], device: torch.device, real: Tensor) -> Tensor:
-    """A tensor without memory for one of the state."""
+    """A tensor without memory that stands in for a tensor of the state, with its attributes and its hooks."""
     with mode:
         fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
         fake = (
@@ -372,7 +372,7 @@ def _stand_in(mode: contextlib.AbstractContextManager[Any], device: torch.device
 
 
 def _refuse_uncalled(patterns: Sequence[PlacementPattern], called: Set[int]) -> None:
-    """Raise LayoutError for a pattern that would place nothing."""
+    """Raise LayoutError for a placement pattern of whose modules the step calls none."""
     for pattern in patterns:
         if not pattern.modules & called:
             raise LayoutError(
@@ -383,18 +383,18 @@ def _refuse_uncalled(patterns: Sequence[PlacementPattern], called: Set[int]) -> 
 
 
 class _FusedOpExpander(torch.fx.Interpreter):
-    """Runs the first trace again, with list ops taken apart and fused optimizers as one op for each parameter."""
+    """Runs the first trace again: splits ops over lists, and turns a fused optimizer into one op for each parameter."""
 
     def __init__(
         self, module: torch.fx.GraphModule, known: Mapping[str, str], groups: Mapping[tuple[str, str], str],
         numbers: NumberEnv | None,
     ) -> None:  # fmt: skip
         super().__init__(module)
-        self._known, self._groups = known, groups  # placeholder → what it holds; (optimizer, parameter) → group
+        self._known, self._groups = known, groups  # placeholder → variable; (optimizer, parameter) → group
         self._numbers = numbers
-        self._changed: dict[tuple[str, str], str] = {}  # groups, with rates that the step has given them → their names
+        self._changed: dict[tuple[str, str], str] = {}  # (group, its changed rates as text) → its name with these
         self._node: torch.fx.Node | None = None
-        self.extra_traceback = False  # errors are told without torch's graph
+        self.extra_traceback = False  # leaves torch's graph out of error messages
 
     def run_node(self, n: torch.fx.Node) -> Any:
         self._node = n
@@ -404,7 +404,7 @@ class _FusedOpExpander(torch.fx.Interpreter):
             return super().run_node(n)
         except ActorflowError:
             raise
-        except Exception as error:  # the trace went on without what the op makes
+        except Exception as error:  # the first trace went on without the op's result
             line = (n.meta.get("custom") or {}).get("line", "")
             if isinstance(error, AssertionError):
                 raise CaptureError(f"{with_code(line) if line else 'in the step'}\n  {cannot_be_traced(n)}") from None
@@ -439,7 +439,7 @@ class _FusedOpExpander(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _rated(self, group: str, rates: Mapping[str, Operand] | None) -> str:
-        """The name of a group whose rates are ``rates``: another one where the step has changed them."""
+        """The name of a group with the rates ``rates``: a name of its own where the step has changed them."""
         if rates is None or all(expression == source_of(group, key) for key, expression in rates.items()):
             return group
         assert self._numbers is not None
@@ -449,7 +449,7 @@ class _FusedOpExpander(torch.fx.Interpreter):
 
     @staticmethod
     def _each(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One op for each tensor instead of one op over lists."""
+        """Run a ``_foreach_`` op as one op for each tensor of the lists."""
         count = len(args[0])
 
         def part(value: Any, i: int) -> Any:
@@ -461,14 +461,14 @@ class _FusedOpExpander(torch.fx.Interpreter):
 
 
 def _has_failed(n: torch.fx.Node) -> bool:
-    """Whether an op was refused by torch in the trace, and the step went on without it."""
+    """Whether torch refused an op in the first trace, and the step went on without its result."""
     op = n.target
     plain = isinstance(op, torch._ops.OpOverload) and not op._schema.is_mutable and bool(op._schema.returns)
     return plain and not n.users and "val" not in n.meta
 
 
 def _changed_last(node: Any) -> Any:
-    """What was changed in place to become what a node of a trace gives; the node itself, if nothing was."""
+    """The node whose value in-place ops have changed to give ``node``; ``node`` itself if it is no in-place op."""
     while isinstance(node.target, torch._ops.OpOverload):
         returns = node.target._schema.returns
         if len(returns) != 1 or returns[0].alias_info is None or not returns[0].alias_info.is_write:
@@ -478,9 +478,9 @@ def _changed_last(node: Any) -> Any:
 
 
 class _ValueResolver:
-    """Answers what a traced step asks of small variables that are no parameters.
+    """Answers reads of the values of small variables, other than parameters, while a step is traced.
 
-    ``names`` are the trace's first inputs; ``value`` gives what a variable has as the step begins.
+    ``names`` are the names of the trace's first inputs; ``value`` returns a variable's value as the step begins.
     """
 
     def __init__(self, state: ScriptState, names: Sequence[str], value: Callable[[str], Tensor] | None) -> None:
@@ -491,7 +491,10 @@ class _ValueResolver:
         self._remedies: dict[str, str] = {}  # by place
 
     def decide(self, place: Callable[[], tuple[str, str]], method: str, tensor: Tensor) -> Any:
-        """What is known where Python calls ``method`` of a tensor; None where nothing is."""
+        """The result of calling ``method`` of a tensor in Python; None where the tensor's value is not known.
+
+        ``place`` returns the user's line and a suggestion for the error message.
+        """
         found = node_of(tensor) if self._value is not None and method in VALUE_METHODS else None
         if self._value is None or found is None or (method != "tolist" and tensor.numel() != 1):
             return None
@@ -509,7 +512,11 @@ class _ValueResolver:
         return result
 
     def end(self, trace: torch.fx.GraphModule) -> ValueDecisions:
-        """The trace is there.  Raises CaptureError for a variable whose value the step itself makes of other things."""
+        """Return how the plan depends on the values that were read, from the finished trace.
+
+        Raises CaptureError for a read of a variable that the host cannot compute after a call, or whose value is a new
+        number in each call.
+        """
         moves, loses = HostProgramFinder(trace.graph, trace, self._names, self._known).find_updates()
         for one in self._asked:
             if not loses.isdisjoint(one.program.inputs) or self._goes_on(one, moves):
@@ -517,7 +524,7 @@ class _ValueResolver:
         return ValueDecisions(tuple(self._asked), moves, loses)
 
     def _goes_on(self, asked: ValueGuard, moves: Mapping[str, HostProgram]) -> bool:
-        """Whether a number is another one in each call, so that each would need a plan of its own."""
+        """Whether a number is new in each call, so that each call would need a plan of its own."""
         if isinstance(asked.found, bool) or self._value is None:
             return False
         with real_tensors():
@@ -530,14 +537,14 @@ class _ValueResolver:
 
 
 def _scaled(state: ScriptState) -> contextlib.AbstractContextManager[None]:
-    """In which the scalers of losses leave what they decide to the graph."""
+    """A context in which gradient scalers decide in the graph, such as whether to skip a step."""
     fused = {o: is_fused(o) and "fused" in o.defaults for o in state.optimizers.values()}
     return scaling_in_the_graph(state.scalers.values(), fused, loss_scaling.masked_step)
 
 
 @contextlib.contextmanager
 def _clear_errors(reads: ValueReadHandler) -> Iterator[None]:
-    """Turn what a trace raises into a CaptureError that shows the user's line; a read that was refused comes first."""
+    """Turn exceptions of a trace into a CaptureError with the user's line; a read refused earlier takes precedence."""
     try:
         yield
     except ActorflowError:
@@ -549,7 +556,7 @@ def _clear_errors(reads: ValueReadHandler) -> Iterator[None]:
 
 
 def _refuse(place: str, error: Exception) -> NoReturn:
-    """Raise the CaptureError of what was raised at a place; its cause has to be one for those who use torch."""
+    """Raise a CaptureError for ``error`` at ``place``, with ``error`` as its cause unless that is internal to torch."""
     text = _error_text(error)
     frames = traceback.extract_tb(error.__traceback__)
     looks = isinstance(error, DATA_DEPENDENT) and not isinstance(error, DEPENDENT_SIZE)
@@ -567,11 +574,11 @@ def _refuse(place: str, error: Exception) -> NoReturn:
 
 
 def _error_text(error: Exception) -> str:
-    """What was raised, without what torch says of its own insides."""
+    """The message of an exception, without the parts about torch's internals."""
     if isinstance(error, DATA_DEPENDENT):
         return DEPENDS_ON_VALUES if isinstance(error, DEPENDENT_SIZE) else LOOKS_AT_A_VALUE
     text = str(error).strip()
-    if isinstance(error, TypeError) and "must be" in text and "got FakeTensor" in text:  # torch would take its value
+    if isinstance(error, TypeError) and "must be" in text and "got FakeTensor" in text:  # torch would read its value
         return LOOKS_AT_A_VALUE
     if NOT_THERE in text:
         return ADDRESS

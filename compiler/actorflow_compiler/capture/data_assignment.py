@@ -1,6 +1,6 @@
 """Turn ``p.data = x`` in a step into a copy of ``x`` into ``p``, which a trace can see.
 
-In PyTorch the two share memory from then on, which they do not here.  So ``x`` may not be changed any more, nor read
+In PyTorch, ``x`` and ``p`` share memory from then on; here they do not.  So ``x`` may not be changed any more, nor read
 after ``p`` has changed, and it may not be a tensor that the script or an optimizer had before the step.
 """
 
@@ -54,13 +54,13 @@ class DataAssignmentMode(TorchFunctionMode):
         super().__init__()
         self._gradient_read = asked
         self._kept = {memory_of(tensor) for tensor in kept}
-        self._changed: set[int] = set()  # memories that were written since
+        self._changed: set[int] = set()  # memory that was written since an assignment
         self._shared: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by x's memory: each x, kept alive, and its p
 
     def holder_of(self, tensor: Tensor) -> Tensor:
-        """The tensor with the values that another one has at the end of the step: ``p`` for ``x``.
+        """The tensor that holds the values of ``tensor`` at the end of the step: ``p`` if it is an ``x``, else itself.
 
-        Raises CaptureError for what shares memory with an ``x`` and is not all of it.
+        Raises CaptureError for another view of the memory of an ``x``.
         """
         pairs = self._shared.get(memory_of(tensor), []) if self._shared else []
         if not pairs:

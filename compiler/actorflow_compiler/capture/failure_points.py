@@ -1,7 +1,7 @@
-"""Record what a step has changed in Python by each line whose ops may fail when a call runs.
+"""Record what a step has changed in Python before each line whose ops may fail when a call runs.
 
-An index or a label out of range, a matrix that has no inverse: kernels find them only when a call runs.  PyTorch ends
-the step at that line, and the script keeps what the step has changed before it; so must a call of the plan.
+Kernels find some errors only when a call runs: an index or a label out of range, a matrix without an inverse.  PyTorch
+ends the step at that line, and the script keeps what the step has changed before it.  A plan's call must do the same.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ BY_VALUE = ("linalg", "cholesky", "multinomial", "assert", "ctc_loss")  # in nam
 
 
 class FailurePoints:
-    """What one run of a step has changed in Python by each line whose ops may fail.
+    """The changes in Python that one run of a step has made before each line whose ops may fail.
 
-    ``so_far`` returns what it has changed up to now, and a text that names changes which cannot be recorded.
+    ``so_far`` returns the changes up to now, and a text that names changes that cannot be recorded (else empty).
     """
 
     def __init__(self, so_far: Callable[[], tuple[Any, str]]) -> None:
         self._so_far = so_far
         self._lines = UserLines()
-        self._changed: dict[str, Any] = {}  # line → changes by then; None: they differ between visits
+        self._changed: dict[str, Any] = {}  # line → changes before it; None: they differ between visits
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:
         """Use while the step runs."""
         return before_each_op(self._record)
 
     def changed(self) -> Mapping[str, Any]:
-        """The changes by each line, as ``so_far`` returns them, for lines where they are known."""
+        """The changes before each line, as ``so_far`` returns them; without lines whose changes cannot be recorded."""
         return {line: changed for line, changed in self._changed.items() if line and changed is not None}
 
     def _record(self, op: Any, args: Iterable[Any]) -> None:
-        # ops of a backward pass take the values that the forward pass has taken
+        # ops of a backward pass get indices that the forward pass has used already
         if in_backward() or not _may_fail(op, args):
             return
         changed, lost = self._so_far()

@@ -75,8 +75,8 @@ class Capture:
     kinds: Mapping[str, str]  # variable → "parameter" | "buffer" | "optimizer" | "gradient" | "tensor"
     constants: tuple[Constant, ...]
     parameter: Mapping[str, str]  # optimizer's state or gradient → its parameter
-    gradients: GradientEffects = field(default_factory=GradientEffects)  # of its parameters and of other calls
-    decisions: ValueDecisions = field(default_factory=ValueDecisions)  # by values of small variables
+    gradients: GradientEffects = field(default_factory=GradientEffects)  # of the step on gradients
+    decisions: ValueDecisions = field(default_factory=ValueDecisions)  # that depend on small variables
     checks: tuple[Check, ...] = ()  # if there are any, the last result says for each whether it raises
 
 
@@ -105,13 +105,13 @@ class _Converter:
         self.nodes: list[Node] = []
         self.updates: dict[int, int] = {}
         self.constants: list[Constant] = []
-        self.scalars: dict[tuple[str, str], int] = {}  # (name, dtype) → the value that is a plain number
-        self.numbers: dict[int, int] = {}  # a number as a tensor → as it is
+        self.scalars: dict[tuple[str, str], int] = {}  # (name, dtype) → the scalar input
+        self.numbers: dict[int, int] = {}  # output of actorflow.number → its scalar input
         self.after_backward: set[int] = set()
         self.lost: set[int] = set()  # gradients of earlier calls that were not kept
-        self.kept: set[int] = set()  # kept ones, also after backward passes have added to them
+        self.kept: set[int] = set()  # kept gradients of earlier calls, and sums of these with new ones
         self.made: dict[int, tuple[str, tuple[Arg, ...]]] = {}
-        self.checks: list[tuple[int, dict[str, int]]] = []  # whether it raises, and the values of variables
+        self.checks: list[tuple[int, dict[str, int]]] = []  # (whether it raises, variable → its value there)
 
     def new(self, meta: Meta) -> int:
         number = len(self.metas)
@@ -186,7 +186,7 @@ class _Converter:
         self.value[fx_node] = self.held(values)
 
     def held(self, values: Tensor) -> int:
-        """The number of a constant."""
+        """Add a constant with these values; returns the number of its value."""
         meta = meta_of(values)
         number = self.new(meta)
         name = f"constant.{len(self.constants)}"
@@ -249,7 +249,7 @@ class _Converter:
         elif isinstance(result, Tensor):
             outs = [self.new(meta_of(result))]
             self.value[fx_node] = outs[0]
-        else:  # a number: .item() of a tensor that is not there yet
+        else:  # a number: .item() of a tensor without values
             raise CaptureError(f"{_user_line(fx_node)}\n  {LOOKS_AT_A_VALUE}")
         node = Node(op, args, kwargs, tuple(outs), Phase.FORWARD, custom.get("placement"), custom.get("where", ""))
         node = replace(
@@ -269,7 +269,7 @@ class _Converter:
         self.nodes.append(replace(node, phase=phase))
 
     def number(self, fx_node: torch.fx.Node, args: tuple[Arg, ...], given: Mapping[str, Arg]) -> None:
-        """Add a number of the script, which is read at each call."""
+        """Add an op that makes a tensor of a number of the script, which the plan reads at each call."""
         meta = meta_of(fx_node.meta["val"])
         plain = self.scalar(args[0], meta.dtype)
         self.value[fx_node] = self.new(meta)
@@ -278,7 +278,7 @@ class _Converter:
         self.nodes.append(made)
 
     def with_constants(self, fx_node: torch.fx.Node) -> tuple[str, tuple[Arg, ...]]:
-        """An op with complex numbers as arguments, with these as constants of the dtype of its result."""
+        """The name and arguments of an op that takes complex numbers, as constants of its result's dtype."""
         target, result = fx_node.target, fx_node.meta.get("val")
         assert isinstance(target, OpOverload)
         if schema_of(target).overload_name == "Scalar":
@@ -329,7 +329,7 @@ class _Converter:
             if self.metas[args[0].index].shape == meta_of(result).shape:
                 return "", args, ()
             return "aten.view.default", args, ()
-        if op == "aten.native_batch_norm_backward.default" and args[7] is True:  # running statistics are not looked at
+        if op == "aten.native_batch_norm_backward.default" and args[7] is True:  # ignores running statistics
             return op, (*args[:3], None, None, *args[5:]), kwargs
         if op == "aten.t.default":
             source = self.made.get(args[0].index)
@@ -346,7 +346,7 @@ class _Converter:
         return op, args, kwargs
 
     def draw_arguments(self, args: tuple[Arg, ...], given: Mapping[str, Arg]) -> tuple[Arg, ...]:
-        """Those of ``actorflow.uniform``: a stream without a seed of its own takes that of the call."""
+        """The arguments of ``actorflow.uniform``; a stream without a seed of its own uses the seed of the call."""
         seed = Ref(self.scalar(SEED)) if given["seed"] is None else given["seed"]
         return uniform_arguments(args[0], given["stream"], seed, given["dtype"], given["device"])
 
@@ -368,7 +368,7 @@ class _Converter:
         return self.scalars[name, dtype]
 
     def as_they_are(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
-        """The arguments of an op; numbers as plain numbers, if the op can compute with these beside tensors."""
+        """The arguments of an op, with the script's numbers as scalar inputs if the op takes scalars beside tensors."""
         if op not in TAKES_PLAIN_NUMBER or all(a.index in self.numbers for a in args if isinstance(a, Ref)):
             return args
         return tuple(Ref(self.numbers.get(a.index, a.index)) if isinstance(a, Ref) else a for a in args)
@@ -402,10 +402,10 @@ def _user_line(fx_node: torch.fx.Node) -> str:
 
 
 def _recompute_as_forward(nodes: Sequence[Node], news: set[int]) -> tuple[Node, ...]:
-    """The nodes, with those that a later backward pass needs as forward ops, even if they depend on gradients.
+    """The nodes, with optimizer ops that a later backward pass needs marked as forward ops.
 
-    Such are a loss of gradients, or one of variables that the step has updated.  ``news`` are the new values of
-    variables; the ops that make these stay ops of the optimizer.
+    A backward pass needs such ops for a loss that depends on gradients, or on variables that the step has updated.
+    ``news`` are the new values of variables; the ops that make them stay ops of the optimizer.
     """
     needed: set[int] = set()
     found = []
@@ -420,12 +420,12 @@ def _recompute_as_forward(nodes: Sequence[Node], news: set[int]) -> tuple[Node, 
 
 
 def meta_of(tensor: Tensor) -> Meta:
-    """Shape and dtype."""
+    """The shape and dtype of a tensor, as the graph records them."""
     return Meta(tuple(int(n) for n in tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
 def _is_plain_view(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> bool:
-    """Whether ``x.as_strided(size, stride, offset)`` is all of ``x`` in its own order, so another shape at most."""
+    """Whether ``x.as_strided(size, stride, offset)`` is all of ``x`` in order, at most in another shape."""
 
     def runs(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []

@@ -1,7 +1,7 @@
 """The mirrored view: turn a step for one device into a program that every device runs on values of its own.
 
-Values that differ between devices have no logical value.  So the whole step is held to broadcast signatures, and three
-casts stand where such values meet logical ones.  On n devices:
+Values that differ between devices have no logical value.  So all ops of the step get broadcast signatures, and three
+casts convert between such values and logical ones.  On n devices:
 
 ===========================  ==============  =========================================================
 cast                         layouts         what it is
@@ -44,9 +44,9 @@ Step = Callable[[list[Tensor]], list[Tensor]]
 
 
 def on_each_device(step: Step, own: Sequence[bool], devices: int) -> Step:
-    """The step over logical lists: those arguments of which ``own`` says so, and all results, have dim 0 for devices.
+    """The step over logical lists: arguments marked in ``own``, and all results, have one item per device along dim 0.
 
-    Other arguments are the same on every device.
+    Other arguments are equal on every device.
     """
 
     def run(tensors: list[Tensor]) -> list[Tensor]:
@@ -58,7 +58,7 @@ def on_each_device(step: Step, own: Sequence[bool], devices: int) -> Step:
 
 @contextlib.contextmanager
 def average_gradients(parameters: Mapping[str, Tensor], devices: int) -> Iterator[None]:
-    """While a step is traced: every gradient of a parameter becomes the mean of those of all devices."""
+    """While a step is traced, replace each gradient of a parameter by its mean over all devices."""
     hooks = []
     for parameter in parameters.values():
         if parameter.requires_grad:
@@ -77,9 +77,9 @@ def _mean(gradient: Tensor, devices: int) -> Tensor:
 
 
 def average_updates(graph: Graph, devices: int) -> Graph:
-    """The captured graph with every new value of a variable that would differ between devices averaged over them.
+    """The captured graph, with new values of variables averaged over the devices where they would differ.
 
-    Raises CaptureError for one that is no floating number.
+    Raises CaptureError for such a value that is not floating point.
     """
     names = {i.value: i.name for i in graph.inputs}
     differs: set[int] = set()

@@ -1,8 +1,8 @@
 """Give the optimizers of a step stand-ins for their state while it is traced, and turn that state into variables.
 
-Optimizers of torch make their state without looking at values; they make it here in a step that is thrown away, so that
-their first step is traced like every other one.  Other optimizers are traced with the state that they have; where they
-have none yet, the plan is one of a first step, which makes it.
+Optimizers of torch make their state without reading values.  Here they make it in a step that is discarded, so that
+their first step is traced like every later one.  Other optimizers are traced with the state that they have.  Where they
+have none yet, the plan is for a first step, which makes the state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOTHING: Mapping[StateKey, Tensor] = MappingProxyType({})
 
 
 def is_fused(optimizer: Optimizer) -> bool:
-    """Whether a plan has the optimizer's fused form, whose rates are read in each call."""
+    """Whether a plan uses the fused op of an optimizer, which reads its rates in each call."""
     complexes = (p.is_complex() for group in optimizer.param_groups for p in group["params"])
     return type(optimizer) in FUSABLE and (isinstance(optimizer, torch.optim.SGD) or not any(complexes))
 
@@ -54,12 +54,12 @@ class TracedOptimizers:
 
     optimizers: Mapping[str, Optimizer]
     names: Mapping[int, str]  # of the parameters' stand-ins, by id
-    tensors: dict[str, Tensor] = field(default_factory=dict)  # as variables, by name
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # stand-ins for the state, by name of the variable
     parameter: dict[str, str] = field(default_factory=dict)  # variable → the parameter that it belongs to
     made: dict[StateKey, Tensor] = field(default_factory=dict)  # state that the step makes: it does not exist yet
     unexpected: dict[StateKey, Tensor] = field(default_factory=dict)  # state that the step has made unexpectedly
     before: list[tuple[str, dict[Any, Any], Any, Any]] = field(default_factory=list)  # (optimizer, state, key, value)
-    # by id of the optimizer: state that its first step makes, and that code of the script must not see before
+    # by id of the optimizer: state that its first step makes; the script must not see it before that step
     hidden: dict[int, dict[Tensor, dict[str, Any]]] = field(default_factory=dict)
 
     def add_variable(self, slot: StateKey, tensor: Tensor) -> None:
@@ -75,7 +75,7 @@ class TracedOptimizers:
         self.hidden[id(optimizer)] = {p: optimizer.state.pop(p) for p in fresh if p in optimizer.state}
 
     def show(self, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
-        """Give an optimizer the hidden state of these parameters back, with what code has put there meanwhile."""
+        """Restore the hidden state of these parameters, together with entries that code has put there meanwhile."""
         hidden = self.hidden.get(id(optimizer), {})
         for p in [p for p in parameters if p in hidden]:
             values = hidden.pop(p)
@@ -83,7 +83,7 @@ class TracedOptimizers:
             optimizer.state[p] = values
 
     def settle(self, value: Callable[[Tensor], Tensor]) -> None:
-        """After the step: copy tensors that have replaced state tensors into these, which are the graph's variables.
+        """After the step, copy tensors that have replaced state tensors into the stand-ins, which are graph variables.
 
         ``value`` maps a tensor to the one that has its values at the end.  Raises CaptureError for changes that an
         optimizer has made in Python.
@@ -115,7 +115,7 @@ class TracedOptimizers:
                 values[key] = variable
 
     def count_changed_in_python(self) -> str:
-        """Names a count that an optimizer has changed in Python so far, as a text; empty if there is none."""
+        """A text that names a count that an optimizer has changed in Python so far; empty if there is none."""
         return next((
             f"state[{key!r}] of an optimizer" for _, values, key, before in self.before
             if not isinstance(before, Tensor) and values.get(key) is not before
@@ -131,7 +131,7 @@ class TracedOptimizers:
         before.env.written[before.expression] = expression_of(now)
 
     def _new_state(self, known: set[tuple[int, Any]]) -> Iterator[tuple[StateKey, dict[Any, Any], Any]]:
-        """State that was not there before: tensors, and what a script adds to the state of torch's optimizers."""
+        """Yield state that the step has added: tensors, and what the script adds to the state of torch's optimizers."""
         for title, optimizer in self.optimizers.items():
             torchs = is_torchs(optimizer)  # whose own state is tensors: numbers there are the script's
             for p, values in optimizer.state.items():
@@ -162,7 +162,7 @@ def optimizer_stand_ins(
 
     ``graded`` are parameters that have a gradient already, and so are stepped even if they are frozen.  ``made`` are
     tensors like those that an earlier trace saw the step make for state that does not exist yet.  ``numbers`` records
-    what is done with settings that calls may change.
+    what the step does with settings and counts that calls may change.
     """
     saved: list[tuple[Optimizer, Any, list[dict[str, Any]], Any]] = []
     names = {id(fake): name for name, fake in fakes.items()}
@@ -176,7 +176,7 @@ def optimizer_stand_ins(
                     optimizer.state = _keyed_by_stand_ins(optimizer.state, state, fakes)
                     found.before.extend((name, of, *item) for of in optimizer.state.values() for item in of.items())
                 continue
-            # torch 2.11 takes it that CUDA has no fused Adagrad, which it has, and ours does complex numbers
+            # torch 2.11 refuses fused Adagrad on CUDA and fused complex parameters; plans support both
             vars(optimizer)[CHECKS_DEVICE] = False
             before, optimizer.state = optimizer.state, _empty_like(optimizer.state)
             _settle_groups(optimizer)
@@ -184,7 +184,7 @@ def optimizer_stand_ins(
                 for source, value in settings_of(name, optimizer):
                     _set_setting(optimizer.param_groups[int(source.at)], source, numbers.stand_in(source, value))
             if needs_closure(optimizer):
-                pass  # it is refused where the step calls it
+                pass  # ``marked_optimizer_steps`` refuses it where the step calls it
             elif is_torchs(optimizer):
                 _make_state(name, optimizer, before, state, fakes, mode, {id(fakes[n]) for n in graded if n in fakes})
                 if state.looks_at_steps:
@@ -325,7 +325,7 @@ def _make_state(
 def _keep_others(
     optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any
 ) -> None:  # fmt: skip
-    """Add what the script keeps in the state of an optimizer of torch."""
+    """Copy entries that the script keeps in the state of an optimizer of torch into its stand-in state."""
     for name, held in state.held.items():
         for key, value in before.get(held.tensor, {}).items() if name in fakes else ():
             kept = optimizer.state.setdefault(fakes[name], {})
@@ -365,7 +365,7 @@ def _fake_like(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
 def marked_optimizer_steps(state: ScriptState, stepped: TracedOptimizers) -> Iterator[None]:
     """Mark each op of an optimizer's step with the optimizer's name, since several may step one parameter.
 
-    State that the first step of an optimizer makes is shown from then on.
+    State that the first step of an optimizer makes becomes visible to the script at that step.
     """
     titles = {id(optimizer): title for title, optimizer in state.optimizers.items()}
 

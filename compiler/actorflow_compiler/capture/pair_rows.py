@@ -21,7 +21,7 @@ TAKES = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor"})
 
 
 def pair_rows(graph: Graph) -> Graph:
-    """An equal graph without such indices; the same graph if it has none."""
+    """An equal graph with such indices rewritten; the same graph if it has none."""
     walk = _Walk(graph)
     found = walk.run()
     return verify(prune(found)) if walk.changed else graph
@@ -68,7 +68,7 @@ class _Walk:
                 self.numbers.update(n.outs)
 
     def paired(self, n: Node) -> int | None:
-        """The output of a node, written as a lookup along the rows; None where it is no such index."""
+        """The value of a node's output as a lookup along the rows; None if the node has no such index."""
         if n.op not in TAKES | PUTS or len(n.args[1]) != 2 or None in n.args[1]:
             return None
         source, rows, places = (a.index for a in (n.args[0], *n.args[1]))
@@ -91,7 +91,7 @@ class _Walk:
         return self.add(n, op, (Ref(source), 1, Ref(index), values), x)
 
     def along(self, n: Node, places: int, size: int, rest: tuple[int, ...]) -> int:
-        """Column numbers as an index for ``gather``: not negative, one for each element of the further dims."""
+        """Column numbers as an index for ``gather``: negative ones made positive, expanded over the dims ``rest``."""
         meta = self.metas[places]
         below = self.add(n, "aten.lt.Scalar", (Ref(places), 0), Meta(meta.shape, "bool"))
         from_end = self.add(n, "aten.add.Scalar", (Ref(places), size), meta)

@@ -62,10 +62,10 @@ class Preferences:
 class History:
     """What earlier plans and calls have fixed."""
 
-    fixed: Mapping[str, Variable] = field(default_factory=lambda: MappingProxyType({}))  # already laid out
+    fixed: Mapping[str, Variable] = field(default_factory=lambda: MappingProxyType({}))  # variables with a layout
     fresh: bool = False  # no optimizer has stepped yet
     later: bool = False  # the job has run with another batch size: this one may be cut into fewer pieces
-    standing: GradientState = NO_GRADIENTS  # of gradients that other calls have left
+    standing: GradientState = NO_GRADIENTS  # the state of gradients that other calls have left
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class Listeners:
     doing: Callable[[str], None] = lambda _: None  # called with the name of each pass as it begins
     learn: Callable[[GradientEffects, ValueDecisions, Sequence[Check]], None] = lambda *_: (
         None
-    )  # called with what the step does with these
+    )  # called with what the step does with gradients and values, and with its checks
     numbers: NumberEnv | None = None  # records what the step does with Python numbers; None: they are constants
-    value: Callable[[str], Tensor] | None = None  # returns the value of a variable; None: values cannot be had
+    value: Callable[[str], Tensor] | None = None  # returns the value of a variable; None: no value is known
     checks: BranchExplorer | None = None  # explores branches of which one side raises; None: all are refused
 
 
@@ -98,7 +98,7 @@ class StepRequest:
 
 
 def capture_request(request: StepRequest) -> Capture:
-    """Trace the step of a request, and tell its listeners what the step does with gradients and values.
+    """Trace the step of a request, and report to its listeners what the step does with gradients and values.
 
     Raises CaptureError and StateError, as ``capture`` does.
     """

@@ -1,10 +1,10 @@
 """Remove a sort of rows from a graph that works on the sorted rows one by one and puts them back.
 
-Mixtures of experts sort tokens by expert, so that a grouped product finds those of an expert together.
-Sorted over the whole batch no row is where it was, so nothing can be split along the batch.  Here
-every sorted value is followed back to the value whose rows it reorders: what is done row by row is
-done on that one, a product of sorted rows becomes one of rows with the numbers of their groups, and
-putting rows back becomes nothing.  A value that is needed sorted after all keeps the ops that make it.
+Mixtures of experts sort tokens by expert, so that a grouped product finds the tokens of an expert together.  After a
+sort over the whole batch no row is where it was, so nothing can be split along the batch.  This pass traces each sorted
+value back to the value whose rows it reorders.  Ops that work row by row then run on the unsorted value, a product of
+sorted rows takes unsorted rows with the numbers of their groups, and ops that put rows back disappear.  A value that is
+needed sorted after all keeps the ops that make it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CASTS = frozenset({"aten._to_copy.default", "aten.clone.default"})
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
-    """A value that is another one, reordered along ``dim`` by a sort."""
+    """A value that consists of the rows of another value along ``dim``, reordered by a sort."""
 
-    sort: int  # which one, by the position of its node
+    sort: int  # number of the sort, in graph order
     dim: int
-    value: int  # in the order before the sort
+    value: int  # the value before the sort
 
 
 def unsort(graph: Graph) -> Graph:
@@ -89,7 +89,7 @@ class _Walk:
         return value
 
     def look(self, n: Node) -> None:
-        """Learn what the outputs of a node are."""
+        """Record what is known of the outputs of a node: sorted rows, keys, counts, and so on."""
         call, reads = call_of(n, self.metas)
         if rule := RULES.get(n.op):
             rule(self, n, call, reads)
@@ -155,7 +155,7 @@ class _Walk:
         return maker is not None and maker.op == "aten.full.default" and maker.args[1] == 0
 
     def repeat(self, n: Node, value: int, times: int) -> int:
-        """Every row ``times`` times."""
+        """Repeat every row ``times`` times; returns the new value."""
         shape, dtype = self.metas[value].shape, self.metas[value].dtype
         value = self.add(n, "aten.unsqueeze.default", (Ref(value), 1), Meta((shape[0], 1, *shape[1:]), dtype))
         wide = Meta((shape[0], times, *shape[1:]), dtype)
@@ -165,7 +165,7 @@ class _Walk:
         return self.add(n, "aten.view.default", (Ref(value), rows.shape), rows)
 
     def sum_each(self, n: Node, value: int, times: int) -> int:
-        """The sums of ``times`` rows each."""
+        """Sum every ``times`` consecutive rows; returns the new value."""
         shape, dtype = self.metas[value].shape, self.metas[value].dtype
         parts = Meta((shape[0] // times, times, *shape[1:]), dtype)
         value = self.add(n, "aten.view.default", (Ref(value), parts.shape), parts)
@@ -173,7 +173,7 @@ class _Walk:
 
 
 def _pointwise(call: OpCall) -> bool:
-    """Whether every element of the outputs depends on the elements at the same place, and on no place."""
+    """Whether each output element depends only on the input elements at its place, and not on the place itself."""
     indices = index_call(call)
     return indices is not None and all(
         t is not None and all(len(g) < 2 for g in t.dims) and t.dims == indices.ins[0].dims and not t.values
@@ -263,7 +263,7 @@ def _index_put(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> No
 
 
 def _histogram(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
-    """Of whole numbers from 0 on, in bins of one number each."""
+    """A histogram of whole numbers from 0 on, with one bin for each number, counts the keys."""
     _, bins, low, high = bind(call)
     found = walk.of.get(reads[0])
     sort = walk.keys.get(found.value if found else reads[0])
