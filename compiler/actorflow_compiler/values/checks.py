@@ -2,7 +2,7 @@
 
 A branch one side of which ends the step with an exception is a *check*.  The plan has the other side and computes the
 condition in every call.  Where the condition takes the raising side, the call changes nothing that the step would have
-changed after the check.  Which side raises is found out by a trace that takes it.
+changed after the check.  A trace that takes a side shows whether it raises.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from actorflow_compiler.values.gradients import GradientEffects
 
 __all__ = ["CHECKED", "UNKNOWN_TEXT", "Retrace", "Check", "BranchExplorer", "ExceptionRecord", "within_branch"]
 
-CHECKED = "actorflow.checked.default"  # in a trace: a condition, and the variables as they are where it is asked for
+CHECKED = "actorflow.checked.default"  # op in a trace: a check's condition, and the variables as they are there
 MAX_EXPLORED = 8  # decisions at one place of which each side is traced; later ones there are taken to be like them
 UNKNOWN_TEXT = "…"  # stands for a value in the text of an exception
 TRACING = tuple(f"/torch/{part}" for part in (
     "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations", "_decomp", "_dynamo", "_higher_order_ops",
     "fx", "_library", "_ops", "_tensor_str", "functional.py", "utils/_python_dispatch",
-))  # fmt: skip  # whose exceptions are refusals of an op, not findings of a script
+))  # fmt: skip  # exceptions raised in these files refuse an op; they are no checks of a script
 RAISES_FOR_CALLER = ("/torch/__init__.py", "/torch/overrides.py")  # whose functions raise on behalf of their callers
 REPLACED_LAYERS = (
-    "/actorflow_compiler/substitutes/adaptive_softmax.py"  # of ours: it raises what a layer of torch would raise
+    "/actorflow_compiler/substitutes/adaptive_softmax.py"  # our code, which raises what a layer of torch would raise
 )
 PLAIN = (type(None), bool, int, float, str)
 
 
 @torch.library.custom_op("actorflow::checked", mutates_args=())
 def checked(raises: Tensor, held: Sequence[Tensor], names: str) -> Tensor:
-    """Whether a check raises; ``held`` are variables as they are then, and ``names`` theirs, a line each."""
+    """Whether a check raises; ``held`` are the variables as they are then, ``names`` their names, one a line."""
     return raises.clone()
 
 
@@ -56,12 +56,12 @@ def _(raises: Any, held: Any, names: str) -> Any:
 
 _branches_taken: list[
     Tensor
-] = []  # one for each branch around, of which both sides are computed: whether its side is taken
+] = []  # for each enclosing branch of which both sides are computed: whether the side being traced is taken
 
 
 @contextlib.contextmanager
 def within_branch(taken: Tensor) -> Iterator[None]:
-    """Let checks only raise where a branch is ``taken``, a bool without dims, around the trace of one side of it."""
+    """Let checks raise only where ``taken``, a bool without dims, is true; use around the trace of one side."""
     _branches_taken.append(taken.detach())
     try:
         yield
@@ -75,13 +75,13 @@ class Retrace(BaseException):  # not an Exception, so that no code of the step c
 
 @dataclass(frozen=True, slots=True)
 class ExceptionRecord:
-    """An exception that ends the step on a side of a branch, and what that side prints before."""
+    """An exception that ends the step on a side of a branch, and what that side prints before it."""
 
     module: str
     name: str  # of its class
     args: tuple[Any, ...]  # plain values
     printed: tuple[tuple[str, str], ...] = ()  # ("stdout" or "stderr", text)
-    left: Any = None  # what the step has changed in Python at the end of the side; None: no more than at its begin
+    left: Any = None  # what the step has changed in Python at the end of the side; None: as at its beginning
 
     @staticmethod
     def of(error: BaseException, printed: Sequence[tuple[str, str]]) -> ExceptionRecord:
@@ -98,7 +98,7 @@ class ExceptionRecord:
         return f"{self.name}: {said}" if said else self.name
 
     def error(self) -> BaseException:
-        """The exception, as the script knows it; an ActorError where its class cannot be found here."""
+        """The exception as the script raised it; an ActorError if its class is not loaded in this process."""
         found: Any = sys.modules.get(self.module)
         for part in self.name.split("."):
             found = getattr(found, part, None)
@@ -121,9 +121,9 @@ class Check:
     where: str  # the line
     raised: ExceptionRecord
     left: Any = ()  # what the step has changed in Python before, as ``BranchExplorer.changed`` returns it
-    lost: str = ""  # which of these changes no call can repeat, as a text; else empty
+    lost: str = ""  # names those of these changes that no call can repeat; else empty
     stepped: bool = False  # whether an optimizer has stepped before
-    gradients: GradientEffects = field(default_factory=GradientEffects)  # what the step has done to them until then
+    gradients: GradientEffects = field(default_factory=GradientEffects)  # what the step has done to them before
 
     def to_json(self) -> dict[str, Any]:
         """The check as JSON data."""
@@ -144,24 +144,24 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class _Decision:
     place: tuple[Any, ...]
-    side: bool | None  # the one that raises; None: neither side does
+    side: bool | None  # the side that raises; None: neither side does, or see ``paths``
     raised: ExceptionRecord | None = None
     paths: ConditionPaths | None = None  # through a condition that Python evaluates in parts
 
 
 class BranchExplorer:
-    """Explores the data-dependent branches of one step, over as many traces as that takes.
+    """Explores the data-dependent branches of one step, with as many traces as it needs.
 
-    ``changed`` returns what the running step has changed in Python so far, as JSON data, and a text that names changes
-    which cannot be expressed so.  ``standing`` returns the state of variables (comparable), and the names of the
-    parameters with gradients of this step.
+    The caller sets ``changed`` and ``standing``.  ``changed`` returns the changes that the running step has made in
+    Python so far, as JSON data, and a text that names changes that JSON cannot express.  ``standing`` returns the state
+    of variables (comparable), and the names of the parameters with gradients that this step has made.
     """
 
     def __init__(self) -> None:
         self.changed: Callable[[], tuple[Any, str]] = lambda: ((), "")
         self.standing: Callable[[], tuple[Any, frozenset[str]]] = lambda: ((), frozenset())
         self._at_decision = self._at_end = self._observed()  # of the side that a trace tries
-        self.found: list[tuple[Tensor, Check]] = []  # of the trace under way; a bool without dims: whether it raises
+        self.found: list[tuple[Tensor, Check]] = []  # of the current trace; a bool without dims: whether it raises
         self._decided: list[tuple[Tensor, int, bool]] = []  # tensor, its version, answer
         self._decisions: list[_Decision] = []  # in the order of the step
         self._next_decision = 0
@@ -179,7 +179,7 @@ class BranchExplorer:
 
     @property
     def inside(self) -> bool:
-        """Whether the trace under way only tries a side, so that nothing it prints or logs is shown."""
+        """Whether the current trace only tries a side, so that nothing it prints or logs is shown."""
         return self._inside
 
     @contextlib.contextmanager
@@ -207,7 +207,7 @@ class BranchExplorer:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Use around the step, where its changes are not undone yet: they are compared at the end of a tried side."""
+        """Use around the step, before its changes are undone: at the end of a tried side, it compares them."""
         try:
             yield
         finally:
@@ -233,7 +233,7 @@ class BranchExplorer:
     ) -> bool | None:
         """The side of a branch that the trace takes; None where neither side ends the step by raising.
 
-        For a check, ``found`` is called with whether it raises (a bool tensor), and with what.
+        For a check, it calls ``found`` with whether the check raises (a bool tensor) and the record of the exception.
         """
         for asked, version, answer in self._decided:
             if asked is tensor and version == tensor._version:
@@ -301,7 +301,7 @@ class BranchExplorer:
         self._printed.begin()
 
     def _next_answer(self, paths: ConditionPaths, frame: FrameType | None) -> bool | None:
-        """The answer that the tried path gives to the next part of its condition; None if this is no part of it."""
+        """The tried path's answer to the next part of its condition; None if the frame evaluates no part of it."""
         condition, tried = _condition(frame), paths.next
         if condition is None or tried is None or _place(condition.frame.f_back) != _caller_place(paths.place):
             return None
@@ -315,7 +315,7 @@ class BranchExplorer:
         return None
 
     def _continue_condition(self, tensor: Tensor, found: Callable[[Tensor, ExceptionRecord], None]) -> bool | None:
-        """The answer by which the step goes on at the next part of a known condition; adds the check after the last."""
+        """The continuing path's answer to the next part of a known condition; adds the check after the last part."""
         decision = self._current
         assert decision is not None
         assert decision.paths is not None
@@ -385,7 +385,7 @@ class _Stream:
 
 
 class _Printed:
-    """Lets prints of a step through once, however often it is traced; keeps back those of a side that is only tried."""
+    """Shows the prints of a step once, however often it is traced; holds back those of a side that is only tried."""
 
     def __init__(self) -> None:
         self.since: list[tuple[str, str]] = []  # (stream, text) of the side that is tried
@@ -414,7 +414,7 @@ class _Printed:
         self._inside = True
 
     def take(self, name: str, text: str, real: Any) -> None:
-        """Print a text, or keep it back."""
+        """Print a text, or hold it back."""
         if threading.get_ident() != self._thread:
             real.write(text)
             return
@@ -460,7 +460,7 @@ def _place(frame: FrameType | None) -> tuple[Any, ...]:
 
 
 def _instruction(frame: FrameType) -> int:
-    """The instruction of a frame.  Python 3.11 stops one earlier at calls that it has specialized."""
+    """The offset of a frame's instruction.  Python 3.11 reports one earlier at calls that it has specialized."""
     at = frame.f_lasti
     early = at >= 0 and dis.opname[frame.f_code.co_code[at]] == "PRECALL"
     return at + 4 if early else at  # the size of the instruction, with its cache
@@ -474,7 +474,7 @@ def _condition(frame: FrameType | None) -> ConditionPart | None:
 
 
 def _caller_place(place: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The part of a place from the caller of the innermost frame outside our code on."""
+    """The outer part of a place, from the caller of the innermost frame outside our code on."""
     inside = next((i for i, (code, _) in enumerate(place) if not _is_ours(code.co_filename)), 0)
     return place[inside + 1 :]
 

@@ -1,7 +1,7 @@
 """Paths through a condition that Python evaluates in several parts, such as ``if a and b: raise …``.
 
-Python asks for the truth of each part, and either answer to the first may go on.  Which values make the condition raise
-is known once each path through it is.
+Python asks for the truth of one part after the other, and the step may go on after either answer to the first part.
+Once each path through the condition has been tried, it is known which answers make it raise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ConditionPart:
 
 
 def condition_of(frame: FrameType | None) -> ConditionPart | None:
-    """The condition with parts that a frame is in the middle of; None if there is none."""
+    """The condition with parts that a frame is evaluating; None if there is none."""
     if frame is None:
         return None
     positions = [*frame.f_code.co_positions()][frame.f_lasti // 2]
@@ -42,7 +42,7 @@ def condition_of(frame: FrameType | None) -> ConditionPart | None:
         return None
     for statement in _statements("".join(linecache.getlines(frame.f_code.co_filename))):
         first, last = (statement.lineno, statement.col_offset), statement.test.end_lineno or 0
-        if first <= (line, column) < (last, statement.test.end_col_offset or 0):  # perhaps of the whole statement
+        if first <= (line, column) < (last, statement.test.end_col_offset or 0):  # perhaps the whole statement's
             return ConditionPart(frame, first, frame.f_lasti)
     return None
 
@@ -84,7 +84,7 @@ class ConditionPaths:
         return self.untried[-1] if self.untried else None
 
     def is_at(self, condition: ConditionPart | None, answers: PathAnswers) -> bool:
-        """Whether a frame evaluates the part that follows after some answers, and has not started anew."""
+        """Whether a frame evaluates the part that follows after some answers, and not the condition once more."""
         if condition is None or condition.start != self.start:
             return False
         known = self.part.get(answers)

@@ -1,8 +1,7 @@
 """Track the gradients of a step's parameters: how the step expects them when it begins, and how it leaves them.
 
-A gradient that a step leaves for a later call is a variable with the layout of its parameter.  One that an optimizer
-has used, and that the step clears itself before it computes it anew, is not kept: as scripts are written, nobody reads
-it.
+A gradient that a step leaves for a later call is a variable with the layout of its parameter.  It is not kept if an
+optimizer has used it and the step clears it before it computes it again: scripts hardly ever read such a gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from actorflow_compiler.graph.graph import Graph, InputKind
 from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.values.variables import ScriptState
 
-LOST_GRADIENT = InputKind.LOST  # of an input that stands for a gradient of an earlier call, which was not kept
+LOST_GRADIENT = InputKind.LOST  # kind of an input: a gradient of an earlier call that was not kept
 KEPT_GRADIENT = VariableKind.GRADIENT  # kind of a variable: a gradient that calls keep
 GRADIENT_SUFFIX = ".grad"  # appended to the name of the parameter, it names the variable
 
@@ -40,11 +39,11 @@ NO_GRADIENTS = GradientState()
 
 @dataclass(frozen=True, slots=True)
 class GradientEffects:
-    """What a step expects of gradients when it begins, and how it leaves them, by the names of their parameters."""
+    """What a step expects of gradients as it begins, and how it leaves them, by the names of their parameters."""
 
-    none: frozenset[str] = frozenset()  # have to be None when it begins
-    kept: frozenset[str] = frozenset()  # have to be kept ones
-    lost: frozenset[str] = frozenset()  # have to be lost ones
+    none: frozenset[str] = frozenset()  # must be None as it begins
+    kept: frozenset[str] = frozenset()  # must have been kept
+    lost: frozenset[str] = frozenset()  # must be lost
     cleared: frozenset[str] = frozenset()  # are None afterwards
     keeps: frozenset[str] = frozenset()  # are left for later calls
     loses: frozenset[str] = frozenset()  # are left, and not kept
@@ -83,11 +82,11 @@ class GradientTracker:
         self._parameters: dict[str, Tensor] = {}  # the parameters
         self._first: dict[str, Tensor | None] = {}  # their gradients as the step begins
         self.variables: dict[str, Tensor] = {}  # their gradients as variables, whether they are used or not
-        self.inputs: dict[str, Tensor] = {}  # their gradients that were lost
-        self._added_to: set[str] = set()  # assumed to be None where a backward pass has added to them
+        self.inputs: dict[str, Tensor] = {}  # stand-ins for lost gradients in ``sure``
+        self._added_to: set[str] = set()  # assumed to be None when a backward pass added to them
         self._grown: set[str] = {name for name, goes_on in sure.items() if goes_on}  # accumulated into
         self._stepped: set[str] = set()  # an optimizer has used their gradients
-        self._read_by_user: set[str] = set()  # the user's code has asked for their gradients of before
+        self._read_by_user: set[str] = set()  # the user's code has read their earlier gradients
         self._inside = False  # a backward pass is under way
         for h in state.held.values():
             fake = fakes[h.name]
@@ -96,7 +95,7 @@ class GradientTracker:
                 self._parameters[h.name], self.variables[h.name] = fake, torch.zeros_like(fake).detach()
                 fake.grad = self._first[h.name] = self._stand_in_gradient(h.name)
         self._names = {id(fake): name for name, fake in self._parameters.items()}
-        self._end_only = self._parameters.keys() - before.kept - sure.keys()  # those of which only the end matters
+        self._end_only = self._parameters.keys() - before.kept - sure.keys()  # assumed to be cleared or left alone
 
     def _stand_in_gradient(self, name: str) -> Tensor | None:
         if name in self._standing.kept:
@@ -129,7 +128,7 @@ class GradientTracker:
         return bool(self._stepped)
 
     def effects_so_far(self) -> GradientEffects:
-        """What the step has done to gradients of other calls so far; what it has made is lost if it ends here."""
+        """What the step has done to gradients of other calls so far; its own gradients are lost if it ends here."""
         ends = {name: self._end_so_far(name) for name in self._parameters}
         return GradientEffects(
             cleared=frozenset(name for name, end in ends.items() if end == "none"),
@@ -143,7 +142,7 @@ class GradientTracker:
         return "none" if grad is None and not self._inside else "lost"
 
     def _goes_on(self, name: str) -> bool:
-        """Whether a gradient is still the variable that another call has left it in."""
+        """Whether a gradient is still the variable in which another call has left it."""
         return name in self._standing.kept and self._parameters[name].grad is self.variables[name]
 
     def variables_now(self) -> dict[str, Tensor]:
@@ -152,7 +151,7 @@ class GradientTracker:
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Use around a backward pass; gradients that it does not reach are as they were."""
+        """Use around a backward pass; restores gradients that it does not reach."""
         cleared = []
         self._inside = True
         for name, fake in self._parameters.items():
@@ -205,9 +204,9 @@ class GradientTracker:
     def result(self, trace: torch.fx.GraphModule, known: Mapping[str, str]) -> tuple[GradientEffects, dict[str, bool]]:
         """The effects of the step on gradients, from its finished trace.
 
-        ``known`` maps placeholders of the trace to names of variables.  The second result names parameters of which it
-        is not known yet whether something depends on their gradients of earlier calls: trace again with these
-        ``sure``, too.
+        ``known`` maps placeholders of the trace to names of variables.  The second result maps parameters whose
+        gradients of earlier calls the step may depend on, as ``sure`` does: if there are new ones, the step must be
+        traced again with these in ``sure``, too.
         """
         constants: dict[int, torch.fx.Node] = {}
         for n in trace.graph.find_nodes(op="get_attr"):

@@ -1,6 +1,7 @@
 """Trace ``torch.cond``, ``while_loop``, ``scan`` and ``map`` as plain ops.
 
-Both sides of a branch on a value are computed, and one is taken; a loop is unrolled as often as is known.
+Both sides of a branch on a value are computed, and the value selects one.  Loops are unrolled: the number of rounds
+must be known while the step is captured.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ METADATA = {
 
 @contextlib.contextmanager
 def unrolled_higher_order_ops() -> Iterator[None]:
-    """Replace these functions of torch by ones that a trace can follow."""
+    """Replace these functions of torch by ones that a trace turns into plain ops."""
     with replaced_higher_order({"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map": _map}):
         yield
 
 
 class _GradientWhere(torch.autograd.Function):
-    """The identity.  Its gradient is zero where a side of a branch was not taken, even if what comes back is NaN."""
+    """The identity.  Its gradient is zero where a side of a branch was not taken, even if the incoming one is NaN."""
 
     @staticmethod
     def forward(ctx: Any, taken: Tensor, x: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ class _GradientWhere(torch.autograd.Function):
 class _BranchMode(TorchFunctionMode):
     """The mode in which one side of a branch is traced.
 
-    Tensors from before the branch (operands, and what a function closes over) get gradients only where it is taken.
+    Tensors from before the branch (operands, and those in a closure) get gradients only where the side is taken.
     """
 
     def __init__(self, taken: Tensor) -> None:

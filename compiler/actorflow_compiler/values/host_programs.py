@@ -1,8 +1,7 @@
 """Find the small program that computes a tensor of a trace from state alone, so that the host can run it.
 
-So a step may ask for the value of a counter or a flag that it keeps in a tensor, like one in Python.  The value that
-it got is a condition of the plan, and the host knows the tensor without waiting for calls, because it computes itself
-what they make of it.
+A step may thus read a counter or a flag that it keeps in a tensor, as if it were a Python number.  The plan holds while
+the value is the same.  The host computes how calls change the tensor, so it knows the value without waiting for them.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ Step = tuple[str, list[Any], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """Ops in order over variables and earlier ops; ``result`` is the position of the wanted one."""
+    """Ops in order, over variables and results of earlier ops; ``result`` is the position of the program's result."""
 
-    inputs: tuple[str, ...]  # variables, which come first
+    inputs: tuple[str, ...]  # variables, at the first positions
     steps: tuple[Step, ...]
     result: int
 
@@ -54,18 +53,18 @@ class ValueGuard:
     """A value that a step read while it was captured: the plan holds while the value is the same."""
 
     where: str  # the line
-    method: str  # of NUMBERS
+    method: str  # a key of ``VALUE_METHODS``
     program: HostProgram
     found: Any
 
     def now(self, values: Sequence[Tensor]) -> Any:
-        """The value for these inputs."""
+        """The value for the given values of the program's inputs."""
         return VALUE_METHODS[self.method](self.program.run(values))
 
 
 @dataclass(frozen=True, slots=True)
 class ValueDecisions:
-    """How a plan depends on the values of small variables, and what it makes of them."""
+    """How a plan depends on the values of small variables, and how a call changes these variables."""
 
     asked: tuple[ValueGuard, ...] = ()
     updates: Mapping[str, HostProgram] = field(default_factory=dict)  # variable → its value after a call
@@ -77,7 +76,7 @@ class ValueDecisions:
         return tuple(asked for asked in self.asked if not isinstance(asked.found, bool))
 
     def to_json(self) -> dict[str, Any]:
-        """These as JSON data."""
+        """The decisions as JSON data."""
         return {
             "asked": [[a.where, a.method, _listed(a.program), a.found] for a in self.asked],
             "moves": {name: _listed(program) for name, program in self.updates.items()},
@@ -86,7 +85,7 @@ class ValueDecisions:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ValueDecisions:
-        """The value of data that ``to_json`` made."""
+        """The decisions from data that ``to_json`` made."""
         asked = tuple(
             ValueGuard(where, method, _program(program), found) for where, method, program, found in data["asked"]
         )
@@ -108,21 +107,21 @@ class HostProgramFinder:
         self._nodes = [*graph.nodes]
         self._order = {node: at for at, node in enumerate(self._nodes)}
         self._memory: dict[fx.Node, fx.Node] = {}  # view → the node in whose memory it lies
-        self._touching: dict[fx.Node, list[fx.Node]] = {}  # such a node → its views, and what writes its memory
+        self._touching: dict[fx.Node, list[fx.Node]] = {}  # that node → its views, and nodes that write its memory
         self._written: set[fx.Node] = set()
         self.writes = 0  # into memory of placeholders
         for node in self._nodes:
             self._record_aliases(node)
 
     def find_updates(self) -> tuple[dict[str, HostProgram], frozenset[str]]:
-        """See ``ValueDecisions``."""
+        """The ``updates`` and ``loses`` of ``ValueDecisions``, for known variables that the trace writes."""
         written = {n: name for n, name in self._names.items() if n in self._written and name in self._known}
         programs = {name: self.program(node) for node, name in written.items()}
         moves = {name: program for name, program in programs.items() if program is not None}
         return moves, frozenset(programs.keys() - moves.keys())
 
     def program(self, wanted: fx.Node) -> HostProgram | None:
-        """The program that computes a node as it is when the trace ends; None if it needs more than ``known``."""
+        """The program that computes a node as it is when the trace ends; None if ``known`` does not suffice."""
         needed: set[fx.Node] = set()
         pending = [wanted]
         while pending:
@@ -205,7 +204,7 @@ class HostProgramFinder:
 
 
 def _equal(one: Tensor, other: Tensor) -> Any:
-    """``torch.equal`` of tensors that depend on constants alone; functions of torch call it themselves."""
+    """``torch.equal`` of tensors that depend on constants alone, which functions of torch call, too."""
     found = [node_of(tensor) for tensor in (one, other)]
     programs = [at and HostProgramFinder(at[0].graph, at[1], (), ()).program(at[0]) for at in found]
     if None in programs:

@@ -1,8 +1,8 @@
-"""What is known of data-dependent code in libraries: conditions that do not matter, and what to do instead of the rest.
+"""Handle known data-dependent code in libraries: answer conditions that do not matter, name a remedy for the rest.
 
 Some conditions only decide about a warning, or about a faster way to the same result; they get an answer that is right
-whatever the values are.  For other code that looks at values, or makes tensors whose sizes depend on them, an error
-message names a form that does not.
+whatever the values are.  For other code that reads values, or makes tensors whose sizes depend on them, the error
+message suggests an alternative.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NESTED = (
     "F.scaled_dot_product_attention, src_key_padding_mask of nn.TransformerEncoder), or packed sequences for "
     "recurrent layers"
 )
-KNOWN = (  # (end of a file, function or nothing, what to do)
+KNOWN = (  # (end of a file's name, function or "", what to do)
     ("transformers/generation/utils.py", "", GENERATES),
     ("torch/ao/quantization/observer.py", "", OBSERVES),
     ("torch/ao/quantization/fake_quantize.py", "", OBSERVES),
@@ -55,7 +55,7 @@ ALWAYS_FALSE = (  # (end of a file, function, pattern of its code): conditions f
 
 
 def remedy(frames: Iterable[FrameSummary]) -> str:
-    """What to do instead, in brackets and after a space; empty if that is not known."""
+    """What to do instead of the library's code, in parentheses after a space; empty if that is not known."""
     for frame in reversed([*frames]):
         for file, function, text in KNOWN:
             if frame.filename.endswith(file) and function in ("", frame.name):

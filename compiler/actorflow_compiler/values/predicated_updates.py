@@ -1,4 +1,4 @@
-"""Predicate the updates of variables on checks: where a check raises, variables keep the values that they had at it.
+"""Predicate the updates of variables on checks: where a check raises, variables keep their values of that point.
 
 Optimizers with a flag that makes them do nothing (``found_inf``) are given the condition instead.
 """
@@ -107,7 +107,7 @@ class _Predication:
         return self.any[conditions]
 
     def number(self, conditions: tuple[int, ...]) -> int:
-        """The same as a float32 number."""
+        """The value that says whether one of some conditions holds, as a float32 number (1 or 0)."""
         dtype = (("dtype", Symbol("torch.float32")),)
         node = Node("aten._to_copy.default", (Ref(self.either(conditions)),), dtype, ())
         return self.add(node, Meta((), "float32"))

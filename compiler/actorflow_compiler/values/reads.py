@@ -1,8 +1,8 @@
 """Answer or refuse reads of tensor values in a step that is being captured, with the user's line in the error.
 
-A tensor that is captured has no values.  What Python asks of it (a number, an array, a text) is refused where it
-happens.  It is refused again at the end of the capture if somebody catches the error, because the plan would have the
-branch that happened to be taken.
+While a step is captured, tensors have no values.  A read of one (as a number, an array or a text) is refused at its
+line.  If the step catches that error, it is raised again at the end of the capture: otherwise the plan would contain
+the branch that the step happened to take.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TEXTS = {
     "__format__": SHOWS, "__repr__": SHOWS, "__str__": SHOWS, "__reduce_ex__": SAVES, "data_ptr": ADDRESS,
     "as_subclass": CLASS,
 }  # fmt: skip
-FOR_USERS = (SHOWS, ADDRESS)  # which torch and our code also do for themselves
+FOR_USERS = (SHOWS, ADDRESS)  # reads that torch and our code make, too; only those of the user's code are refused
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 OURSELVES = (  # warnings of torch about how a step is captured, which users need not see
     "Accessing the data pointer of FakeTensor",
@@ -74,11 +74,11 @@ Decide = Callable[[Callable[[], tuple[str, str]], str, torch.Tensor], Any]
 
 
 class ValueReadHandler:
-    """Answers or refuses reads of values while a step runs; ``check`` raises again what the step has caught.
+    """Answers or refuses reads of values while a step runs; ``check`` raises refusals that the step has caught again.
 
     ``decide(place, name, tensor)`` returns a value that is known although a step is captured, else None; ``place()``
-    is the user's line, and what to do instead.  With ``late``, ``item`` may give an unbacked number.  ``checks``
-    explores branches of which one side raises; ``found(raises, line, what)`` is called for each.
+    returns the user's line, and what to do instead.  With ``late``, ``item`` may return an unbacked number.  ``checks``
+    explores branches of which one side raises; ``found(raises, line, exception)`` is called for each of these.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ValueReadHandler:
         return found
 
     def _text(self) -> str:
-        """What stands for a value in a text on a side that is only tried; else empty."""
+        """The placeholder for a value in a text while a side is only tried; else empty."""
         return UNKNOWN_TEXT if self._checks is not None and self._checks.inside else ""
 
 
@@ -167,7 +167,7 @@ def _is_open(tensor: torch.Tensor) -> bool:
 
 
 def place_of(frames: Iterable[FrameSummary]) -> str:
-    """The innermost line of the user's own code, as ``file:line: code``, and below it that of a library inside."""
+    """The innermost line of the user's own code, as ``file:line: code``, and below it that of a library it calls."""
     inside = ""
     torchs = str(Path(torch.__file__).parent)
     for frame in reversed([*frames]):

@@ -1,4 +1,4 @@
-"""The state of a step (parameters, buffers, optimizer state, tensors), its holders, and stand-ins put there."""
+"""The state of a step (parameters, buffers, optimizer state, tensors), where it is held, and stand-ins put there."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ScriptState:
     modules: dict[str, nn.Module] = field(default_factory=dict)  # roots, by name
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # that are enabled
-    beside: dict[str, str] = field(default_factory=dict)  # tensor → the one with which it is to be placed
+    beside: dict[str, str] = field(default_factory=dict)  # tensor → the tensor with which it is placed
     named: frozenset[str] = frozenset()  # globals and attributes that the script's functions name
     looks_at_steps: bool = False  # whether functions of the script read ``optimizer.state``
 
@@ -60,7 +60,7 @@ class ScriptState:
 
 
 def group_names(state: ScriptState) -> dict[tuple[str, str], str]:
-    """(optimizer, parameter) → ``optimizer.group``: whose learning rate the parameter follows in that optimizer's step.
+    """(optimizer, parameter) → ``optimizer.group``: the parameter group whose learning rate the optimizer uses for it.
 
     Raises CaptureError if an optimizer holds a parameter that the search did not find.
     """
@@ -82,7 +82,7 @@ def group_names(state: ScriptState) -> dict[tuple[str, str], str]:
 def stand_ins(state: ScriptState, make: Callable[[Tensor], Tensor]) -> Iterator[dict[str, Tensor]]:
     """Put ``make(tensor)`` in every place of every held tensor; restore the originals at the end.
 
-    Recurrent layers keep their parameters in a list as well, which they make anew where they find others.
+    Recurrent layers also keep their parameters in lists, which they rebuild for the stand-ins; these are restored, too.
     """
     new: dict[str, Tensor] = {}
     layers = {m for root in state.modules.values() for m in root.modules() if isinstance(m, nn.RNNBase)}
@@ -91,7 +91,7 @@ def stand_ins(state: ScriptState, make: Callable[[Tensor], Tensor]) -> Iterator[
         for held in state.held.values():
             new[held.name] = make(held.tensor)
             held.put(new[held.name])
-        for held in state.held.values():  # those that are tensors have stand-ins by now
+        for held in state.held.values():  # attributes that are tensors have stand-ins by now
             vars(new[held.name]).update(attributes_given(held.tensor))
         before = {name: dict(vars(fake)) for name, fake in new.items()}
         yield new
@@ -107,7 +107,7 @@ def stand_ins(state: ScriptState, make: Callable[[Tensor], Tensor]) -> Iterator[
 def _refuse_attributes(
     state: ScriptState, fakes: Mapping[str, Tensor], before: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Raise CaptureError for an attribute that a step has given a tensor of the script, or changed there."""
+    """Raise CaptureError if the step has set an attribute, named by the script, of a tensor of the script."""
     for name, fake in fakes.items():
         for key, value in vars(fake).items():
             as_it_was = key in before[name] and before[name][key] is value

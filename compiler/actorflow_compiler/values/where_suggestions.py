@@ -33,7 +33,7 @@ BOTH = (
 def suggested_rewrite(frames: Iterable[FrameSummary]) -> str:
     """A sentence that suggests a replacement for the innermost line of the user's code; empty if there is none.
 
-    >>> rewritten([])
+    >>> suggested_rewrite([])
     ''
     """
     frame = next((f for f in reversed([*frames]) if is_users(f.filename)), None)
@@ -76,7 +76,7 @@ def _only_raises(node: ast.If) -> bool:
 
 
 def _gives_nothing(node: ast.If) -> bool:
-    """Whether it ends by returning None."""
+    """Whether the body of an ``if`` ends by returning None."""
     match node.body[-1]:
         case ast.Return(value=None) | ast.Return(value=ast.Constant(value=None)):
             return True
