@@ -21,7 +21,7 @@ from actorflow_compiler.signatures import OpCall
 
 
 def expand(graph: Graph, table: Mapping[Any, Callable[..., Any]], where: Callable[[Placement], bool]) -> Graph:
-    """Write out the ops that ``table`` has, on placements for which ``where`` holds."""
+    """Decompose the ops that are in ``table``, on placements for which ``where`` is true."""
     names = {str(op): function for op, function in table.items()}
     metas = dict(graph.metas)
     fresh = itertools.count(max(metas, default=0) + 1)
@@ -56,8 +56,8 @@ def instantiate(
 ) -> list[Node]:
     """The nodes of a body in place of node ``n`` of a larger graph.
 
-    ``number`` says which value of the larger graph each input of the body is; values of the body that
-    it has no number for get one that is ``fresh``, and ``metas``.
+    ``number`` maps the body's inputs to values of the larger graph.  Other values of the body get numbers
+    from ``fresh``, and entries in ``number`` and ``metas``.
     """
     nodes = []
 
@@ -76,7 +76,7 @@ def instantiate(
 
 
 def _with_gaps(results: tuple[int, ...], call: OpCall) -> list[int]:
-    """The results lined up with the op's outputs; unused outputs were not traced."""
+    """The results, one for each output of the op; unused outputs, which were not traced, get -1."""
     rest = iter(results)
     return [next(rest) if m is not None else -1 for m in call.outs]
 

@@ -4,9 +4,9 @@ Time is one more axis of the mesh: a value that is split on it comes in pieces, 
 adds up over the pieces.  ``actorflow.unpack`` takes piece i of a whole value, ``actorflow.pack``
 joins the pieces, ``actorflow.accumulate`` adds them, ``actorflow.last`` takes the last one.  The
 layouts come from the same signatures as those of devices, so means, sums and masked losses are exact.
-Batch norm alone works on each piece (``piecewise.py``).  What is made of the batch alone and is not
-split (counts of tokens, a permuted batch) is made once, before all pieces.  Values that depend on no
-input (random numbers, masks, fillings) take the layout that their readers want.
+Only batch norm works on each piece by itself (``piecewise.py``).  Values that depend on the batch alone
+and are not split (counts of tokens, a permuted batch) are computed once, before all pieces.  Values that
+depend on no input (random numbers, masks, constants) take the layout that their readers want.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def cut_in_time(
 ) -> MicroBatchedStep:
     """Split the step into pieces: as many as ``micro_batches`` and the user's markers say.
 
-    With 1 only what ``flow.unpack`` names is in pieces, else the batch is, too.  ``asked`` says who asked for
-    ``micro_batches``, for an error.  ``later``: the job has run with another batch; this one goes in the largest
-    number of equal pieces up to that which it divides into.  Raises CallError where markers and ``micro_batches``
-    contradict each other, and where the batch does not divide.
+    With ``micro_batches`` 1 only values passed to ``flow.unpack`` are in pieces, else the batch is, too.  ``asked``
+    says who asked for ``micro_batches``, for an error.  ``later``: the job has run with another batch; this one goes in
+    the largest number of equal pieces up to that which it divides into.  Raises CallError where markers and
+    ``micro_batches`` contradict each other, and where the batch does not divide.
     """
     count, notes = count_pieces(graph, micro_batches, asked, later)
     if count == 1:
@@ -75,15 +75,15 @@ class _MicroBatching:
         self.maker = {o: n for n in graph.nodes for o in n.outs if o >= 0}
         self.stateless = {i.value for i in graph.inputs if i.kind in STATELESS}
         batch = {i.value for i in graph.inputs if i.kind == InputKind.BATCH}
-        self.early = batch if of_batch else set()  # whole before any piece is, and in pieces where that is possible
-        self.computed = set() if of_batch else batch  # whole, and so is what is made of them alone
-        self.stays: set[int] = set()  # those that stay whole beside what is in pieces: a user wants that
-        self.same: dict[int, int] = {}  # marked value that was as it should be → the value itself
-        self.idle: set[int] = set()  # numbers of the marks that say nothing new, nor do their gradients
+        self.early = batch if of_batch else set()  # computed whole before any piece, and in pieces where possible
+        self.computed = set() if of_batch else batch  # whole, as are values that depend on these alone
+        self.stays: set[int] = set()  # values that a user keeps whole beside others in pieces
+        self.same: dict[int, int] = {}  # result of a marker without effect → the marked value
+        self.idle: set[int] = set()  # numbers of markers without effect; their gradients have none either
         self.narrowed: dict[tuple[int, int, Split], int] = {}  # (value, stage, layout) → its piece
         self.free: dict[int, Node] = {}  # original value → its maker, if it does not depend on the batch
-        self.free_signatures: dict[tuple[int, Sbp], Signature | None] = {}  # (such a value, layout) → what makes it so
-        self.free_pieces: dict[tuple[int, TimeLayout], int] = {}  # (such a value, layout) → its number as a piece
+        self.free_signatures: dict[tuple[int, Sbp], Signature | None] = {}  # (free value, layout) → its signature
+        self.free_pieces: dict[tuple[int, TimeLayout], int] = {}  # (free value, layout) → its number as a piece
         names = {i.value: i.name for i in graph.inputs}
         self.updated = {new: names[old].rpartition(".")[0] for old, new in graph.updates}  # new value → its module
         self.moving: set[str] = set()  # modules whose statistics move on with every piece
@@ -107,7 +107,7 @@ class _MicroBatching:
         return Graph(inputs, tuple(self.nodes), self.metas, tuple(results), tuple(updates))
 
     def mark(self, n: Node) -> None:
-        """Follow a marker: from here on the value is in pieces, or whole."""
+        """Carry out a marker: from here on the value is in pieces, or whole."""
         mark, (out,) = marker_of(n), n.outs
         value = mark.value
         split = value in self.early or (value in self.piece and self.piece[value][1] == S0)
@@ -125,18 +125,18 @@ class _MicroBatching:
             self.stays.add(out)
 
     def update(self, new: int) -> int:
-        """Statistics move on with every piece; all other state once in an iteration."""
+        """The number of a variable's new value: batch-norm statistics are updated by every piece, other state once."""
         return self.piece[new][0] if self._moves(new) else self.as_whole(new, None)
 
     def _moves(self, value: int) -> bool:
-        """Whether a value is a statistic, or the new value of a buffer beside such (a counter of batches)."""
+        """Whether a value is a batch-norm statistic, or another new buffer of such a module (a counter of batches)."""
         if value not in self.piece:
             return False
         return self.piece[value][1] is PER_PIECE or self.updated.get(value) in self.moving
 
     def node(self, n: Node) -> None:
         if n.phase != Phase.OPTIMIZER and not is_random(n) and all(self._needs_no_piece(v) for v in n.reads()):
-            self.free.update({o: n for o in n.outs if o >= 0})  # its readers say how they want it
+            self.free.update({o: n for o in n.outs if o >= 0})  # its readers decide its layout
             return
         if any(v in self.stays for v in n.reads()):
             self.stays.update(o for o in n.outs if o >= 0)
@@ -172,16 +172,16 @@ class _MicroBatching:
         self.emit_whole(n)
 
     def _only_in_pieces(self, value: int) -> bool:
-        """Whether a value comes piece by piece, and is no sum, which can be added up first."""
+        """Whether a value exists only in pieces, and is no partial sum, which could be added up first."""
         return value in self.piece and self.piece[value][1] != P
 
     def _elsewhere(self, value: int, n: Node) -> bool:
-        """Whether a value is made in another stage than that of its reader."""
+        """Whether a value is made in another stage than its reader's."""
         maker = self.maker.get(value)
         return maker is not None and (maker.placement, maker.stage) != (n.placement, n.stage)
 
     def _of_batch_alone(self, n: Node) -> bool:
-        """Whether an op reads batches, or what is made of them, and no state."""
+        """Whether an op reads only batches, or values computed from them, and no state."""
         reads = set(n.reads())
         return reads <= self.stateless and any(v in self.early or v in self.piece for v in reads)
 
@@ -189,7 +189,7 @@ class _MicroBatching:
         return value in self.free or self.kind.get(value) in (InputKind.SCALAR, InputKind.CONSTANT)
 
     def free_signature(self, value: int, need: Sbp) -> Signature | None:
-        """The signature by which a free value is made in a layout; None where there is none."""
+        """The signature that makes a free value in a layout; None if there is none."""
         if (value, need) not in self.free_signatures:
             self.free_signatures[value, need] = self._find_free_signature(value, need)
         return self.free_signatures[value, need]
@@ -241,7 +241,7 @@ class _MicroBatching:
         return best[1] if best else None
 
     def _cost(self, value: int, need: Sbp, have: TimeLayout | None, meta: Meta, flows: bool) -> int:
-        """How much it takes to bring an operand to the layout that a signature needs, on a scale of its own.
+        """A relative cost, without unit, of bringing an operand to the layout that a signature needs.
 
         ``flows``: another operand comes in pieces anyway.
         """
@@ -249,17 +249,17 @@ class _MicroBatching:
             return 0
         if isinstance(need, Split) and not _even(need, meta.shape, self.count):
             return IMPOSSIBLE
-        if have is None:  # a batch, that may be several joined to one
+        if have is None:  # a batch, perhaps several joined into one
             by_sample = isinstance(need, Split) and need.dim == 0
             return 0 if need == S0 else 1 if by_sample else 3 if need == B else IMPOSSIBLE
         if need == have:
             return 0
         if have == B:
-            return 2  # every piece takes its part of the whole, or the first piece all of it
+            return 2  # every piece slices the whole, or the first piece takes all of it
         if need == B and value in self.stateless:
-            return 3  # computed once more, for the whole batch
+            return 3  # recomputed for the whole batch
         if have == P and isinstance(need, Split) and value in self.stateless:
-            return 5  # the same, and every piece takes its part
+            return 5  # recomputed, and every piece takes its slice
         if have == P and flows:
             return 20  # all pieces have to be there first, but then they flow on
         return IMPOSSIBLE
@@ -338,7 +338,7 @@ class _MicroBatching:
         self.nodes.append(replace(n, op=op, args=substitute(args, at), kwargs=final, outs=tuple(outs), pieces=pieces))
 
     def as_piece(self, value: int, need: TimeLayout, n: Node) -> int:
-        """The number of a value as one piece's op reads it."""
+        """The number of the value that an op on one piece reads in place of ``value``."""
         if value in self.free and value not in self.whole:
             return self.make_free(value, need, n)
         if value in self.piece:
@@ -372,7 +372,7 @@ class _MicroBatching:
         return self.free_pieces[value, need]
 
     def narrow(self, number: int, need: Split, n: Node) -> int:
-        """Piece i of a value that is there as a whole; with blocks, of each of them."""
+        """The current piece of a value that exists as a whole; for a split with blocks, that piece of each block."""
         key = (number, n.stage, need)
         if key not in self.narrowed:
             meta = self.metas[number]
@@ -423,7 +423,7 @@ class _MicroBatching:
         return self.whole[value]
 
     def packed(self, number: int, layout: Split, meta: Meta, maker: Node) -> int:
-        """The pieces one behind another, then the blocks of all pieces one behind another."""
+        """All pieces joined; for a split with blocks, joined block by block."""
         value = self.helper("actorflow.pack", (Ref(number), layout.dim, self.count), meta, maker, False)
         if layout.blocks == 1:
             return value

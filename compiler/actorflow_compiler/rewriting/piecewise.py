@@ -14,7 +14,7 @@ from actorflow_compiler.graph.graph import Node
 
 
 class PerPiece:
-    """The layout of a value that every piece has its own of, and that is never joined: batch-norm statistics."""
+    """The layout of a value of which every piece has its own, never joined with others: batch-norm statistics."""
 
 
 PER_PIECE = PerPiece()
@@ -32,7 +32,7 @@ PIECEWISE: Mapping[str, tuple[int, Mapping[int, TimeLayout], tuple[TimeLayout, .
 
 
 def split_of_batch(n: Node, layouts: Sequence[TimeLayout | None]) -> Split | None:
-    """How the batch of an op that works on each piece by itself is split; None where that is not done."""
+    """How the batch of an op that works on each piece by itself is split; None for all other ops."""
     if n.op not in PIECEWISE:
         return None
     training, ins, _ = PIECEWISE[n.op]

@@ -17,9 +17,9 @@ from actorflow_compiler.substitutes.random_table import is_random
 
 
 def rewrite(placed: PlacedStep, captured: Capture, request: StepRequest) -> MicroBatchedStep:
-    """Cut the step in time, write batch norms out where several devices share them, and merge what is equal.
+    """Cut the step in time, decompose batch norms that several devices share, and merge equal ops.
 
-    Raises CallError for a batch that does not divide, CaptureError for random ops that no plan draws alike, and
+    Raises CallError for a batch that does not divide, CaptureError for random ops that would depend on the plan, and
     LayoutError for constraints that contradict each other.
     """
     step, micro_batches = request.step, request.preferences.micro_batches
@@ -34,7 +34,7 @@ def rewrite(placed: PlacedStep, captured: Capture, request: StepRequest) -> Micr
 
 
 def refuse_random(graph: Graph) -> None:
-    """Raise CaptureError for an op that draws random numbers: cut over devices or time they would be other numbers."""
+    """Raise CaptureError for an op that draws random numbers, which would differ when cut over devices or time."""
     for n in graph.nodes:
         if is_random(n):
             where = f" in {n.where}" if n.where else ""
