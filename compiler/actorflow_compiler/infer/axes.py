@@ -35,10 +35,10 @@ class GraphLayouts:
 class FixedLayouts:
     """Layouts that are decided before inference."""
 
-    variables: Mapping[str, tuple[Placement, tuple[Sbp | None, ...]]]  # where every variable lies; None: to be found
-    batch: Mapping[str, tuple[Sbp, ...]]  # how an input is best taken; not a must, for every rank has it whole
+    variables: Mapping[str, tuple[Placement, tuple[Sbp | None, ...]]]  # of every variable; None: to be inferred
+    batch: Mapping[str, tuple[Sbp, ...]]  # preferred layout of an input, which every rank has whole
     results: Mapping[int, Placement]  # values that must be whole on these ranks
-    hinted: bool = False  # users cut parameters or activations: a batch that is left whole is worth a try
+    hinted: bool = False  # hints split parameters or activations, so try leaving the batch whole
 
 
 def infer(
@@ -47,9 +47,9 @@ def infer(
 ) -> GraphLayouts:  # fmt: skip
     """Infer the layouts of a graph; every op gets one signature for each axis of its placement.
 
-    ``inner_cost`` prices signatures that exchange something inside; without it they are not used.
+    ``inner_cost`` prices inner signatures, whose ops communicate inside; without it they are not used.
     ``explain`` is a regular expression of module, variable or op names, whose alternatives are reported.
-    ``hardware`` says what communication costs.  Raises LayoutError for a budget that nothing fits.
+    ``hardware`` prices communication.  Raises LayoutError if no layout fits the memory budget.
     """
     return _Inference(graph, fixed, everywhere, pieces, goal, inner_cost, explain, hardware).run()
 
@@ -168,7 +168,7 @@ def first_local(call: OpCall, signature: Signature, parts: int) -> OpCall:
 
 
 def _ragged(call: OpCall, signature: Signature, parts: int) -> set[tuple[int, int]]:
-    """(number of the operand or output, dim) for the dims that the devices of an axis have different numbers of."""
+    """(number of the operand or output, dim) of the dims whose local sizes differ between devices of an axis."""
     tensors = zip((*call.ins, *call.outs), (*signature.ins, *signature.outs), strict=True)
     return {
         (i, layout.dim)

@@ -18,16 +18,16 @@ from actorflow_compiler.infer.repeated_blocks import group_repeated
 from actorflow_compiler.infer.reports import Alternative, AxisReport, Explanation, MemoryUse, size_text
 from actorflow_compiler.infer.search import Search, SearchStart
 
-CHEAPEST = 1e-11  # s for each byte held: where the price of memory begins to rise at the least
-DEAREST = 1e-5  # s for each byte held: no memory is saved at a higher price
-STEP = 4.0  # by which it rises
-BELOW = 3  # steps below the solver's price where it begins
+CHEAPEST = 1e-11  # s for each byte held: the lowest initial price of memory
+DEAREST = 1e-5  # s for each byte held: a higher price saves no more memory
+STEP = 4.0  # factor by which the price rises
+BELOW = 3  # the search begins this many steps below the solver's price
 
 
 def choose(problem: Problem, goal: Goal, rest: int, explain: str | None) -> tuple[list[int], AxisReport]:
-    """Decide an axis; ``rest`` is by how much later axes can divide what a device holds.
+    """Decide an axis; ``rest`` is the factor by which later axes can still divide the bytes that a device holds.
 
-    Raises LayoutError for a budget that nothing fits.
+    Raises LayoutError if no choice fits the memory budget.
     """
     return _AxisChoice(problem, goal, rest).run(explain)
 
@@ -110,7 +110,7 @@ class _AxisChoice:
     def within_budget(
         self, found: list[tuple[str, Search]], free: Search, solved: RelaxedSolution | None
     ) -> tuple[str, Search]:
-        """The cheapest of all that fits, while the price of memory rises past what the solver says it is worth."""
+        """The cheapest choice that fits the budget; the price of memory rises until it exceeds the solver's."""
         if solved is None:
             tried = self.run_searches(DEAREST, None, free)
             least = min((s for _, s in tried), key=lambda s: max(h.peak for h in s.held().values()))
@@ -139,7 +139,7 @@ class _AxisChoice:
             search.byte_price = price
 
     def refusal(self, least: Search) -> str:
-        """The error text for a budget that nothing fits."""
+        """The error text for a budget that no choice fits."""
         assert self.goal.budget is not None
         where, held = max(least.held().items(), key=lambda item: item[1].peak)
         scale, taken = 1 / self.rest, self.goal.taken
@@ -175,7 +175,7 @@ class _AxisChoice:
             )  # fmt: skip
 
     def alternative_of(self, item: LayoutItem, option: int, seconds: float, chosen: bool) -> Alternative:
-        """An option of an item that costs ``seconds`` more than what was chosen."""
+        """An option of an item that costs ``seconds`` more than the chosen one, for a report."""
         s = item.options[option]
         text = str(s) if item.node >= 0 else show(s.outs[0] or B)
         against = ""

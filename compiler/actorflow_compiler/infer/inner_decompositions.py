@@ -1,7 +1,7 @@
 """Decompositions of ops that reduce inside (softmax, maxima, norms), so that only a small value is exchanged.
 
-``BODIES`` has one function for each op that ``signatures/inner.py`` has a line for.  It takes what the
-op takes, after ``cuts``: for each dim that is split, over how many devices on each mesh axis.  Sums
+``BODIES`` has one function for each op that ``signatures/inner.py`` has a line for.  It takes ``cuts`` (for
+each split dim, the number of devices on each mesh axis), then the arguments of the op.  Sums
 are sums, so parts of a split dim give terms of them; maxima are taken of each part first.  Tensors of
 16 bits come as float32, as the fused kernels compute; the caller casts the outputs back to their dtypes.
 """
@@ -34,7 +34,7 @@ def _for(op: OpOverload) -> Callable[[Body], Body]:
 
 
 def _max(x: Tensor, dims: Sequence[int], cuts: Cuts) -> Tensor:
-    """The maxima, where the reduced dims stay with size 1: first of each part."""
+    """The maxima, with the reduced dims kept at size 1; taken of each part first."""
     for dim, parts in cuts:
         x = TRACED.amax_blocks(x, dim, list(parts))
     return x.amax(list(dims), True)
@@ -69,7 +69,7 @@ def _softmax(cuts: Cuts, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 @_for(aten._safe_softmax.default)
 def _safe_softmax(cuts: Cuts, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """0 where everything is masked."""
+    """A softmax that is 0 in rows where every element is masked (-inf)."""
     largest = _max(x, [dim], cuts)
     raised = (x - largest).exp()
     return torch.where(largest == -math.inf, 0.0, raised / _sum(raised, [dim]))
@@ -110,7 +110,7 @@ def _amin(cuts: Cuts, x: Tensor, dims: Sequence[int] = (), keepdim: bool = False
 
 @_for(aten.max.dim)
 def _max_dim(cuts: Cuts, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The maxima, and the first place of each; not a number is more than any number."""
+    """The maxima, and the first index of each; NaN counts as larger than any number."""
     largest = _max(x, [dim], cuts)
     place = torch.arange(x.shape[dim], device=x.device).view([-1] + [1] * (x.dim() - 1 - dim % x.dim()))
     first = -_max(torch.where((x == largest) | x.isnan(), -place, -x.shape[dim]), [dim], cuts)
@@ -137,7 +137,7 @@ def _argmin(cuts: Cuts, x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
 
 
 def _last(x: Tensor, shape: Sequence[int]) -> tuple[list[int], list[int], int]:
-    """The dims that are normalised over, those before, and how many elements the former have."""
+    """The dims that are normalised over, the dims before these, and the number of elements in the former."""
     first = x.dim() - len(shape)
     return list(range(first, x.dim())), list(range(first)), math.prod(shape)
 
@@ -151,7 +151,7 @@ def _over(x: Tensor, before: Sequence[int]) -> Tensor:
 def _layer_norm(
     cuts: Cuts, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """In two passes, as torch: first the mean, then the squares of what differs from it."""
+    """In two passes, as torch: first the mean, then the squared differences from it."""
     dims, _, n = _last(x, shape)
     mean = _sum(x, dims) / n
     away = x - mean

@@ -1,4 +1,4 @@
-"""Decompose ops that have inner signatures: find the signatures of the simpler ops, and what they communicate.
+"""Decompose ops that have inner signatures: choose signatures for the simpler ops, and price their communication.
 
 An inner signature is one by which devices exchange something small inside the op (``signatures/inner.py``).
 """
@@ -37,7 +37,7 @@ class DecomposedOp:
 
 
 def inner_cost(call: OpCall, signature: Signature, parts: int) -> tuple[float, int]:
-    """What ``parts`` devices send in all (bytes), in how many communications; 0 and 0 if the signature is not inner."""
+    """Bytes that ``parts`` devices send in all, and the number of communications; (0, 0) if it is not inner."""
     if not signature.inner:
         return 0.0, 0
     (cost,) = decompose(call, (signature,), (parts,)).costs
@@ -83,7 +83,7 @@ def _cuts(chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> Cuts:
 
 
 def _run(call: OpCall, cuts: Cuts, *args: Any, **kwargs: Any) -> list[Tensor | None]:
-    """The function that writes the op out, in float32 where it would sum in 16 bits."""
+    """Run the op's decomposition, in float32 where it would sum in 16 bits."""
 
     def wide(value: Any) -> Any:
         return value.float() if isinstance(value, Tensor) and value.dtype in NARROW else value
@@ -98,10 +98,10 @@ def _run(call: OpCall, cuts: Cuts, *args: Any, **kwargs: Any) -> list[Tensor | N
 
 
 class _SignaturePropagation:
-    """Takes, for each op of a decomposition in order, the signature that moves least.
+    """Chooses, for each op of a decomposition in order, the signature that moves the fewest bytes.
 
-    A value that has to move is gathered, or added up, as a whole.  None is split anew or made a term of a sum: the ops
-    follow the split of the operands.
+    A value that has to move is gathered, or added up, as a whole.  No value is split anew or made a partial sum: the
+    ops follow the split of the operands.
     """
 
     def __init__(self, parts: int, metas: Mapping[int, Meta]) -> None:
@@ -130,7 +130,7 @@ class _SignaturePropagation:
         return best
 
     def bytes(self, value: int, need: Sbp) -> float:
-        """What is sent to give a value to one more reader."""
+        """Bytes sent to give a value to one more reader."""
         if (value, need) in self.given:
             return 0.0
         return bytes_moved(self.layout[value], need, self.metas[value].nbytes, self.parts, self.parts, True)
@@ -143,14 +143,14 @@ class _SignaturePropagation:
 
 
 def _follows(have: Sbp, need: Sbp) -> bool:
-    """Whether a value may be asked for in a layout: as it is, whole, or as a part of a whole one."""
+    """Whether a reader may need a value in a layout: unchanged, whole, or a split of a whole value."""
     return need in (have, B) or (have == B and isinstance(need, Split))
 
 
 def decompose_inner(graph: Graph, layouts: GraphLayouts) -> tuple[Graph, GraphLayouts]:
     """Replace every op one of whose signatures is inner by its decomposition; values keep their numbers.
 
-    A result of such an op may have another layout afterwards (a sum of terms, say); its readers are boxed from that.
+    A result of such an op may have another layout afterwards (a partial sum, say); boxing for its readers starts there.
     """
     metas = dict(graph.metas)
     fresh = itertools.count(max(metas, default=0) + 1)

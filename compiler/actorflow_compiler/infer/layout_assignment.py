@@ -32,29 +32,29 @@ TO_EVERYBODY = 64 << 10  # bytes: results up to this size go to every rank
 
 @dataclass(frozen=True, slots=True)
 class StepLayouts:
-    """A step in which all is decided that its layouts say."""
+    """A step with its graph's layouts decided: of values, variables and results."""
 
     graph: Graph
     layouts: GraphLayouts
     pieces: int  # micro-batches in an iteration
-    everywhere: Placement  # where inputs other than variables are, and results that everybody gets
-    gathered: Mapping[int, bool]  # result → whether every rank gets it whole; else it stays where and as it lies
+    everywhere: Placement  # placement of inputs other than variables, and of results that every rank gets
+    gathered: Mapping[int, bool]  # result → whether every rank gets it whole; else it keeps its placement and layout
     variables: tuple[Variable, ...]
-    times: int = 1  # how often the graph's work is done: once by every device in the mirrored view
+    times: int = 1  # how often the graph's work is done; in the mirrored view every device does all of it
     notes: tuple[str, ...] = ()
 
     @property
     def homes(self) -> Mapping[str, tuple[Placement, NdSbp]]:
-        """Variable → where and how it lies."""
+        """Variable → its placement and layout."""
         return {v.name: (v.placement, v.sbp) for v in self.variables}
 
 
 def assign_layouts(
     pieces: MicroBatchedStep, placed: PlacedStep, captured: Capture, request: StepRequest
 ) -> StepLayouts:
-    """Lay variables out as hinted, and let inference choose what is open.
+    """Give variables the hinted layouts, and infer all others.
 
-    Raises LayoutError for hints that do not fit, and for a budget that nothing fits.
+    Raises LayoutError for hints that do not fit, and for a memory budget that no layout fits.
     """
     hints, fixed = request.preferences.hints, request.history.fixed
     goal, graph = request.preferences.goal, pieces.graph
@@ -63,7 +63,7 @@ def assign_layouts(
     hinted = is_hinted(graph, hints)
     goal = replace(goal.with_hints(hints.axes), mirrored=bool(request.mirrored))
     graph = apply_zero(graph, variables, hints.zero)
-    if ParallelMode.AUTO in goal.modes:  # what may be found to be stored in parts is gathered for each phase apart
+    if ParallelMode.AUTO in goal.modes:  # variables that may be split are gathered once for each phase
         graph = gather_at_use(graph, {name: (None,) for name, layout in lie.items() if None in layout})
     gathered = {r: graph.metas[r].nbytes <= TO_EVERYBODY for r in graph.results}
     if goal.budget is not None:

@@ -13,12 +13,12 @@ from actorflow_compiler.graph.graph import CALL_INPUTS, Graph, InputKind, Node, 
 from actorflow_compiler.infer import FREE_KINDS, GraphLayouts
 from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, SourceLocation
 
-INPUTS = "inputs"  # what the arguments of a step are a part of
+INPUTS = "inputs"  # the name of the part that stands for the arguments of a step
 
 
 @dataclass(slots=True)
 class _PartDraft:
-    """A part being put together."""
+    """A mutable part, to which ops are still added."""
 
     count: int = 0
     ops: dict[str, None] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class _PartDraft:
 def fold_by_module(
     graph: Graph, layouts: GraphLayouts, pieces: int, modules: Sequence[str], parameter: Mapping[str, str]
 ) -> Origins:
-    """Fold; ``modules`` are the names that ops may carry, ``parameter`` says which one an optimizer's state is for."""
+    """Fold a graph; ``modules`` are the names that ops may carry, ``parameter`` maps optimizer state to parameters."""
     return _Folding(graph, layouts, pieces, modules, parameter).run()
 
 
@@ -42,11 +42,11 @@ class _Folding:
         self.drafts: dict[tuple[str, str, str], _PartDraft] = {}  # (module, phase, placement)
         self.number: dict[tuple[str, str, str], int] = {}
         self.keys: list[tuple[str, str, str]] = []  # of each part
-        self.maker: dict[int, tuple[int, str]] = {}  # value → its part, and what made it
+        self.maker: dict[int, tuple[int, str]] = {}  # value → its part, and the op that made it
         self.flows: dict[tuple[int, int, int, str], Flow] = {}  # (value, source, target, read as)
         self.kind = {i.value: i.kind for i in graph.inputs}
-        self.boxed: set[tuple[int, Placement, NdSbp, str]] = set()  # what is boxed to where; variables for each phase
-        self.often: set[int] = set()  # values of which there is one for each micro-batch
+        self.boxed: set[tuple[int, Placement, NdSbp, str]] = set()  # boxed already; variables for each phase
+        self.often: set[int] = set()  # values that exist once for each micro-batch
 
     def run(self) -> Origins:
         graph, layouts = self.graph, self.layouts
@@ -102,12 +102,12 @@ class _Folding:
             return
         meta, moved, made = self.graph.metas[value], 0, need
         boxing: tuple[str, ...] = ()
-        if self.kind.get(value) not in FREE_KINDS:  # of these every rank has all
+        if self.kind.get(value) not in FREE_KINDS:  # every rank has these whole
             made = self.layouts.value[value]
             hops = route(meta.shape, self.layouts.placement[value], made, where, need)
             boxing = tuple(hop.kind if hop.kind != "local" else "slice" for hop in hops)
             once = (value, where, need, self.keys[target][1] if self.kind.get(value) == InputKind.VARIABLE else "")
-            if once not in self.boxed:  # whoever else reads it so reads what has been moved
+            if once not in self.boxed:  # further readers in this layout share the boxed value
                 moved = bytes_of(hops, ITEM_BYTES[meta.dtype]) * (self.pieces if value in self.often else 1)
             self.boxed.add(once)
         if only_boxed and not boxing:
@@ -115,21 +115,21 @@ class _Folding:
         self.flows[key] = Flow(source, target, name, meta.shape, meta.dtype, show(made), show(need), boxing, moved)
 
     def module_of(self, variable: str) -> str:
-        """The module that a variable belongs to, by its name: that of a root stands before it."""
+        """The module that a variable belongs to, from its name, which begins with that of its root module."""
         owner = variable.rpartition(".")[0]
         while owner and owner not in self.modules:
             owner = owner.partition(".")[2]
         return owner
 
     def added_up(self, n: Node) -> str:
-        """The module whose gradient autograd adds to another one's: no line of the user's says so."""
+        """The module of a gradient accumulation, which has no line in the user's script: that of the later operand."""
         if n.phase != Phase.BACKWARD or n.line:
             return ""
         made = [self.keys[self.maker[v][0]] for v in n.reads() if v in self.maker][::-1]  # the later one was made last
         return next((module for module, _, where in made if where == str(n.placement)), "")
 
     def optimized(self, n: Node, names: Mapping[int, str]) -> str:
-        """The module whose parameter an op of the optimizer is for."""
+        """The module whose parameter an op of the optimizer updates."""
         for value in n.reads():
             name = names.get(value)
             if name is not None and self.kind[value] == InputKind.VARIABLE:

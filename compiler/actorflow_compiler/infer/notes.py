@@ -1,4 +1,4 @@
-"""Notes for people on ops that the table has no line for: their signatures, and where the knowledge comes from."""
+"""Notes for users on ops without a line in the table: their signatures, and whether registered or discovered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN = 6  # signatures in a line
 
 
 def notes_on(graph: Graph) -> tuple[str, ...]:
-    """Where the knowledge of ops without a line in the table comes from, and what it is.
+    """A line for each op without a line in the table: whether registered or discovered, and its signatures.
 
     ``mylib.scale.default: signatures discovered: S(0), B -> S(0); P, B -> P``
     """
@@ -40,7 +40,7 @@ def notes_on(graph: Graph) -> tuple[str, ...]:
 
 
 def tell_traced(device: torch.device, kind: str) -> tuple[str, ...]:
-    """A line where a step for one kind of device was traced on another."""
+    """A note if a step for one kind of device was traced on another kind."""
     if device.type == kind:
         return ()
     return (

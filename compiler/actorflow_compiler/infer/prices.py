@@ -9,13 +9,13 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.plan.region import coordinates
 
-LOCAL = 1e-7  # s for a layout that is reached without communication
-REDUNDANT = 1e-6  # s for each floating-point operation done more than once: far above its price, a last resort
-BYTE_HELD = 1e-14  # s for each byte of a copy that could have been a part; only breaks ties
+LOCAL = 1e-7  # s for a change of layout without communication
+REDUNDANT = 1e-6  # s for each redundant floating-point operation: far above its real cost, so that it is a last resort
+BYTE_HELD = 1e-14  # s for each byte held of a copy instead of a part; only breaks ties
 FREE_KINDS = frozenset(  # every rank has all of these
     {InputKind.BATCH, InputKind.ARGUMENT, InputKind.CONSTANT, InputKind.SCALAR, InputKind.PIECE}
 )
-IN_A_BUCKET = 0.1  # of a latency: the share of one that travels with others
+IN_A_BUCKET = 0.1  # share of a latency for a tensor that is sent together with others
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,18 @@ class Prices:
 
     bandwidth: float  # bytes/s of one device
     latency: float  # s for each communication that an op waits for
-    forbidden: float  # s for what a way of working excludes: another cut of the batch, a weight gathered under "tensor"
+    forbidden: float  # s for what the mode excludes: another split of the batch, a weight gathered under "tensor"
 
     @property
     def grouped(self) -> float:
-        """Seconds for what travels in a bucket: gradients, new values of variables, gathered weights."""
+        """Seconds of latency for a tensor sent in a bucket: gradients, new values of variables, gathered weights."""
         return IN_A_BUCKET * self.latency
 
 
 def prices_of(link: Link) -> Prices:
-    """The prices of a link; one without latency still costs more than what needs no communication.
+    """The prices of a link; even without latency it costs more than no communication.
 
-    Where it is slower than a CPU core's, what is excluded has to stay out of the question.
+    On a link slower than a CPU core's, the price of excluded options rises as well, so that they stay excluded.
     """
     latency = max(link.latency_s, LOCAL / IN_A_BUCKET)
     slower = max(1.0, CPU_CORE.bytes_per_s / link.bytes_per_s, latency / CPU_CORE.latency_s)

@@ -1,4 +1,4 @@
-"""The layout problem of one mesh axis: the items to be decided, their options, and the price of everything.
+"""The layout problem of one mesh axis: the items to decide, their options, and all prices.
 
 An *item* is an op, or a variable, which reads its new value and makes its old one.  An *option* is a
 signature.  Layouts and needs are numbered, so that prices are looked up and not computed again.
@@ -23,7 +23,7 @@ from actorflow_compiler.signatures import OpCall, Signature, signatures
 
 InnerCost = Callable[[OpCall, Signature, int], tuple[float, int]]  # bytes moved by all devices, communications
 JOINS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.cat.default"})  # blocks side by side
-NATURAL = 8  # cuts with blocks or units that are followed for one value
+NATURAL = 8  # most cuts with blocks or units that are tried for one value
 
 FEW_BITS = ("bfloat16", "float16")
 HELD_BETWEEN = ((Phase.FORWARD, Phase.BACKWARD), (Phase.BACKWARD, Phase.OPTIMIZER))  # phases of maker and reader
@@ -34,20 +34,20 @@ class LayoutItem:
     """An op or a variable, which gets one of its options."""
 
     name: str  # module or variable
-    kind: Hashable  # what it is, for ties
+    kind: Hashable  # op or variable kind; equal for items that may be tied
     placement: Placement
     phase: Phase
     reads: tuple[int, ...]
     outs: tuple[int, ...]  # -1 where nobody uses an output
     options: tuple[Signature, ...]
-    own: tuple[float, ...]  # s of each option: work done more than once, exchanges inside
+    own: tuple[float, ...]  # s of each option by itself: redundant work, inner communication
     node: int  # in graph order; -1 of a variable
     work: float = 0.0  # floating-point operations in an iteration
 
 
 @dataclass(frozen=True, slots=True)
 class RequiredLayout:
-    """A layout that a value must be brought to whatever is chosen: a result that must be whole."""
+    """A layout that a value must be boxed to in any case: a result that must be whole."""
 
     value: int
     sbp: Sbp
@@ -66,12 +66,12 @@ class Problem:
     ) -> None:  # fmt: skip
         """``variables``: the layouts that each may have; ``free``: inputs that every rank has, and their best cut.
 
-        ``mirrored``: every op has its first signature.  ``hardware`` says what joins the devices.
+        ``mirrored``: every op has its first signature.  ``hardware`` has the links between devices.
         """
         self.inner_cost, self.hinted, self.mirrored = inner_cost, hinted, mirrored
         self.hardware = hardware
         self._prices: dict[tuple[Placement, Placement], Prices] = {}
-        self.forbidden = prices_of(hardware.slowest).forbidden  # s that put an option out of the question
+        self.forbidden = prices_of(hardware.slowest).forbidden  # s that exclude an option
         self.graph, self.placement, self.metas, self.axis, self.mode = graph, placement, metas, axis, mode
         self.free, self.targets = free, targets
         self.layouts: list[Sbp] = []
@@ -82,7 +82,7 @@ class Problem:
         stages = len({n.placement for n in graph.nodes})
         self.alive = {v: min(r, stages) if r > 1 else 1 for v, r in self.rate.items()}  # pieces in flight
         self.variables = set(variables)
-        self.weights = set(variables)  # and what looks at them or casts them
+        self.weights = set(variables)  # and views and casts of them
         for n, values in zip(graph.nodes, reads, strict=True):
             one = n.phase != Phase.OPTIMIZER and len(set(values)) == len(n.outs) == 1 and values[0] in self.weights
             if one and numel(metas[values[0]].shape) == numel(metas[n.outs[0]].shape):
@@ -117,13 +117,13 @@ class Problem:
         ]
 
     def state(self, i: int) -> bool:
-        """Whether an item is a variable that belongs to an optimizer: only ops of its phase read it."""
+        """Whether an item is optimizer state: a variable that only ops of the optimizer's phase read."""
         item = self.items[i]
         read = self.readers.get(item.outs[0], ())
         return item.node < 0 and all(self.items[r].phase == Phase.OPTIMIZER for r in read)
 
     def is_use(self, i: int) -> bool:
-        """Whether an item is where a phase takes a variable, to gather it or not."""
+        """Whether an item is the op by which a phase reads a variable, and at which the variable may be gathered."""
         item = self.items[i]
         return item.node >= 0 and self.graph.nodes[item.node].op == CONSTRAIN and item.reads[0] in self.variables
 
@@ -141,16 +141,16 @@ class Problem:
         return self._layout_ids[sbp]
 
     def need_id(self, value: int, sbp: Sbp, item: LayoutItem) -> int:
-        """The number of a need: a variable is gathered for each phase apart, others once, and for the optimizer."""
+        """The number of a need; variables are gathered for each phase, others once, and once more for the optimizer."""
         apart = value in self.variables or item.phase == Phase.OPTIMIZER
         return self._need((sbp, item.placement, item.phase if apart else ""))
 
     def target_need(self, target: RequiredLayout) -> int:
-        """The number of the need of a target."""
+        """The number of the need of a required layout."""
         return self._need((target.sbp, target.placement, "result" if target.value in self.variables else ""))
 
     def whole_need(self, need: int) -> int:
-        """The same need for the whole value."""
+        """The number of the same need, but for the whole (broadcast) value."""
         _, where, phase = self.needs[need]
         return self._need((B, where, phase))
 
@@ -161,7 +161,7 @@ class Problem:
         return self._need_ids[key]
 
     def waits(self, value: int, reader: LayoutItem) -> bool:
-        """Whether a value is held long, as its reader needs it: activations for backward, gradients for the end."""
+        """Whether a value is held until a later phase: activations for backward, gradients for the optimizer."""
         return (self.phase.get(value), reader.phase) in HELD_BETWEEN
 
     def _collect(
@@ -205,7 +205,7 @@ class Problem:
         found: list[tuple[Signature, ...]] = [()] * len(calls)
 
         def look(k: int, begins: bool) -> None:
-            """Find the signatures of an op, and the cuts of one neighbour that another may have, too."""
+            """Find the signatures of an op, and pass cuts of its operands on to its outputs and back."""
             n, call = self.graph.nodes[k], calls[k]
             assert n.placement is not None
             parts = self.size(n.placement)
@@ -235,7 +235,7 @@ class Problem:
         everything = range(len(calls))
         for k in everything:
             look(k, self.graph.nodes[k].op in JOINS)
-        for begins in (False, True):  # what is joined and hinted comes first, then what views make of dims
+        for begins in (False, True):  # joins and hints first, then views
             for order in (reversed(everything), everything):
                 for k in order:
                     if begins or any(v in natural for v in (*reads[k], *self.graph.nodes[k].outs)):
@@ -243,7 +243,7 @@ class Problem:
         return found, natural
 
     def _follow(self, value: int, cut: Split, parts: int) -> bool:
-        """Whether a cut has blocks or units and gives every device a part."""
+        """Whether a cut has blocks or units and leaves no device without a part."""
         size = self.metas[value].shape[cut.dim]
         return (cut.blocks > 1 or cut.unit > 1) and size >= parts * cut.blocks * cut.unit
 
@@ -273,7 +273,7 @@ class Problem:
         return self._prices[key]
 
     def edge(self, value: int, have: int, need: int) -> float:
-        """Seconds to give a value that lies as layout ``have`` to the readers of ``need``."""
+        """Seconds of boxing from layout ``have`` of a value to ``need``."""
         key = (value, have, need)
         found = self._edges.get(key)
         if found is None:
@@ -294,12 +294,12 @@ class Problem:
         if not moved:
             return LOCAL
         if not same and have == sbp and p == c and not isinstance(have, PartialSum) and have != B:
-            moved *= 0.99  # one to one: no putting together
+            moved *= 0.99  # one sender for each receiver: nothing to join
         prices = self.prices(source, target)
         waits = prices.grouped if phase else prices.latency
         seconds = self.rate.get(value, 1) * (moved / max(p, c) / prices.bandwidth + waits)
         if self.mode == ParallelMode.TENSOR and value in self.weights and same and len(self.metas[value].shape) > 1:
-            seconds += self.forbidden  # a weight is to be used as it is stored
+            seconds += self.forbidden  # a weight has to be used in the layout it is stored in
         return seconds
 
     def held_bytes(self, value: int, layout: int) -> float:
@@ -309,7 +309,7 @@ class Problem:
         if found is None:
             meta, parts, sbp = self.metas[value], self.size(self.placement[value]), self.layouts[layout]
             size = float(meta.nbytes * self.alive.get(value, 1))
-            if isinstance(sbp, Split):  # of what the axes before have made of it, as its maker has it
+            if isinstance(sbp, Split):  # of the size that earlier axes leave, in the maker's layout
                 along = meta.shape[sbp.dim]
                 size *= -(-along // parts) / max(1, along)
             found = self._bytes[key] = size
@@ -317,7 +317,7 @@ class Problem:
 
 
 def _rounds_sums(call: OpCall, signature: Signature) -> bool:
-    """Whether devices would round what they add up: an optimizer's own arithmetic in few bits shows it, as Muon's."""
+    """Whether a partial sum would be rounded to few bits on each device, which shows in optimizers such as Muon."""
     outs = zip(signature.outs, call.outs, strict=True)
     return any(isinstance(s, PartialSum) and m is not None and m.dtype in FEW_BITS for s, m in outs)
 

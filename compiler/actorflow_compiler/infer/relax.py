@@ -1,8 +1,8 @@
 """Solve the linear relaxation of a layout problem: the best mixture of choices, and a lower bound of every choice.
 
-A choice for each class of repeated items, and for each value what is made of it: facility location, in
-which a layout is paid for once however many readers need it.  The linear relaxation is tight where
-values have one reader; what it leaves open, a walk and local improvement close.
+There is one choice for each class of repeated items, and for each value the layouts that it is boxed to.  This is
+facility location: a layout is paid for once, however many readers need it.  The linear relaxation is tight where
+values have one reader; a greedy walk and local improvement decide the rest.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class RelaxedSolution:
 
     shares: tuple[tuple[float, ...], ...]  # class by class, of each option in the best mixture; () if not solved
     bound: float | None  # s; no choice of tied items costs less
-    byte_price: float  # s for each byte that the budget lacks
+    byte_price: float  # dual price of the budget: s saved for each further byte
 
 
 def relax(problem: Problem, classes: Sequence[Sequence[int]], budget: float | None) -> RelaxedSolution | None:
     """Solve the relaxation with HiGHS; ``budget`` is in bytes for each device.  None: nothing fits the budget.
 
-    A program of more than ``LARGEST`` variables is left alone: it would take minutes.
+    A program of more than ``LARGEST`` variables is not solved, because that would take minutes.
     """
     program = _Program(problem, classes)
     return RelaxedSolution((), None, 0.0) if len(program.cost) > LARGEST else program.solve(budget)
@@ -61,14 +61,14 @@ class _Program:
         return len(self.cost) - 1
 
     def options(self, members: Sequence[int]) -> list[int]:
-        """A share for each option; they make one."""
+        """Add a variable for the share of each option; the shares sum to 1."""
         own = self.p.items[members[0]].own
         x = [self.variable(len(members) * c) for c in own]
         self.equal.append(dict.fromkeys(x, 1.0))
         return x
 
     def groups(self) -> list[tuple[int, int]]:
-        """Values made and read by the same classes in the same way: one of them, and how many there are."""
+        """Groups of values that the same classes make and read in the same way: (one of them, their number)."""
         reads: dict[int, list[tuple[int, int]]] = {}
         for i, item in enumerate(self.p.items):
             for j, v in enumerate(item.reads):
@@ -84,7 +84,7 @@ class _Program:
         return [(values[0], len(values)) for values in found.values()]
 
     def value(self, v: int, weight: int) -> None:
-        """Boxing of a value from what it is to what is needed, and the memory that it takes."""
+        """Add the boxing of a value from the layouts it is made in to those needed, and its memory."""
         p = self.p
         made = p.producer.get(v)
         haves: dict[int, dict[int, float]] = {}  # layout → the options that make it
@@ -132,7 +132,7 @@ class _Program:
         self, v: int, weight: int, haves: dict[int, dict[int, float]], need: int,
         readers: list[dict[int, float]], always: bool,
     ) -> None:  # fmt: skip
-        """If a need is there, it is met from a layout that is there."""
+        """Add edges: a need that some reader has must be met from a layout that the value has."""
         prices = {have: weight * self.p.edge(v, have, need) for have in haves}
         if not any(prices.values()):
             return
@@ -174,7 +174,7 @@ class _Program:
         return RelaxedSolution(tuple(tuple(found.x[x].tolist()) for x in self.x), float(found.fun) / scale, price)
 
     def matrix(self, rows: Sequence[Row]) -> csr_array:
-        """Sparse."""
+        """The rows as a sparse matrix."""
         from scipy.sparse import coo_array
 
         at = [i for i, row in enumerate(rows) for _ in row]

@@ -9,15 +9,15 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
-ROUNDS = 2  # how far an item without a module looks to the items it reads
+ROUNDS = 2  # how many items back an item without a module is compared
 
 
 def group_repeated(names: Sequence[tuple[str, Hashable]], producers: Sequence[Sequence[int]]) -> list[list[int]]:
     """Classes of equal items, in order of their first members.
 
     An item's name is (module or variable, what it is); ``producers`` are the items that it reads from.
-    Items are equal if they are the same thing at the same place of repeated modules; an item
-    without a module is what it is and what it reads.
+    Items are equal if they have the same kind at the same position in repeated modules; items without
+    a module, if they have the same kind and read equal items.
     """
     blocks = repeated_modules(name for name, _ in names)
     seen: Counter[tuple[str, Hashable]] = Counter()
@@ -39,7 +39,7 @@ def group_repeated(names: Sequence[tuple[str, Hashable]], producers: Sequence[Se
 
 
 def repeated_modules(names: Iterable[str]) -> frozenset[str]:
-    """Modules that have a number for a name and something below them: ``blocks.3`` of ``blocks.3.up``."""
+    """Modules named by a number that have children: ``blocks.3`` of ``blocks.3.up``."""
     found: set[str] = set()
     for name in set(names):
         parts = name.split(".")

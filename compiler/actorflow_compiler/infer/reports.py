@@ -1,4 +1,4 @@
-"""What inference reports of its choices, and the lines of text that people are shown of it."""
+"""Reports of the choices of inference, and their text for users."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from actorflow_compiler.core.op_call import SignatureSource
 from actorflow_compiler.hints.goal import ParallelMode
 
-SHOWN = 12  # alternatives of one op
+SHOWN = 12  # most alternatives shown of one op
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Alternative:
     """A signature that an op, or a layout that a variable, could have had."""
 
     text: str  # "S(0), B -> S(0)"
-    seconds: float  # more than what was chosen, if nothing else changed
+    seconds: float  # more than the chosen one, if nothing else changed
     chosen: bool
     source: SignatureSource
-    against: str = ""  # why it is excluded whatever it costs; "" if it is not
+    against: str = ""  # why it is excluded regardless of its cost; "" if it is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class AxisReport:
 
     axis: int
     mode: ParallelMode
-    start: str  # the template that led here, or "solver"
+    start: str  # the template that the search started from, or "solver"
     items: int
     classes: int  # of items that are repetitions of each other
     seconds: float  # estimated, of communication and redundant work in an iteration
-    bound: float | None  # no choice costs less; None where the solver was not used
-    held: MemoryUse  # of the device that holds most
+    bound: float | None  # s; no choice costs less.  None if the solver was not used
+    held: MemoryUse  # of the device that holds the most
     explanations: tuple[Explanation, ...] = ()
 
 
 def report_lines(reports: Sequence[AxisReport]) -> Iterator[str]:
-    """One line for each mesh axis: what was found, from which start, and how far it can be from the best."""
+    """One line for each mesh axis: the choice, the start it was found from, and the largest gap to the optimum."""
     for r in reports:
         gap = ""
         if r.bound is not None:
@@ -77,7 +77,7 @@ def report_lines(reports: Sequence[AxisReport]) -> Iterator[str]:
 
 
 def explanation_lines(reports: Sequence[AxisReport]) -> Iterator[str]:
-    """A paragraph for each op or variable that was asked for: every alternative with its price."""
+    """A paragraph for each op or variable to explain: every alternative with its price."""
     for r in reports:
         for e in r.explanations:
             yield "\n".join(_paragraph(e))

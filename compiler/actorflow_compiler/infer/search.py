@@ -18,9 +18,9 @@ from actorflow_compiler.infer.problem import Problem
 from actorflow_compiler.infer.reports import MemoryUse
 
 SWEEPS = 8
-DECIDED, RELEVANT = 0.8, 0.3  # shares of a mixture: taken as they are; worth a look beside the largest
-FADE = 0.8  # how much of what an op sees of the way ahead the op before it sees
-CASCADE = 24  # classes that are looked at together when one is made whole earlier than it must be
+DECIDED, RELEVANT = 0.8, 0.3  # shares: decided from here on; and, as a fraction of the largest share, worth trying
+FADE = 0.8  # discount for each op that the look-ahead passes
+CASCADE = 24  # most classes to change together when a value is made whole earlier than needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,16 @@ class SearchStart:
     """Where a search begins."""
 
     name: str
-    whole: bool = False  # the batch is not split, and every op looks at what its readers would pay
-    gathered: bool = False  # variables are made whole where they are used
-    variables: Mapping[int, int] | None = None  # item of a variable → option; a missing one is taken as it is needed
+    whole: bool = False  # the batch is not split, and prices include those of readers ahead
+    gathered: bool = False  # variables are gathered where they are used
+    variables: Mapping[int, int] | None = None  # item of a variable → option; others take the layout needed
 
 
 class Search:
     """A choice for each item of a problem, and its price."""
 
     def __init__(self, problem: Problem, classes: Sequence[Sequence[int]], byte_price: float = 0.0) -> None:
-        """``byte_price``: s for each byte that a device holds long."""
+        """``byte_price``: s for each byte that a device holds from one phase to another."""
         self.problem, self.byte_price = problem, byte_price
         self.tied = [list(c) for c in classes]
         self.single = [[i] for i in range(len(problem.items))]
@@ -55,7 +55,7 @@ class Search:
     # prices
 
     def value_price(self, v: int) -> float:
-        """Seconds for all that is made of a value."""
+        """Seconds for all boxings of a value."""
         have = self.have.get(v, -1)
         total = 0.0
         if have >= 0:
@@ -76,7 +76,7 @@ class Search:
         return own + sum(self.value_price(v) for v in self.have)
 
     def held(self) -> dict[Placement, MemoryUse]:
-        """What each device of a placement holds."""
+        """The memory that each device of a placement uses."""
         p = self.problem
         found: dict[Placement, list[float]] = {}
         for v in p.variables:
@@ -89,7 +89,7 @@ class Search:
         return {where: MemoryUse(*sums) for where, sums in found.items()}
 
     def prices(self, i: int) -> list[float]:
-        """Seconds of each option of an item, if nothing else changes; what does not depend on it is left out."""
+        """Seconds of each option of an item, if nothing else changes; costs that do not depend on it are left out."""
         item, now = self.problem.items[i], self.choice[i]
         touched = {v for v in (*item.reads, *item.outs) if v >= 0}
         found = []
@@ -143,7 +143,7 @@ class Search:
             self.put(i, prices.index(min(prices)))
 
     def round(self, shares: Sequence[Sequence[float]]) -> None:
-        """Take what a mixture has most of; where it is undecided, the cheapest of what it has, in graph order."""
+        """Take the option with the largest share; where no share is decisive, the cheapest of them, in graph order."""
         self._ahead = {}
         open_items = []
         for members, mixture in zip(self.tied, shares, strict=True):
@@ -184,7 +184,7 @@ class Search:
         self.put(i, best)
 
     def _look_ahead(self) -> dict[tuple[int, int], float]:
-        """(value, layout) → about what the dearest way on from there costs, if all else is as each reader likes it."""
+        """(value, layout) → estimated seconds of the dearest path of readers, each taking its cheapest option."""
         p = self.problem
         ahead: dict[tuple[int, int], float] = {}
         for i in range(len(p.items) - 1, -1, -1):
@@ -246,7 +246,7 @@ class Search:
         return prices[best] - before
 
     def sweep(self, classes: Sequence[Sequence[int]]) -> None:
-        """Improve class by class, back and forth, until nothing gets cheaper; looking only at what has changed."""
+        """Improve class by class, back and forth, until nothing gets cheaper; revisits only neighbours of changes."""
         p = self.problem
         where = {i: c for c, members in enumerate(classes) for i in members}
         dirty = set(range(len(classes)))
@@ -266,7 +266,7 @@ class Search:
                 break
 
     def settle(self) -> None:
-        """Improve until nothing gets cheaper: tied classes, wholes in front of their readers, single items."""
+        """Improve until nothing gets cheaper: tied classes, then cascades, then single items."""
         self.sweep(self.tied)
         if sum(self._cascade(c) for c in range(len(self.tied))):
             self.sweep(self.tied)
@@ -284,8 +284,8 @@ class Search:
     def _cascade(self, c: int) -> bool:
         """Try a class with whole outputs, and its readers after it.
 
-        One sum for all of them may be cheaper than one for each, and what is cut here from a whole
-        value may have to be gathered later.
+        Adding a value up once may be cheaper than once for each reader, and a part that is cut from a whole
+        value here may have to be gathered later.
         """
         p, i = self.problem, self.tied[c][0]
         item, now = p.items[i], self.choice[i]

@@ -23,7 +23,7 @@ from actorflow_compiler.plan.region import device_shape
 from actorflow_compiler.values.gradients import KEPT_GRADIENT
 from actorflow_compiler.values.variables import WITH_PARAMETERS
 
-CASTS = frozenset({"aten._to_copy.default"})  # of a part before it is gathered: autocast
+CASTS = frozenset({"aten._to_copy.default"})  # casts of autocast, done on a part before it is gathered
 
 # ---- variables
 
@@ -35,10 +35,10 @@ def assign_variable_layouts(
     hints: ResolvedHints,
     fixed: Mapping[str, Variable],
 ) -> tuple[Variable, ...]:
-    """Where and how every variable lies: as an earlier plan has fixed it, as hinted, or broadcast.
+    """Placement and layout of every variable: as an earlier plan has fixed it, as hinted, or broadcast.
 
-    Optimizer state, and gradients, of a parameter's shape lie as the parameter, and split over ZeRO's axis where
-    the parameter is not.  Raises LayoutError for a hint that does not fit its tensor, its placement's mesh,
+    Optimizer state and gradients of a parameter's shape have the parameter's layout, and are also split over ZeRO's
+    axis where the parameter is not.  Raises LayoutError for a hint that does not fit its tensor, its placement's mesh,
     or what an earlier plan has fixed.
     """
     found: dict[str, Variable] = {}
@@ -61,8 +61,8 @@ def assign_variable_layouts(
             wish = fit_hint(name, meta, hint if same_shape else None, placement)
             if same_shape and (
                 kind != KEPT_GRADIENT or name not in fixed
-            ):  # what one plan has left the next takes as it lies
-                lies = fixed.get(name, parameter).sbp  # they differ where inference has chosen both
+            ):  # a plan takes variables in the layout that the plan before left
+                lies = fixed.get(name, parameter).sbp  # state and parameter differ if inference chose both
                 wish = tuple(e if e or lie == B else lie for e, lie in zip(wish, lies, strict=True))
                 wish = wish if zero is None else add_zero(wish, meta.shape, zero, placement)
         if name in fixed:
@@ -75,7 +75,7 @@ def assign_variable_layouts(
 
 
 def refuse_moving(name: str, placement: Placement, hints: ResolvedHints) -> None:
-    """Raise LayoutError where a parameter is to have another home than the one an earlier plan has given it."""
+    """Raise LayoutError if a hint gives a parameter another home than an earlier plan did."""
     hint = hints.layouts.get(name)
     if hint is not None and hint.home not in (None, placement):
         raise LayoutError(
@@ -130,7 +130,7 @@ def add_zero(wish: Wish, shape: Sequence[int], zero: ZeroHint, placement: Placem
 
 
 def check_fixed(variable: Variable, wish: Wish, hint: LayoutHint | None, zero: ZeroHint | None) -> Variable:
-    """The variable as an earlier plan has laid it out; raises LayoutError if a hint asks for another layout."""
+    """The variable in its layout of an earlier plan; raises LayoutError if a hint asks for another one."""
     for axis, (wanted, fixed) in enumerate(zip(wish, variable.sbp, strict=True)):
         if wanted is None or wanted == fixed:
             continue
@@ -159,12 +159,12 @@ def open_axes(
 ) -> tuple[Sbp | None, ...]:
     """The layout of a variable with None for the axes on which inference may choose.
 
-    ``parameter`` is the one that an optimizer's variable belongs to.
+    ``parameter`` is the parameter that the variable is optimizer state of, if any.
     """
     hint = hints.layouts.get(variable.name) if parameter is None else hints.optimizer.get(parameter)
     wish = hint.wish if hint else ()
     zero = hints.zero.get(parameter or variable.name)
-    at_home = (parameter or variable.name) in hints.homes  # no op is there that would like it otherwise
+    at_home = (parameter or variable.name) in hints.homes  # no op runs there that would prefer another layout
 
     def closed(axis: int) -> bool:
         asked = any(wish[axis : axis + 1]) or (zero is not None and zero.axis == axis) or at_home
@@ -174,7 +174,7 @@ def open_axes(
 
 
 def is_hinted(graph: Graph, hints: ResolvedHints) -> bool:
-    """Whether users say how parameters or activations are cut, so that the batch may be better left whole."""
+    """Whether hints split parameters or activations, so that the batch may be better left whole."""
     cut = any(isinstance(e, Split) for wish in hints.wishes for e in wish)
     return cut or any(n.op == CONSTRAIN and not n.args[1].startswith(GRADIENT) for n in graph.nodes)
 
@@ -194,7 +194,7 @@ def apply_zero(graph: Graph, variables: Sequence[Variable], zero: Mapping[str, Z
             wish: Wish = (None,)
             if n.placement == variable.placement:
                 wish = _gradient_wish(variable, zero[variable.name])
-            # of the optimizer's phase, for which gradients are gathered in buckets; it fires for each micro-batch
+            # gradients are boxed in buckets for readers of the optimizer's phase; this op fires for each micro-batch
             n = replace(n, args=(n.args[0], show_wish(wish), n.args[2]), phase=Phase.OPTIMIZER)
         nodes.append(n)
     used: dict[str, Wish] = {}
@@ -211,11 +211,11 @@ def _gradient_wish(variable: Variable, zero: ZeroHint) -> Wish:
 
 
 def gather_at_use(graph: Graph, used: Mapping[str, Wish]) -> Graph:
-    """Let each phase, and each micro-batch, take variables anew, so that no gathered copy outlives its use.
+    """Make each phase, and each micro-batch, read variables anew, so that no gathered copy outlives its use.
 
-    ``used`` says for a variable how it is to lie where it is used.  Forward and backward pass each read it
-    through a constraint of their own.  Views and casts of it that the backward pass shares with the forward
-    pass are made again.
+    ``used`` maps a variable to its layout at uses.  Forward and backward pass each read it through a
+    constraint of their own.  Views and casts of it that the backward pass shares with the forward
+    pass are computed again.
     """
     names = {i.value: i.name for i in graph.inputs if i.kind == InputKind.VARIABLE and i.name in used}
     maker: dict[int, Node] = {}  # views and casts of these variables
@@ -232,7 +232,7 @@ def gather_at_use(graph: Graph, used: Mapping[str, Wish]) -> Graph:
         return fresh - 1
 
     def here(value: int, reader: Node) -> Ref:
-        """The number of a value, for a reader."""
+        """The number by which ``reader`` reads a value."""
         if value not in names and value not in maker:
             return Ref(value)
         key = (value, reader.phase, reader.placement, reader.stage, reader.pieces)
@@ -261,5 +261,5 @@ def gather_at_use(graph: Graph, used: Mapping[str, Wish]) -> Graph:
 
 
 def _reading(n: Node, here: Callable[[int, Node], Ref]) -> Node:
-    """The node with what it reads renamed."""
+    """The node with the values that it reads renumbered."""
     return n.reading(lambda value: here(value, n))

@@ -20,10 +20,11 @@ def verify_layouts(step: StepLayouts, fixed: Mapping[str, Variable]) -> StepLayo
     """Return the step if its layouts are legal, else raise PlanError that names the value, variable or op.
 
     Checked: every value has a placement, and a layout with one entry for each axis of it; splits are of dims that the
-    value has, in whole blocks and units; values made outside are whole, variables lie as they are said to and as
-    ``fixed``, the plans before, says; every op has one signature for each axis of its placement, which is among those
-    that the op may have there, asks of its operands what they are to be boxed to, and gives what its values lie as;
-    what a reader asks for fits the value on the reader's mesh, so that there is a route to it.
+    value has, in whole blocks and units; inputs other than variables are whole; variables have the layouts recorded for
+    them, and those that earlier plans have ``fixed``; every op has one signature for each axis of its placement, which
+    is legal for the op there, whose operand layouts are those the operands are boxed to, and whose output layouts are
+    those of the values; the layout that a reader needs fits the value on the reader's mesh, so that there is a route to
+    it.
     """
     return _Verifier(step).run(fixed)
 
@@ -52,7 +53,7 @@ class _Verifier:
         return self.step
 
     def fits(self, what: str, meta: Meta, sbp: NdSbp, placement: Placement | None) -> None:
-        """Refuse a layout that a value cannot have on a placement."""
+        """Raise PlanError for a layout that a value cannot have on a placement."""
         if placement is None:
             raise PlanError(f"layouts: {what} has no placement")
         key = (meta.shape, sbp, placement.hierarchy)
@@ -73,7 +74,7 @@ class _Verifier:
         self.fitting.add(key)
 
     def inputs(self, fixed: Mapping[str, Variable]) -> None:
-        """Refuse inputs that do not lie as what gives them."""
+        """Raise PlanError for inputs whose layout is not that of their source."""
         variables = {v.name: v for v in self.step.variables}
         for i in self.graph.inputs:
             found = (self.layouts.placement.get(i.value), self.layouts.value.get(i.value))
@@ -95,7 +96,7 @@ class _Verifier:
                 raise PlanError(f"layouts: variable {i.name} is not among the plan's variables")
 
     def node(self, node: Node, needs: tuple[NdSbp, ...], chosen: tuple[Signature, ...]) -> None:
-        """Refuse an op whose signatures are not of it, or do not go with what its values lie as."""
+        """Raise PlanError for an op whose signatures are not legal, or do not agree with the layouts of its values."""
         op, layouts, placement = f"{node.op} {node.where}".strip(), self.layouts, node.placement
         if placement is None:
             raise PlanError(f"layouts: {op} has no placement")
@@ -128,7 +129,7 @@ class _Verifier:
 
 
 def _is_of(signature: Signature, call: OpCall, parts: int) -> bool:
-    """Whether an op may have a signature along an axis."""
+    """Whether a signature is legal for an op along an axis of ``parts`` devices."""
     layouts = (signature.ins, signature.outs)
     if any((s.ins, s.outs) == layouts for s in signatures(call, parts)):
         return True
