@@ -88,7 +88,7 @@ def bytes_bound(
                     continue
                 try:
                     step = cost[here] + itemsize * _row(whole, source, here, axis, entry)
-                except LayoutError:  # blocks or units that do not fit what other axes leave
+                except LayoutError:  # blocks or units that do not fit the size left by other axes
                     continue
                 cost[there] = min(cost.get(there, step), step)
     return cost[target_sbp]
@@ -112,7 +112,7 @@ def _row(shape: Shape, place: Placement, here: NdSbp, axis: int, entry: Sbp) -> 
 
 
 def _lacked(shape: Shape, parts: int, have: Split, want: Split) -> int:
-    """Elements that the devices along one axis together lack when the split of a tensor changes."""
+    """Elements that all devices along one axis have to receive when the split of a tensor changes."""
     line = Placement("cpu", tuple(range(parts)), (parts,))
     total = 0
     for index in range(parts):
@@ -146,7 +146,8 @@ class Hop:
     """One primitive of a boxing.
 
     A collective runs within each of ``groups``: lists of ascending ranks, which contain every rank of the source once.
-    ``parts[t][s]`` is what device t of ``target`` takes from device s of ``source``; an all_reduce has none.
+    ``parts[t][s]`` are the copies that device t of ``target`` takes from device s of ``source``; an all_reduce has
+    none.
     """
 
     kind: HopKind
@@ -155,7 +156,7 @@ class Hop:
     target_sbp: NdSbp
     groups: tuple[tuple[int, ...], ...] = ()
     parts: tuple[tuple[tuple[BoxCopy, ...], ...], ...] = ()
-    add: bool = False  # what a target takes is summed instead of concatenated
+    add: bool = False  # the parts that a target receives are summed, not concatenated
     elements: int = 0  # sent by all ranks together; an all_reduce of n over p ranks counts 2(p-1)·n
 
 
@@ -197,7 +198,7 @@ def _route(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSb
 
 
 def _within(shape: Shape, place: Placement, a: NdSbp, b: NdSbp, summed: list[int]) -> Iterator[tuple[Hop, ...]]:
-    """Routes on one placement: slice what is whole, reduce-scatter and all-reduce sums, then change the rest."""
+    """Routes on one placement: slice broadcast axes, reduce-scatter and all-reduce sums, then change the rest."""
     sliced = tuple(y if x == B and isinstance(y, Split) else x for x, y in zip(a, b, strict=True))
     scattered = [k for k in summed if isinstance(b[k], Split)]
     paths: list[tuple[NdSbp, ...]] = [(a, tuple(B if k in summed else entry for k, entry in enumerate(a)), b)]
@@ -215,7 +216,7 @@ def _within(shape: Shape, place: Placement, a: NdSbp, b: NdSbp, summed: list[int
 
 
 def _step(shape: Shape, place: Placement, here: NdSbp, there: NdSbp) -> Hop:
-    """One hop on one placement: an all_reduce if all that changes is sums that become whole, else an exchange."""
+    """One hop on one placement: an all_reduce if every changed axis goes from P to B, else an exchange."""
     axes = [k for k, n in enumerate(place.hierarchy) if n > 1 and here[k] != there[k]]
     if not axes or any(here[k] != P or there[k] != B for k in axes):
         return _move(shape, place, here, place, there)
@@ -225,7 +226,7 @@ def _step(shape: Shape, place: Placement, here: NdSbp, there: NdSbp) -> Hop:
 
 
 def _apart(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
-    """A route to another placement: each source device sums a part of the terms, then sends that part out."""
+    """A route to another placement: each source device sums a part of the terms, then sends that sum."""
     if shape:
         middle, sbp = _spread(shape, source, a)
     else:  # a 0-dim tensor cannot be cut: one device sums it, preferably one of the target's
@@ -300,7 +301,7 @@ def _move(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp
 
 
 def _sources_of(piece: Region, holders: Iterable[int], have: Sequence[Region]) -> Iterator[tuple[int, Region]]:
-    """Cover a piece with what devices have, those asked first taking all that they can: (device, region)."""
+    """Cover a region from the devices that hold it; earlier devices supply all that they can: (device, region)."""
     left = [piece]
     for s in holders:
         if not left:
@@ -313,7 +314,7 @@ def _sources_of(piece: Region, holders: Iterable[int], have: Sequence[Region]) -
 def _wanted(
     shape: Shape, source: Placement, have: Sequence[Region], target: Placement, b: NdSbp, stay: Sequence[int]
 ) -> dict[int, list[Region]]:
-    """Target device → the elements that it takes.
+    """Target device → the regions that it needs.
 
     Of the devices along an axis that becomes P, only one takes each element, preferably one that already has it.
     """
@@ -333,7 +334,7 @@ def _wanted(
 
 
 def _take(left: Sequence[Region], have: Region) -> tuple[list[Region], list[Region]]:
-    """Split some elements into those that a device lacks and those that it has."""
+    """Split regions into those that a device lacks and those that it has."""
     rest: list[Region] = []
     taken: list[Region] = []
     for piece in left:
@@ -346,7 +347,7 @@ def _take(left: Sequence[Region], have: Region) -> tuple[list[Region], list[Regi
 def _nearest(
     source: Placement, a: NdSbp, where: Sequence[tuple[int, ...]], target: Placement, t: int, stay: Sequence[int]
 ) -> list[int]:
-    """The devices that a target may take from: itself first, then those that differ from it on the fewest mesh axes.
+    """The source devices for a target, nearest first: itself, then those that differ from it on the fewest mesh axes.
 
     Among equally near ones, different targets prefer different copies, so that all devices share the work.
     """
