@@ -39,12 +39,12 @@ class LrScheduler:
     @property
     def start(self) -> float:
         """The base learning rate."""
-        return float(self.base_lr)  # type: ignore[attr-defined]  # a field of most
+        return float(self.base_lr)  # type: ignore[attr-defined]  # a field of most subclasses
 
     @property
     def begins(self) -> Warmup | None:
         """The warm-up, or None."""
-        found: Warmup | None = self.warmup  # type: ignore[attr-defined]  # the last field of each
+        found: Warmup | None = self.warmup  # type: ignore[attr-defined]  # a field of each subclass
         return found
 
     @property

@@ -136,12 +136,12 @@ class OwnedTensor(Tensor):
     """
 
     name_in_plan: str = ""
-    _owner: VariableStore = None  # type: ignore[assignment]  # none without one
+    _owner: VariableStore = None  # type: ignore[assignment]  # every stand-in has one
     _is_param: bool = False
     gradients: GradientStore | None = None
-    made_of: weakref.ref[OwnedTensor] | None = None  # set by ``nn.Parameter``: in PyTorch both share memory
-    refused_last: StateError | None = None  # ``nn.Parameter`` made this one of it: in PyTorch both share memory
-    copies: weakref.WeakSet[SharedCopy] = None  # type: ignore[assignment]  # that stand for the same memory
+    made_of: weakref.ref[OwnedTensor] | None = None  # ``nn.Parameter`` made this of it: in PyTorch they share memory
+    refused_last: StateError | None = None  # torch.jit code replaces the error that is raised in it
+    copies: weakref.WeakSet[SharedCopy] = None  # type: ignore[assignment]  # that represent its memory
 
     @staticmethod
     def of(tensor: Tensor, name: str, owner: VariableStore, device: torch.device | None = None) -> OwnedTensor:

@@ -1,1 +1,1 @@
-"""The variables of plans between calls: state, gradients, what optimizers keep, views, exchanged tensors."""
+"""The variables of plans between calls: their values, gradients, optimizer state, views, and rebinding."""

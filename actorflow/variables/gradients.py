@@ -1,4 +1,4 @@
-"""The gradients of parameters that plans own: which are kept between calls, and ``p.grad`` for the script."""
+"""The gradients of parameters that plans own: which ones are kept between calls, and ``p.grad`` for the script."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["KeptGradients", "made_by_script", "standing_before"]
 
 
 def standing_before(state: ScriptState, known: GradientState) -> GradientState:
-    """Which gradients exist as a step begins: those ``known`` of plans, and the script's own of unowned parameters."""
+    """The gradients that exist when a step begins: those of ``known``, and the script's own of unowned parameters."""
     new = {h.name for h in state.held.values() if _eager_gradient(h.tensor) is not None}
     return GradientState(known.kept | new, known.lost)
 
 
 def made_by_script(state: ScriptState, kept: KeptGradients | None) -> dict[str, Tensor]:
-    """Gradients that no plan has yet, by the names of the variables that they would be."""
+    """The gradients that the script made and no plan has as a variable yet, by the names of their future variables."""
     found = {h.name: _eager_gradient(h.tensor) for h in state.held.values()}
     later = {} if kept is None else {name: kept.start_of(name + GRADIENT_SUFFIX, state) for name in found}
     return {name + GRADIENT_SUFFIX: grad for name, grad in (found | later).items() if grad is not None}
 
 
 class GradientBackend(Protocol):
-    """What ``KeptGradients`` needs of the table of variables."""
+    """The operations of the table of variables that ``KeptGradients`` uses."""
 
     @property
     def layouts(self) -> Container[str]:
@@ -38,26 +38,26 @@ class GradientBackend(Protocol):
 
     @property
     def capturing(self) -> bool:
-        """Whether a step is captured now."""
+        """Whether a step is being captured."""
 
     @property
     def moment(self) -> object:
-        """Equal for as long as no value can have changed."""
+        """See ``VariableStore``."""
 
     def read(self, name: str) -> Tensor:
-        """A copy of the whole value."""
+        """A copy of the whole value of a variable."""
 
     def write(self, name: str, value: Tensor) -> None:
-        """Replace the value."""
+        """Replace the value of a variable."""
 
 
 class KeptGradients:
-    """The gradients of what plans own, on one rank."""
+    """The gradients of the parameters that plans own, on one rank."""
 
     def __init__(self, holder: GradientBackend) -> None:
         self.standing = NO_GRADIENTS
         self._holder = holder
-        self._scripts: dict[str, Tensor] = {}  # by parameter: gradients that the script has made, and no plan has yet
+        self._scripts: dict[str, Tensor] = {}  # by parameter: gradients that the script made, not variables yet
         self._stand_ins: weakref.WeakValueDictionary[str, OwnedGradient] = weakref.WeakValueDictionary()
         self._after: dict[tuple[GradientState, GradientEffects], GradientState] = {}
         self._fits: dict[tuple[GradientState, GradientEffects], bool] = {}
@@ -73,13 +73,13 @@ class KeptGradients:
         return self._holder.moment
 
     def share(self, name: str, copy: Tensor) -> None:
-        """See ``VariableStore``: a gradient is read anew by each op."""
+        """See ``VariableStore``; does nothing, because each op reads a gradient again."""
 
     def unshare(self, copy: Tensor) -> None:
         """See ``VariableStore``."""
 
     def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
-        """See ``VariableStore``: a gradient is read anew by each op."""
+        """See ``VariableStore``; does nothing, because each op reads a gradient again."""
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class KeptGradients:
         return self._fits[key]
 
     def moved_by(self, gradients: GradientEffects) -> tuple[str, ...]:
-        """What a call changes about which gradients are kept, as text: the choice of the next plan depends on it."""
+        """What a call changes about which gradients are kept, as text; the choice of the next plan depends on it."""
         return () if self._then(gradients).kept == self.standing.kept else ("which gradients there are",)
 
     def _then(self, gradients: GradientEffects) -> GradientState:
@@ -101,7 +101,7 @@ class KeptGradients:
         return self._after[key]
 
     def called(self, gradients: GradientEffects) -> None:
-        """Note that a call of a plan was issued."""
+        """Note that a call of a plan with these effects was issued."""
         self.standing = self._then(gradients)
         for name in self._scripts.keys() & (gradients.cleared | gradients.keeps | gradients.loses):
             del self._scripts[name]
@@ -109,14 +109,14 @@ class KeptGradients:
             self._forget(gradients.cleared | gradients.keeps | gradients.loses)
 
     def start_of(self, variable: str, state: ScriptState) -> Tensor | None:
-        """The value that a gradient begins with as a variable; None for zeros."""
+        """The initial value of a gradient's variable; None means zeros."""
         name = variable.removesuffix(GRADIENT_SUFFIX)
         held = state.held.get(name)
         eager = None if held is None else _eager_gradient(held.tensor)
         return self._scripts.get(name) if eager is None else eager
 
     def adopted(self, variable: str) -> None:
-        """Note that a plan has a gradient as a variable now."""
+        """Note that a plan now has a gradient as a variable."""
         self._scripts.pop(variable.removesuffix(GRADIENT_SUFFIX), None)
 
     def take(self, name: str, parameter: Tensor) -> None:
@@ -127,7 +127,7 @@ class KeptGradients:
             self._stands(name, kept=True)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forget parameters that are dropped."""
+        """Forget the gradients of parameters that are dropped."""
         names = frozenset(names)
         for name in self._scripts.keys() & names:
             del self._scripts[name]
@@ -138,7 +138,7 @@ class KeptGradients:
     # -- the script --------------------------------------------------------------------------------
 
     def get(self, owned: OwnedTensor) -> Tensor | None:
-        """``p.grad``."""
+        """``p.grad`` of a stand-in: the script's own tensor, a stand-in for the gradient, or None."""
         name = owned.name_in_plan
         if name in self._scripts:
             return self._scripts[name]
@@ -150,12 +150,18 @@ class KeptGradients:
         return found
 
     def copy(self, owned: OwnedTensor) -> Tensor | None:
-        """What a copy of the tensor gets as its gradient: none where it was not kept, as hardly anybody asks for it."""
+        """A copy of the gradient, for a copy of the tensor.
+
+        None if there is none, or if it was not kept: code that copies a parameter hardly ever needs its gradient.
+        """
         grad = None if owned.name_in_plan in self.standing.lost else self.get(owned)
         return None if grad is None else real_value(grad).detach().clone()
 
     def set(self, owned: OwnedTensor, value: Tensor | None) -> None:
-        """``p.grad = value``: as every rank's script has it."""
+        """``p.grad = value``; the script of every rank does the same.
+
+        Raises StateError for a gradient whose shape or dtype is not the parameter's.
+        """
         name = owned.name_in_plan
         if value is not None and value is self.get(owned):
             return
@@ -181,12 +187,12 @@ class KeptGradients:
         return self._holder.read(variable)
 
     def write(self, variable: str, value: Tensor) -> None:
-        """See ``VariableStore``; in place."""
+        """See ``VariableStore``."""
         self._refuse_lost(variable)
         self._holder.write(variable, value)
 
     def _refuse_lost(self, variable: str) -> None:
-        """Raise StateError for a gradient that was not kept."""
+        """Raise StateError if the gradient of this variable was not kept."""
         if variable.removesuffix(GRADIENT_SUFFIX) in self.standing.lost:
             raise StateError(
                 f"{variable} was not kept: an optimizer's step has used it, and the job that computed it begins with "
@@ -207,7 +213,7 @@ class KeptGradients:
 
 
 def _eager_gradient(tensor: Tensor) -> Tensor | None:
-    """The gradient of a tensor that no plan owns."""
+    """The gradient of a leaf tensor that no plan owns; otherwise None."""
     if isinstance(tensor, OwnedTensor) or not tensor.is_leaf:
         return None
     return None if tensor.grad is None else tensor.grad.detach()

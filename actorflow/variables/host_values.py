@@ -1,4 +1,4 @@
-"""Follow on the host the values of small variables that plans depend on, so that no call is waited for."""
+"""Track the values of small variables that plans depend on on the host, so that choosing a plan waits for no call."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["HostValues"]
 
 
 class ValueBackend(Protocol):
-    """What ``HostValues`` needs of the table of variables."""
+    """The operations of the table of variables that ``HostValues`` uses."""
 
     @property
     def layouts(self) -> Container[str]:
         """The names of all variables."""
 
     def read(self, name: str) -> Tensor:
-        """A copy of the whole value, once all calls that were issued are done."""
+        """A copy of the whole value, after all issued calls are done."""
 
 
 class HostValues:
@@ -33,16 +33,16 @@ class HostValues:
         self._known: dict[str, Tensor] = {}
 
     def of(self, held: StateTensor) -> Tensor:
-        """What a tensor of the script has when all calls that were issued are done."""
+        """The value of a tensor of the script after all issued calls."""
         name = held.name
-        if name not in self._holder.layouts:  # no plan has it: it is the script's
+        if name not in self._holder.layouts:  # no plan has it as a variable: the script owns it
             return real_value(held.tensor)
         if name not in self._known:
             self._known[name] = self._holder.read(name).cpu()
         return self._known[name]
 
     def changed(self, decisions: ValueDecisions, state: ScriptState) -> str:
-        """The first value that a plan depends on and that has changed, as text; empty where the plan holds."""
+        """The first value that a plan depends on and that has changed, as text; empty if the plan still applies."""
         for asked in decisions.asked:
             now = asked.now([self.of(state.held[name]) for name in asked.program.inputs])
             if type(now) is not type(asked.found) or repr(now) != repr(asked.found):
@@ -50,11 +50,11 @@ class HostValues:
         return ""
 
     def moved_by(self, decisions: ValueDecisions) -> tuple[str, ...]:
-        """The names of known values that a call changes."""
+        """The names of the known values that a call changes."""
         return tuple(name for name in self._known if name in decisions.updates or name in decisions.loses)
 
     def called(self, decisions: ValueDecisions) -> None:
-        """Note that a call of a plan was issued: compute the new values, or forget them."""
+        """Note that a call of a plan was issued: compute the new values on the host, or forget them."""
         before = dict(self._known)
         for name in self.moved_by(decisions):
             program = decisions.updates.get(name)
@@ -64,5 +64,5 @@ class HostValues:
                 self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Forget a value that something else has changed."""
+        """Forget a value that something other than a call has changed."""
         self._known.pop(name, None)

@@ -1,7 +1,7 @@
-"""Stand-ins in the state of optimizers, and what the script does to that state between calls.
+"""Stand-ins in the state of optimizers, and changes that the script makes to that state between calls.
 
-The state may be loaded, replaced and cleared, as a whole or for one parameter; the plans' variables take the changes
-over before the next call.
+The script may load, replace or clear the state, as a whole or for one parameter.  Before the next call its changes are
+written to the plans' variables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actorflow_compiler.core.errors import StateError
 
 __all__ = ["OptimizerSlot", "OptimizerStates"]
 
-HOLDERS = 2  # of a stand-in that nobody else holds: what is known of it here, and who asks
+HOLDERS = 2  # reference count of a stand-in that only this module holds: the slot, and the argument of ``getrefcount``
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class OptimizerSlot:
 
 @dataclass(frozen=True, slots=True)
 class _HeldSlot:
-    """A slot of an optimizer that plans step; it does not keep the parameter alive."""
+    """A slot of an optimizer that plans step, with its stand-in; it does not keep the parameter alive."""
 
     parameter: weakref.ref[Tensor]
     key: str
@@ -48,11 +48,11 @@ class _HeldSlot:
 
 @dataclass(frozen=True, slots=True)
 class _StateSnapshot:
-    """An optimizer's state, to check in one go that nobody has changed it."""
+    """A snapshot of an optimizer's state, for a fast check that it has not changed."""
 
     state: Any
-    each: tuple[Any, ...]  # its values, in order
-    of: tuple[Any, ...]  # for each slot what holds it, its key, and what is there
+    each: tuple[Any, ...]  # the values of the state, in order
+    of: tuple[Any, ...]  # for each slot: the dictionary that holds it; below, its key and its stand-in
     keys: tuple[str, ...]
     owned: tuple[OwnedTensor, ...]
 
@@ -71,9 +71,9 @@ class _StateSnapshot:
 class OptimizerStates:
     """The stand-ins that plans have put into the state of optimizers, on one rank.
 
-    ``read`` and ``write`` do so to the value of a variable, and ``renew`` makes another stand-in for it; ``created`` is
-    what an optimizer makes in its first step for a parameter, by key, and ``forget`` forgets what it has found of that,
-    as settings may have changed.
+    ``read`` and ``write`` access the value of a variable by name.  ``renew`` makes another stand-in for a variable.
+    ``created`` returns the state that an optimizer creates for a parameter in its first step, by key; ``forget`` clears
+    its cache, because settings of the optimizer may have changed.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class OptimizerStates:
         self._read, self._write, self._renew, self._created, self._forget = read, write, renew, created, forget
         self._held: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, _HeldSlot]] = weakref.WeakKeyDictionary()
         self._whole: weakref.WeakKeyDictionary[torch.optim.Optimizer, _StateSnapshot] = weakref.WeakKeyDictionary()
-        self._cleared: set[str] = set()  # variables that the script has cleared, until a plan steps their parameters
-        self._partly: set[str] = set()  # those of them whose optimizer would take another first step, for them alone
-        self._lent: dict[str, str] = {}  # variables with whose memory in PyTorch another one goes on: that one's name
+        self._cleared: set[str] = set()  # variables that the script has cleared and that no plan has stepped since
+        self._partly: set[str] = set()  # those of them whose parameter alone would get a first step, with dampening
+        self._lent: dict[str, str] = {}  # variable → the variable that in PyTorch would continue with its memory
 
     def hold(self, name: str, slot: OptimizerSlot, owned: OwnedTensor) -> None:
-        """Put a stand-in for a variable of this name into an optimizer's state."""
+        """Put the stand-in for a variable into its slot of an optimizer's state."""
         optimizer = slot.optimizer
         if optimizer not in self._held:
             self._held[optimizer] = {}
@@ -100,7 +100,7 @@ class OptimizerStates:
         self._put(name, slot, owned)
 
     def drop(self, names: Collection[str]) -> None:
-        """Forget variables, and those of parameters that are gone."""
+        """Forget these variables, and all variables of parameters that no longer exist."""
         self._lent = {key: into for key, into in self._lent.items() if key not in names and into not in names}
         for optimizer, known in self._held.items():
             gone = [name for name, one in known.items() if name in names or one.parameter() is None]
@@ -112,7 +112,7 @@ class OptimizerStates:
                 self._whole.pop(optimizer, None)
 
     def refresh(self) -> None:
-        """Before a call: take over what the script has changed."""
+        """Before a call: write the changes that the script made to the state of optimizers to the variables."""
         for optimizer in list(self._held):
             if not self._is_as_before(optimizer):
                 self._take(optimizer, again=False)
@@ -122,7 +122,7 @@ class OptimizerStates:
         return whole is not None and whole.is_there(optimizer.state)
 
     def check(self, used: Collection[str]) -> None:
-        """Raise StateError where a plan with these variables would not step as the optimizer does."""
+        """Raise StateError if a plan with these variables would not step as the optimizer does in PyTorch."""
         for name in sorted(self._lent.keys() & used) if self._lent else ():
             raise StateError(
                 f"{name} was put into an optimizer's state as {self._lent[name]}, and both are stepped: in PyTorch "
@@ -137,7 +137,10 @@ class OptimizerStates:
             )
 
     def stepped(self, used: Collection[str]) -> None:
-        """A call of a plan with these variables was issued: what its optimizers had lost, they have made anew."""
+        """Note that a call of a plan with these variables was issued.
+
+        State that the script had cleared exists again after it, so its stand-ins are put back.
+        """
         if not self._cleared or self._cleared.isdisjoint(used):
             return
         self._forget()
@@ -156,7 +159,7 @@ class OptimizerStates:
         self._cleared.discard(name)
 
     def _own_values(self, name: str, slot: OptimizerSlot, owned: OwnedTensor) -> dict[str, Any]:
-        """What an optimizer keeps of a parameter, in a dictionary that no other one has, or other parameter."""
+        """The optimizer's state of a parameter, as a dictionary that no other optimizer or parameter shares."""
         values: dict[str, Any] = slot.optimizer.state.setdefault(slot.parameter, {})
         there = values.get(slot.key)
         if not isinstance(there, OwnedTensor) or there is owned:
@@ -174,11 +177,15 @@ class OptimizerStates:
         return values
 
     def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """After ``optimizer.load_state_dict``: move what was loaded into the plan."""
+        """After ``optimizer.load_state_dict``: write the loaded state to the variables."""
         self._take(optimizer, again=True)
 
     def _take(self, optimizer: torch.optim.Optimizer, again: bool) -> None:
-        """Write what is there in place of stand-ins; of what is missing, once or ``again``, what it begins with."""
+        """Write the tensors that replaced stand-ins to the variables, and put the stand-ins back.
+
+        A slot that is missing is reset to its initial value: once after the script cleared it, or each time if
+        ``again``.
+        """
         self._forget()
         self._whole.pop(optimizer, None)
         slots, missing = [], []
@@ -202,7 +209,7 @@ class OptimizerStates:
             slots.append((values, one.key, one.owned))
         complete = not missing
         stepped = set() if complete else {id(p) for group in optimizer.param_groups for p in group["params"]}
-        missing = [(name, slot) for name, slot in missing if id(slot.parameter) in stepped]  # others may come back
+        missing = [(name, slot) for name, slot in missing if id(slot.parameter) in stepped]  # the others may come back
         self._partly -= {name for name, _, _ in known}
         if slots and any(g.get("dampening") and g.get("momentum") for g in optimizer.param_groups):
             self._partly.update(name for name, _ in missing)
@@ -219,7 +226,7 @@ class OptimizerStates:
             self._whole[optimizer] = _StateSnapshot(state, tuple(state.values()), of, keys, owned)
 
     def _left(self, optimizer: torch.optim.Optimizer, name: str, one: _HeldSlot) -> _HeldSlot:
-        """Where the script holds the stand-in that it took out of the state: let that keep its value, for another."""
+        """Give a stand-in that the script still holds a value of its own, and put another one into the slot."""
         if sys.getrefcount(one.owned) <= HOLDERS:
             return one
         past = ReleasedValue(self._read(name))
@@ -230,7 +237,7 @@ class OptimizerStates:
 
 
 def _check(name: str, owned: OwnedTensor, found: Any) -> None:
-    """Raise StateError for what cannot take the place of a variable of an optimizer; a count may be a number."""
+    """Raise StateError unless ``found`` can replace the value of an optimizer's variable; a count may be a number."""
     fits = (found.shape, found.dtype) == (owned.shape, owned.dtype) if isinstance(found, Tensor) else not owned.ndim
     if not fits and not (isinstance(found, Tensor) and found.shape == owned.shape and not owned.ndim):
         said = f"{found.dtype}{list(found.shape)}" if isinstance(found, Tensor) else repr(found)
@@ -241,5 +248,5 @@ def _check(name: str, owned: OwnedTensor, found: Any) -> None:
 
 
 def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state dictionary with values in place of stand-ins."""
+    """An optimizer's state dictionary with values instead of stand-ins."""
     return {**state_dict, "state": pytree.tree_map_only((OwnedTensor, DeferredTensor), real_value, state_dict["state"])}

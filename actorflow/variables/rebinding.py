@@ -1,8 +1,8 @@
-"""Places to which steps assign other tensors, kept apart from what else the script holds.
+"""Rebinding sites: places to which steps assign other tensors, kept separate from other references of the script.
 
-``self.hidden = h.detach()`` gives the attribute another tensor and leaves the one that was there alone.  Plans write
-into one variable instead.  So a stand-in that the script has taken from such a place keeps its value from then on, and
-a tensor that the script puts there is only read.
+``self.hidden = h.detach()`` binds the attribute to another tensor, and leaves the previous tensor unchanged.  Plans
+write into one variable instead.  So if the script still holds a stand-in from such a place, that stand-in keeps its
+value from then on, and a tensor that the script puts there is only read.
 """
 
 from __future__ import annotations
@@ -26,58 +26,61 @@ from actorflow_compiler.values.variables import ScriptState, StateTensor
 __all__ = ["RebindingSites", "RebindingSite", "tensors_in"]
 
 
-_TENSOR_MARK = object()  # where a tensor is
+_TENSOR_MARK = object()  # marks the position of a tensor
 
 
 class RebindingBackend(Protocol):
-    """What rebinding sites need of the table of variables."""
+    """The operations of the table of variables that rebinding sites use."""
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the stand-in of one."""
+        """Whether a tensor is the stand-in of a variable."""
 
     def read(self, name: str) -> Tensor:
-        """A copy of the whole value, once all calls that were issued are done."""
+        """A copy of the whole value, after all issued calls are done."""
 
     def write(self, name: str, value: Tensor) -> None:
-        """Replace the value, on all ranks alike."""
+        """Replace the value, on all ranks equally."""
 
     def renew(self, owned: OwnedTensor) -> OwnedTensor:
-        """Another stand-in for the variable."""
+        """Make another stand-in for the variable."""
 
 
 class RebindingSite:
-    """A place to which steps assign another tensor, or a list, tuple or dictionary of other tensors."""
+    """A place to which steps assign another tensor, or a list, tuple or dictionary of other tensors.
+
+    Plans write to the variables of the stand-ins that the site puts there.
+    """
 
     def __init__(self, source: StateSource, key: Any, value: Any) -> None:
         self.source, self.key = source, key
-        self.left: list[tuple[int, Tensor]] = []  # what this call leaves to the script: which of the tensors, and where
-        self._holders: list[int] = []  # references to what we have put there and to its parts; none: not counted yet
-        self._departed = False  # the script has put ours elsewhere: nobody has those that take their place
-        self._alone = False  # what is there was put there since the last call: nobody else has it
+        self.left: list[tuple[int, Tensor]] = []  # tensors left to the script by this call, by position
+        self._holders: list[int] = []  # reference counts of our value and its parts; empty: not counted yet
+        self._departed = False  # the script has moved our stand-ins elsewhere: nothing holds the new ones yet
+        self._alone = False  # our value was put there since the last call: nothing else holds it
         self._put(value)
 
     def _put(self, value: Any) -> None:
-        self._value = value  # what we have put there
+        self._value = value  # the value that we have put there
         self.leaves, self._form = _flatten(value)
         self.source.put(self.key, value)
         self._departed, self._alone, self._holders = False, True, []
 
     def is_at(self, other: RebindingSite) -> bool:
-        """Whether it is of the same place as another one, which plans for other variables may have made."""
+        """Whether another site, possibly made by a plan for other variables, is at the same place."""
         return self.source.holder is other.source.holder and bool(self.key == other.key)
 
     @property
     def found(self) -> list[Tensor]:
-        """The tensors that are there now."""
+        """The tensors that are at the place now."""
         return tensors_in(self.source.values().get(self.key))
 
     @property
     def names(self) -> Iterator[str]:
-        """The variables whose stand-ins are there."""
+        """The names of the variables whose stand-ins are there."""
         return (leaf.name_in_plan for leaf in self.leaves)
 
     def misfit(self) -> str:
-        """What is there that the plan does not know, for people; nothing where all is ours."""
+        """A description of a value there that the plan does not know, for messages; empty if our value is there."""
         now = self.source.values().get(self.key)
         leaves, form = _flatten(now)
         if self._is_formed(form) and all(map(is_, leaves, self.leaves)):
@@ -85,7 +88,10 @@ class RebindingSite:
         return f"{self.source.label(self.key)} changed from {summarize(self._value)} to {summarize(now)}"
 
     def refresh(self, holder: RebindingBackend, states: Callable[[], Iterable[ScriptState]]) -> None:
-        """Before a call: take over what the script has put there, and part with what it holds of what was there."""
+        """Before a call: take over tensors that the script has put there, and release stand-ins that it still holds.
+
+        A stand-in that is released keeps the current value, for the script; see ``leave_behind``.
+        """
         self._alone = False
         now = self.source.values().get(self.key)
         there = now is self._value
@@ -104,22 +110,22 @@ class RebindingSite:
             self.left.append((number, tensors[number]))
 
     def make_way(self, holder: RebindingBackend, states: Callable[[], Iterable[ScriptState]]) -> None:
-        """Before a call that puts others there: part with what the script holds."""
+        """Before a call that puts other tensors there: release the stand-ins that the script holds elsewhere."""
         if not self._alone and self._are_held(there=True):
             self.leave_behind(holder, states())
 
     def leave_behind(self, holder: RebindingBackend, states: Iterable[ScriptState]) -> None:
-        """Let the script keep what it holds, with the value of now; put other stand-ins in its place."""
+        """Leave the current stand-ins to the script, with their current values, and put new ones in their place."""
         self.left += enumerate(self.leaves)
         self._put(self._with(self._renewed(holder, states)))
 
     def depart(self, holder: RebindingBackend, states: Iterable[ScriptState]) -> None:
-        """The same, where the script has put what it holds into other places; what it has put here stays."""
+        """Do the same if the script has put the stand-ins into other places; the value that it has put here stays."""
         self.leaves = self._renewed(holder, states)
         self._departed = True
 
     def _renewed(self, holder: RebindingBackend, states: Iterable[ScriptState]) -> list[Tensor]:
-        """Other stand-ins; those that there were have the value of now, and keep it."""
+        """New stand-ins for the variables; the old ones get the current values as values of their own."""
         others: dict[int, OwnedTensor] = {}
         for old in self.leaves:
             past = ReleasedValue(holder.read(old.name_in_plan))
@@ -131,7 +137,7 @@ class RebindingSite:
         return [others[id(leaf)] for leaf in self.leaves]
 
     def changed(self, values: Sequence[Tensor]) -> None:
-        """This call's step has changed what was there, before it put others there: ``values`` are what it has made."""
+        """Note that a step changed the old tensors in place before it put others there; ``values`` are the results."""
         for number, tensor in self.left:
             value = wait_for_values(values[number])
             if isinstance(tensor, OwnedTensor):
@@ -141,11 +147,11 @@ class RebindingSite:
                     tensor.copy_(value)
 
     def settle(self) -> None:
-        """After a call: nobody but us holds what we have put there since the last one."""
+        """After a call: record the reference counts of the value that was put there since the last one."""
         self.left = []
         if not self.misfit():
             now = self.source.values().get(self.key)
-            self._alone = self._alone or now is not self._value  # a capture has put others there: a tuple is made anew
+            self._alone = self._alone or now is not self._value  # a capture has made an equal tuple
             self._value = now
             now = None
         if self._alone:
@@ -155,13 +161,13 @@ class RebindingSite:
         return form[1] == self._form[1] and all(map(same, self._form[0], form[0]))
 
     def _with(self, tensors: Sequence[Tensor]) -> Any:
-        """The same with other tensors."""
+        """A value of the same form with other tensors."""
         left = iter(tensors)
         rest, form = self._form
         return pytree.tree_unflatten([next(left) if one is _TENSOR_MARK else one for one in rest], form)
 
     def _are_held(self, there: bool) -> bool:
-        """Whether the script holds something of what we have put ``there``, or had, where something else is."""
+        """Whether the script holds the value, or a part of it, elsewhere; ``there``: it is still in its place."""
         known = self._holders
         if self._departed:
             return False
@@ -173,7 +179,7 @@ class RebindingSite:
         return found
 
     def _tensors(self, now: Any, holder: RebindingBackend) -> Sequence[Tensor] | None:
-        """The tensors that are there now, if they are plain or ours, and like what we had."""
+        """The tensors that are there now, if they are plain or ours, and like ours in form, shape, dtype and device."""
         leaves, form = _flatten(now)
         fits = self._is_formed(form) and all(
             new is old or (_is_like(old, new) and not holder.owns(new))
@@ -183,11 +189,11 @@ class RebindingSite:
 
 
 class RebindingSites:
-    """The rebinding sites of one rank, by weak references: plans hold them."""
+    """The rebinding sites of one rank, held by weak references: plans hold the sites."""
 
     def __init__(self, holder: RebindingBackend) -> None:
         self._holder = holder
-        self._refs: list[weakref.ref[RebindingSite]] = []  # in an order that is the same on all ranks
+        self._refs: list[weakref.ref[RebindingSite]] = []  # in the same order on all ranks
 
     @property
     def _sites(self) -> list[RebindingSite]:
@@ -196,9 +202,10 @@ class RebindingSites:
     def adopt(
         self, places: Iterable[tuple[StateSource, Any]], new: Mapping[int, StateTensor], states: Iterable[ScriptState]
     ) -> tuple[RebindingSite, ...]:
-        """A plan was taken in whose step rebinds these places.
+        """Make the sites for a plan whose step rebinds these places; sites that exist and fit are reused.
 
-        ``new`` are tensors of the script, by id, whose stand-ins lie nowhere yet; the script may hold those of others.
+        ``new`` are the tensors of the script that became variables of this plan, by id; their stand-ins are in no place
+        yet.
         """
         found = []
         states = [*states]
@@ -229,41 +236,41 @@ class RebindingSites:
         return tuple(found)
 
     def forget(self, names: Container[str]) -> None:
-        """Plans change these variables in place, or they are gone."""
+        """Drop the sites of these variables: plans change them in place, or they no longer exist."""
         left = (site for site in self._sites if not any(name in names for name in site.names))
         self._refs = [weakref.ref(site) for site in left]
 
     def among(self, holders: Callable[[], Container[int]]) -> list[RebindingSite]:
-        """The places of these holders, by id: what a job looks at, which is there on all ranks."""
+        """The sites of these holders, by id: those that the current job looks at, which exist on all ranks."""
         sites = self._sites
         of = holders() if sites else ()
         return [site for site in sites if id(site.source.holder) in of]
 
     def refresh(self, sites: Iterable[RebindingSite], states: Callable[[], Iterable[ScriptState]]) -> None:
-        """Before a call."""
+        """Before a call: refresh these sites, all moved stand-ins first."""
         sites = [*sites]
         ours = {id(leaf): site for site in sites for leaf in site.leaves}
         moved = [ours[id(new)] for site in sites for new in site.found if not ours.get(id(new), site).is_at(site)]
-        for site in dict.fromkeys(moved):  # all of them before the first is written
+        for site in dict.fromkeys(moved):  # all of them before the first value is written
             site.depart(self._holder, states())
         for site in sites:
             site.refresh(self._holder, states)
 
     def make_way(self, sites: Iterable[RebindingSite], states: Callable[[], Iterable[ScriptState]]) -> None:
-        """Before a call of a plan that puts other tensors there."""
+        """Before a call of a plan that puts other tensors at these sites."""
         for site in sites:
             site.make_way(self._holder, states)
 
 
 def _flatten(value: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
-    """The tensors in a value, and what else it is made of."""
+    """The tensors in a value, and its form without them."""
     leaves, form = pytree.tree_flatten(value)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return tensors, ([_TENSOR_MARK if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors that a value is, or that lists, tuples and dictionaries in it hold."""
+    """The tensors in a value: the value itself, or items of its lists, tuples and dictionaries."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 

@@ -1,7 +1,7 @@
-"""The table of variables that plans own on one rank: replace the script's tensors by stand-ins, read and write values.
+"""The table of variables that plans own on one rank: it puts in stand-ins, and reads and writes values.
 
 The worker holds this rank's parts of the variables.  The whole value of a variable is assembled from the parts of all
-ranks when somebody asks for it.
+ranks when it is read.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = ["OfferedValue", "VariablePart", "VariableTable"]
 
 @dataclass(frozen=True, slots=True)
 class VariablePart(Request):
-    """A request for a rank's part of a variable."""
+    """A request to another rank for its part of a variable."""
 
-    calls: int  # number of calls that the asking rank has issued: it reads what they leave
+    calls: int  # number of calls that the asking rank has issued: it wants the value after them
     writes: int  # number of writes of variables that its script has made
     name: str
 
@@ -56,36 +56,36 @@ class VariablePart(Request):
 class OfferedValue(Request):
     """A request to the master for a value that it offers."""
 
-    call: int  # number of the call for which the plan is made
+    call: int  # number of the call for which the plan is compiled
     name: str
 
 
 LOOKED_AT = 8192  # elements of a borrowed tensor that each call compares, at most about twice as many
 
-_WEAK: Any = StorageWeakRef  # has no types
+_WEAK: Any = StorageWeakRef  # StorageWeakRef is not typed
 
 
 @dataclass(slots=True)
 class BorrowedTensor:
-    """A plain tensor that plans only read: the script keeps it, and the plans have copies of it."""
+    """A plain tensor that plans only read: the script keeps it, and the plans have copies of its value."""
 
     tensor: Tensor | None  # None while no current plan reads it
     get: Callable[[], Any]
     put: Callable[[Tensor], None]  # puts another tensor in its place
     version: int  # of the tensor when it was copied
     alone: bool  # whether the job reads it from one place only
-    stood: dict[int, weakref.ref[Tensor]]  # by id, all tensors that were in this place
+    stood: dict[int, weakref.ref[Tensor]]  # by id: all tensors that were in this place
     memory: torch.UntypedStorage | None  # kept alive, so that its address is not reused
     seen: Tensor | None  # a copy to compare: NumPy and ``.data`` change it without counting a version
 
     def is_as_before(self, now: Tensor) -> bool:
-        """Whether the plans' copy still equals what is there now."""
+        """Whether the plans' copy still equals the tensor ``now``."""
         lies = self.memory is not None and _lies_in(now, self.memory)
         same = now is self.tensor and now._version == self.version and lies
         return same and (self.seen is None or _equal(_looked_at(now), self.seen))
 
     def took(self, now: Tensor) -> None:
-        """Note that the plans have copied what is there now."""
+        """Note that the plans have copied the tensor ``now``."""
         self.tensor, self.version, self.memory = now, now._version, now.untyped_storage()
         on_host = now.device.type == "cpu" and now.layout == torch.strided and not isinstance(now, DeferredTensor)
         self.seen = _looked_at(now).clone() if on_host or not self.memory.resizable() else None
@@ -103,7 +103,7 @@ class _WatchedModule:
 
 @dataclass(frozen=True, slots=True)
 class _ModuleSnapshot:
-    """All stand-ins that modules hold, to check in one go that nobody has replaced one."""
+    """A snapshot of all stand-ins that modules hold, for a fast check that none was replaced."""
 
     tensors: tuple[Any, ...]  # for each stand-in: the dictionary that holds it; below, its key there, and the stand-in
     keys: tuple[str, ...]
@@ -122,7 +122,7 @@ class _ModuleSnapshot:
         return _ModuleSnapshot(*zip(*held, strict=True)) if held else _ModuleSnapshot((), (), ())
 
     def is_there(self) -> bool:
-        """Whether everything is as in the snapshot."""
+        """Whether all stand-ins are still where they were."""
         try:
             return all(map(is_, map(getitem, self.tensors, self.keys), self.owned))
         except KeyError:
@@ -130,12 +130,12 @@ class _ModuleSnapshot:
 
 
 class VariableTable:
-    """The state of all plans on one rank.
+    """The variables of all plans on one rank.
 
-    ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every
-    call that this rank issued is done; ``progress`` is the number of those calls; ``together`` blocks until
-    every rank has come to the same thing; ``moved`` is called after each write and offer; ``capturing`` is whether
-    a step is captured now.
+    ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every call that this
+    rank issued is done; ``progress`` is the number of these calls.  ``together`` blocks until every rank has reached
+    the same operation, which its argument names.  ``moved`` is called after each write and each offer.  ``capturing``
+    is whether a step is being captured.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class VariableTable:
         capturing: Callable[[], bool],
     ) -> None:
         self.layouts: dict[str, Variable] = {}
-        self.writes = 0  # so far; equal on all ranks
+        self.writes = 0  # number of writes so far; equal on all ranks
         self.offered = -1  # the last call during which values were offered
         self.gradients = KeptGradients(self)
         self.values = HostValues(self)
@@ -159,17 +159,17 @@ class VariableTable:
         self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
         self._capturing = capturing
         self._owned: dict[str, weakref.ref[OwnedTensor]] = {}
-        self._dead: deque[str] = deque()  # whose stand-ins are gone; any thread appends, within a collection of garbage
-        self._gone: dict[str, None] = {}  # the same, in order, and what nobody reads any more
+        self._dead: deque[str] = deque()  # names whose stand-ins died; any thread appends, in a garbage collection
+        self._gone: dict[str, None] = {}  # the same in order, with their gradients
         self._borrowed: dict[str, BorrowedTensor] = {}
-        self._reshaped: dict[str, Tensor] = {}  # borrowed tensors that are of another shape or dtype now
+        self._reshaped: dict[str, Tensor] = {}  # borrowed tensors whose shape or dtype has changed
         self._watched: dict[int, _WatchedModule] = {}  # by id of the module
-        self._holding: _ModuleSnapshot | None = None  # what these hold; none where that is to be looked up
-        self._ties: dict[str, SharedCopy] = {}  # of variables that in PyTorch would share the memory of another one now
-        self._given: dict[str, AssignedData] = {}  # the same of variables that would lie in the memory of other tensors
-        self._memories: dict[int, list[tuple[Any, MemorySpan, str]]] = {}  # in which lay what is owned
-        self._taken: list[TakenTensor] = []  # what has become a stand-in for the plan that is taken in
-        self._offers: dict[str, Tensor] = {}  # values that other ranks may take
+        self._holding: _ModuleSnapshot | None = None  # snapshot of these modules; None: to be made
+        self._ties: dict[str, SharedCopy] = {}  # variables that in PyTorch would now share another variable's memory
+        self._given: dict[str, AssignedData] = {}  # likewise, the memory of a plain tensor
+        self._memories: dict[int, list[tuple[Any, MemorySpan, str]]] = {}  # former memory of owned tensors, by address
+        self._taken: list[TakenTensor] = []  # tensors that became stand-ins for the plan being adopted
+        self._offers: dict[str, Tensor] = {}  # values that other ranks may request
         self._found: tuple[ScriptState, dict[str, tuple[torch.optim.Optimizer, StateTensor]]] | None = (
             None  # of the last search
         )
@@ -179,14 +179,14 @@ class VariableTable:
     # -- taking in ---------------------------------------------------------------------------------
 
     def part_of(self, variable: Variable, value: Tensor) -> Tensor | None:
-        """This rank's part of a variable's value; None if it has none."""
+        """This rank's part of the value of a variable; None if it has none."""
         rank, placement = self._peers.rank, variable.placement
         if rank not in placement:
             return None
         return part(value.detach(), placement, variable.sbp, placement.index(rank)).to(self._device)
 
     def start_of(self, variable: Variable, state: ScriptState) -> Tensor:
-        """The value that a new variable starts from: the script's, or what its optimizer creates."""
+        """The initial value of a new variable: the script's, or the one that its optimizer creates."""
         held = state.held.get(variable.name)
         if held is not None:
             return held.tensor
@@ -198,13 +198,13 @@ class VariableTable:
         if isinstance(now, Tensor):
             return (
                 real_value(now).to(dtype_of(variable.dtype)).expand(variable.shape)
-            )  # another optimizer's, or parameter's
+            )  # another optimizer's or parameter's
         created = self._created(slot).get(slot.key)
         fill = created.flatten()[0].item() if isinstance(created, Tensor) and created.numel() else 0.0
-        return torch.tensor(fill, dtype=dtype_of(variable.dtype)).expand(variable.shape)  # nowhere in memory as a whole
+        return torch.tensor(fill, dtype=dtype_of(variable.dtype)).expand(variable.shape)  # expanded, takes no memory
 
     def slot(self, name: str, state: ScriptState) -> OptimizerSlot:
-        """Where an optimizer's state of this name is kept."""
+        """The slot of an optimizer's state with this name."""
         if self._found is None or self._found[0] is not state:
             by_id = {id(h.tensor): h for h in state.held.values()}
             places = {
@@ -222,20 +222,21 @@ class VariableTable:
         return OptimizerSlot(optimizer, held.tensor, key)
 
     def offer(self, number: int, values: Mapping[str, Tensor]) -> None:
-        """Offer these values to other ranks (``take``) during call ``number``, until the next offer."""
+        """Offer these values to other ranks, which call ``take``, during call ``number`` and until the next offer."""
         self._offers = dict(values)
         self.offered = number
         self._moved()
 
     def take(self, number: int, variable: Variable) -> Tensor:
-        """The master's value of a variable that it offers during call ``number``; waits until it does."""
+        """The master's value of a variable that it offers during call ``number``; waits for the offer."""
         asked, here = OfferedValue(number, variable.name), torch.device("cpu")
         return fetch_part(self._peers, 0, asked, variable.shape, variable.dtype, here)
 
     def put_stand_in(self, variable: Variable, state: ScriptState, apart: bool = False) -> None:
         """Put a stand-in wherever the script holds the variable's tensor.
 
-        The tensor itself becomes one; where it is ``apart`` it stays what and where it is.
+        The tensor object itself becomes the stand-in.  With ``apart`` it stays a plain tensor in its places, and only
+        ``state`` gets the stand-in.
         """
         name = variable.name
         self.layouts[name] = variable
@@ -261,7 +262,7 @@ class VariableTable:
         self.states.hold(name, slot, owned)
 
     def adopted(self) -> None:
-        """After all variables of a plan were adopted: free what was only needed for that."""
+        """After all variables of a plan were adopted: free data that was needed only for that."""
         redirect_views(self._taken, {id(one.tensor) for one in self._borrowed.values()})
         self._taken.clear()
         self._found = None
@@ -278,7 +279,7 @@ class VariableTable:
         self._names.loosen(tensor)
 
     def borrows(self, name: str) -> bool:
-        """Whether the script keeps the tensor of a variable."""
+        """Whether the script keeps the tensor of a variable, which plans only read."""
         return name in self._borrowed
 
     def owns(self, tensor: Tensor) -> bool:
@@ -305,7 +306,7 @@ class VariableTable:
         return new
 
     def taken_from(self, span: MemorySpan) -> str:
-        """The name of a variable whose former memory overlaps, if the script still has a view of it; else empty."""
+        """Name the variable whose former memory overlaps ``span`` and still has a view in the script; else empty."""
         for memory, where, name in self._memories.get(span[0], ()):
             if not memory.expired() and overlap(where, span):
                 return name
@@ -336,14 +337,14 @@ class VariableTable:
     # -- letting go --------------------------------------------------------------------------------
 
     def suspend(self, names: Iterable[str]) -> None:
-        """No plan that is kept ready reads these any more: do not keep what the script may let go of."""
+        """Stop keeping borrowed tensors alive that no active plan reads any more."""
         for name in names:
             if name in self._borrowed:
                 one = self._borrowed[name]
                 one.tensor, one.memory, one.seen, one.get, one.put = None, None, None, _nothing, _nowhere
 
     def resume(self, held: StateTensor) -> None:
-        """A plan that reads it is to be called again."""
+        """Note that a plan that reads a suspended borrowed tensor will be called again."""
         borrowed = self._borrowed.get(held.name)
         if borrowed is None or borrowed.tensor is not None:
             return
@@ -357,16 +358,16 @@ class VariableTable:
 
     @property
     def news(self) -> bool:
-        """Whether stand-ins have died that ``gone`` has not seen yet."""
+        """Whether stand-ins have died that ``gone`` has not processed yet."""
         return bool(self._dead)
 
     @property
     def dying(self) -> bool:
-        """Whether there may be something that this rank could drop."""
+        """Whether this rank may have variables that it could drop."""
         return bool(self._dead or self._gone)
 
     def gone(self, used: Collection[str]) -> list[str]:
-        """Variables that this rank could drop: their stand-in is dead or, if borrowed, no remaining plan uses them."""
+        """The variables that this rank could drop: the stand-in has died or, if borrowed, no other plan uses them."""
         while self._dead:
             name = self._dead.popleft()
             one = self._owned.get(name)
@@ -377,7 +378,7 @@ class VariableTable:
         return [*self._gone, *(name for name in self._borrowed if name not in used)]
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forget variables that no rank's script can reach any more; all ranks drop the same."""
+        """Forget variables that no rank's script can reach any more; all ranks must drop the same ones."""
         for name in names:
             for kept in (self.layouts, self._owned, self._borrowed, self._gone, self._parts, self._ties, self._given):
                 kept.pop(name, None)
@@ -389,7 +390,7 @@ class VariableTable:
                 self._holding = None
 
     def _replace(self, held: StateTensor, optimizers: Iterable[torch.optim.Optimizer], apart: bool) -> OwnedTensor:
-        """Make the tensor object itself a stand-in, so that every reference to it becomes one; not where ``apart``."""
+        """Make the tensor object itself a stand-in, so that every reference to it becomes one, unless ``apart``."""
         tensor = held.tensor
         owned = OwnedTensor.of(tensor, held.name, self)
         if apart:
@@ -405,11 +406,11 @@ class VariableTable:
             for place in held.places
             if isinstance(place, ScriptTensorLocation | ScriptAttributeLocation | ScriptListLocation)
         ]
-        for place in in_scripts:  # torch exchanges only what it does not hold itself
+        for place in in_scripts:  # torch cannot swap a tensor that it holds itself
             place(torch.empty(0))
         try:
             torch.utils.swap_tensors(tensor, owned)  # type: ignore[no-untyped-call]
-        except RuntimeError:  # somebody holds a weak reference (an LSTM does) or a graph that goes through it
+        except RuntimeError:  # there is a weak reference to the tensor (an LSTM has one), or a graph through it
             held.put(owned)
             if in_scripts:
                 support_torchscript(owned)
@@ -431,14 +432,14 @@ class VariableTable:
         g, group = next((g, group) for g, group in groups if any(p is parameter for p in group["params"]))
         key = id(optimizer), g, parameter.dim(), parameter.dtype
         if key not in self._creates:
-            made = initial_state if is_torchs(optimizer) else python_state  # whose first step is in the plan
+            made = initial_state if is_torchs(optimizer) else python_state  # the first step of others is in the plan
             self._creates[key] = made(optimizer, group, parameter)
         return self._creates[key]
 
     # -- between calls -----------------------------------------------------------------------------
 
     def refresh(self, trains: bool) -> None:
-        """Before a call of a job (that ``trains`` or not): take over what the script has changed."""
+        """Before a call of a job, which ``trains`` or not: write the script's changes to the variables."""
         if trains and self._given:
             self._follow_given()
         self.states.refresh()
@@ -456,22 +457,22 @@ class VariableTable:
             now = borrowed.get()
             if (
                 isinstance(now, OwnedTensor) and now.left is not None and borrowed.alone
-            ):  # a place that steps rebind had it
+            ):  # it was at a rebinding site
                 borrowed.put(now.left)
                 now = now.left
             if not isinstance(now, Tensor) or isinstance(now, OwnedTensor) or not borrowed.alone:
-                now = borrowed.tensor  # what is there by now is another variable's, and this one may be read elsewhere
+                now = borrowed.tensor  # another variable is there by now, and this one may be read elsewhere
             if not borrowed.is_as_before(now):
                 layout = self.layouts[name]
                 if tuple(now.shape) != layout.shape or now.dtype != dtype_of(layout.dtype):
-                    if now is borrowed.tensor:  # else what is there is a variable of its own
+                    if now is borrowed.tensor:  # otherwise the tensor there is another variable
                         self._reshaped[name] = now
                     continue
                 self.write(name, now)
                 borrowed.took(now)
 
     def check(self, used: Collection[str], trains: bool) -> None:
-        """Raise StateError where a plan with these variables would differ from PyTorch; ``trains``: it changes them."""
+        """Raise StateError if a plan with these variables would differ from PyTorch; ``trains``: it changes them."""
         self.states.check(used)
         if trains:
             self._untied(used)
@@ -484,7 +485,7 @@ class VariableTable:
             )
 
     def _untied(self, changed: Collection[str]) -> None:
-        """Raise StateError where a variable is to be changed that in PyTorch shares memory with another one."""
+        """Raise StateError if one of the variables to be changed shares memory with another one in PyTorch."""
         for name, whole in self._ties.items():
             if not whole.released and (name in changed or whole.name in changed):
                 raise StateError(
@@ -494,7 +495,7 @@ class VariableTable:
                 )
 
     def _follow_given(self) -> None:
-        """Before variables change: turn tensors that their ``.data`` was set to into views of the variables."""
+        """Before variables change, turn tensors assigned to ``.data`` of stand-ins into views of variables."""
         for borrowed in self._borrowed.values():
             where = None if borrowed.tensor is None else memory_span(borrowed.tensor)
             name = next((name for name, one in self._given.items() if one.taken.is_at(where)), "")
@@ -507,20 +508,20 @@ class VariableTable:
         while self._given:
             name, one = self._given.popitem()
             tensor = one.tensor()
-            if tensor is not None and tensor._version != one.version:  # what the script has done to it since
+            if tensor is not None and tensor._version != one.version:  # the script has changed the tensor since
                 self.write(name, tensor)
             these.append(one.taken)
         redirect_views(these, ())
 
     def _refresh(self, known: dict[str, OwnedTensor], tensors: dict[str, Any]) -> None:
-        """Write the tensors that replaced stand-ins of a module to the variables, and put the stand-ins back."""
+        """Write tensors that replaced stand-ins of a module to the variables, and put the stand-ins back."""
         changed = [(key, owned) for key, owned in known.items() if _item(tensors, key) is not owned]
         for key, owned in changed:
             now = _item(tensors, key)
-            if now is None:  # the module has it no more
+            if now is None:  # the module no longer has it
                 del known[key]
                 continue
-            if self.owns(now):  # two buffers have changed places, say: no value moves, and plans look at which is where
+            if self.owns(now):  # e.g. two buffers were exchanged: no value moves, and guards check which is where
                 known[key] = now
                 continue
             fits = now.shape == owned.shape and now.dtype == owned.dtype
@@ -533,8 +534,8 @@ class VariableTable:
             tensors[key] = owned
 
     def takes_over(self, old: Tensor, new: Tensor) -> bool:
-        """Whether plans have the value of a tensor that replaced one which they read."""
-        if isinstance(new, DetachedTensor) and not new.is_released:  # a plan may change what it lies in
+        """Whether plans have copied the value of ``new``, which replaced a tensor ``old`` that they read."""
+        if isinstance(new, DetachedTensor) and not new.is_released:  # a plan may change the variable that it represents
             return False
         return any(
             one.tensor is new and one.alone and id(old) in one.stood and one.stood[id(old)]() is old
@@ -567,7 +568,10 @@ class VariableTable:
             self._memories[where[0]] = [one for one in found if one[1] != where]
 
     def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
-        """See ``VariableStore``: tied variables may not be changed; a plain tensor becomes a view of the variable."""
+        """See ``VariableStore``.
+
+        Variables that share memory must not change any more; a plain tensor becomes a view of the variable.
+        """
         name = owned.name_in_plan
         self._ties.pop(name, None)
         self._given.pop(name, None)
@@ -581,7 +585,7 @@ class VariableTable:
             )
 
     def read(self, name: str) -> Tensor:
-        """See ``VariableStore``: no other rank needs to do the same."""
+        """See ``VariableStore``; other ranks need not call it at the same time."""
         layout = self.layouts[name]
         self._settled()
         calls, writes = self._progress(), self.writes
@@ -600,13 +604,13 @@ class VariableTable:
         return whole if owned is None else whole.to(owned.device)
 
     def write(self, name: str, value: Tensor) -> None:
-        """See ``VariableStore``: every rank does the same; raises CallError where one does something else."""
+        """See ``VariableStore``; every rank must do the same, and CallError is raised where one does something else."""
         self._untied({name})
         if name in self._given:
             self._follow_given()
         layout = self.layouts[name]
         self._settled()
-        self._together(f"a write of {name}")  # what another rank reads before must not be what is written here
+        self._together(f"a write of {name}")  # another rank must not read the new value where it expects the old one
         value = value.detach().to(dtype_of(layout.dtype)).expand(layout.shape)
         mine = self.part_of(layout, value)
         if mine is not None:
@@ -616,27 +620,27 @@ class VariableTable:
         self._moved()
 
     def serve(self, name: str) -> bytes:
-        """This rank's part, for a rank that reads the variable."""
+        """This rank's part of a variable as bytes, for a rank that reads the variable."""
         return encode([self._parts[name]])[0]
 
     def serve_offer(self, name: str) -> bytes:
-        """A value that was offered."""
+        """An offered value as bytes."""
         return encode([real_value(self._offers[name]).detach()])[0]
 
 
 def _nothing() -> None:
-    """The getter of a borrowed tensor without a place: None."""
+    """The getter of a suspended borrowed tensor, which has no place: None."""
 
 
 def _nowhere(tensor: Tensor) -> None:
-    """The setter of a borrowed tensor without a place: does nothing."""
+    """The setter of a suspended borrowed tensor, which has no place: does nothing."""
 
 
 def _looked_at(tensor: Tensor) -> Tensor:
     """The elements of a host tensor that each call compares: all of a small one, a strided sample of a large one."""
     tensor = tensor.detach()
     step = tensor.numel() // LOOKED_AT
-    if step < 2 or not tensor.untyped_storage().resizable():  # of NumPy's, which writes where it likes
+    if step < 2 or not tensor.untyped_storage().resizable():  # NumPy may write any element unnoticed
         return tensor
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((reach // step,), (step,), tensor.storage_offset())
@@ -657,7 +661,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 def _lies_in(tensor: Tensor, memory: torch.UntypedStorage) -> bool:
     try:
         return tensor.untyped_storage().data_ptr() == memory.data_ptr()
-    except RuntimeError:  # it has none yet: a deferred one
+    except RuntimeError:  # a deferred tensor has no memory yet
         return True
 
 
@@ -666,5 +670,5 @@ def _referred(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:
 
 
 def _item(tensors: Any, key: str) -> Any:
-    """A tensor of a module, by name; None for one that is gone.  Modules of torch.jit have no dictionary of them."""
+    """A tensor of a module by name; None if it is gone.  torch.jit modules have no dictionary of their tensors."""
     return tensors.get(key) if isinstance(tensors, dict) else dict(tensors.items()).get(key)

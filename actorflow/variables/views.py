@@ -1,6 +1,6 @@
-"""Tensors that a plan takes in go in; views of them that the script took before show what the plan has.
+"""Redirect views of a tensor that became a stand-in to the variable, so that they show the plan's value.
 
-``p.data``, ``p.detach()`` and ``model.state_dict()`` give views that share memory with ``p`` for ever in PyTorch.
+In PyTorch ``p.data``, ``p.detach()`` and ``model.state_dict()`` give views that always share memory with ``p``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from actorflow_compiler.core.garbage_collection import instances
 
 __all__ = ["AssignedData", "TakenTensor", "redirect_views", "layout_of"]
 
-_WEAK: Any = StorageWeakRef  # has no types
+_WEAK: Any = StorageWeakRef  # StorageWeakRef is not typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TakenTensor:
     offset: int
 
     def is_at(self, where: MemorySpan | None) -> bool:
-        """Whether something at this span overlaps it."""
+        """Whether this span overlaps the tensor's former memory, which still exists."""
         return where is not None and not self.memory.expired() and overlap(self.where, where)
 
 
@@ -44,9 +44,9 @@ class TakenTensor:
 class AssignedData:
     """A stand-in whose ``.data`` the script has set to a plain tensor."""
 
-    taken: TakenTensor  # as if the stand-in had that tensor's memory
+    taken: TakenTensor  # describes that tensor's memory as the stand-in's
     tensor: weakref.ref[Tensor]
-    version: int  # of the tensor at that time
+    version: int  # of the tensor when it was assigned
 
 
 def layout_of(tensor: Tensor, where: MemorySpan) -> tuple[Any, ...]:
@@ -56,9 +56,10 @@ def layout_of(tensor: Tensor, where: MemorySpan) -> tuple[Any, ...]:
 
 
 def redirect_views(these: Sequence[TakenTensor], but: Collection[int]) -> None:
-    """Redirect all views of these tensors that the script holds to their variables, except those in ``but``, by id.
+    """Redirect all views of these tensors that the script holds to their variables.
 
-    Views with a graph, and views that have views with a graph, stay as they are.
+    ``but`` are the ids of views that stay as they are; so do views with a graph, and views of which there are views
+    with a graph.
     """
     left: dict[int, list[TakenTensor]] = {}
     for one in these:
@@ -68,7 +69,7 @@ def redirect_views(these: Sequence[TakenTensor], but: Collection[int]) -> None:
         return
     copies: dict[int, DetachedTensor] = {}
     tensors = instances(Tensor)
-    for tensor in sorted(tensors, key=Tensor._is_view, reverse=True):  # views of views hold what they are views of
+    for tensor in sorted(tensors, key=Tensor._is_view, reverse=True):  # views of views first: they hold their bases
         if tensor.requires_grad or id(tensor) in but or (where := memory_span(tensor)) is None:
             continue
         there = [one for one in left.get(where[0], ()) if one.dtype == tensor.dtype and overlap(one.where, where)]
@@ -79,9 +80,9 @@ def redirect_views(these: Sequence[TakenTensor], but: Collection[int]) -> None:
 def _redirect(
     tensor: Tensor, where: MemorySpan, there: Sequence[TakenTensor], copies: dict[int, DetachedTensor]
 ) -> None:
-    """Redirect a tensor that lies in one variable's memory, or contains the memory of several."""
+    """Redirect a tensor that lies in one variable's memory, or whose memory contains that of several."""
     memory, offset = tensor.untyped_storage(), int(tensor.storage_offset())
-    plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)  # a view of nothing
+    plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)  # a new view of the same memory, with no base
     plain.set_(memory, offset, tensor.shape, tensor.stride())
     for one in there:
         if id(one.owned) not in copies:

@@ -1,4 +1,4 @@
-"""Remember by weak references what a plan was captured with, to recognise it when a later search finds it again."""
+"""Recognise the objects that a plan was captured with when a later search finds them, by weak references."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["WeakGuards", "names_in", "owned_in"]
 
-CONTAINERS = (list, dict, set)  # what is in them is looked at by itself
+CONTAINERS = (list, dict, set)  # their items are compared as sources of their own
 NEVER = ("never",)
 
 
 def names_in(state: ScriptState) -> set[str]:
-    """The names of what a search found; they are of the same things wherever they are equal."""
+    """The names of everything that a search found; equal names always mean the same objects."""
     return {*state.held, *state.modules, *state.optimizers, *state.scalers}
 
 
 def owned_in(state: ScriptState) -> set[str]:
-    """Those of modules, of optimizers and of tensors that plans own: a plain tensor may have others take its place."""
+    """The names of the modules, optimizers, scalers and owned tensors.
+
+    Plain tensors are left out, because others may replace them.
+    """
     owned = {name for name, held in state.held.items() if isinstance(held.tensor, OwnedTensor)}
     return owned | (names_in(state) - state.held.keys())
 
 
 class WeakGuards:
-    """Weak references to what a plan works on, while its job works on something else.
+    """Weak references to the objects that a plan works on, while its job works on others.
 
     ``read`` are the sources that its code reads, with their values.  ``died`` is called, on any thread, when a module,
-    an optimizer or a variable has died.
+    an optimizer, a scaler or a variable's stand-in has died.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class WeakGuards:
         return any(ref() is None for ref in self._refs)
 
     def is_there(self, found: SearchResult) -> bool:
-        """Whether a search has found what the plan was made with, unchanged."""
+        """Whether a search has found the objects that the plan was made with, unchanged."""
         if names_in(found.state) != self.names or _paths(found.sources) != self._sources:
             return False
         now = found.read_sources
@@ -72,7 +75,7 @@ class WeakGuards:
         )
 
     def _said(self, value: Any) -> Any:
-        """A form of a value that is equal where code would do the same with it, and that keeps no object alive."""
+        """A comparable form of a value: equal if code would do the same with it, and without references to objects."""
         if isinstance(value, Tensor):
             return "tensor", self._names.known(self._names.current(value))
         if isinstance(value, PLAIN):
@@ -90,7 +93,7 @@ class WeakGuards:
 
 
 class _WeakIdentity:
-    """Equal to other references to the same object, for as long as it lives."""
+    """Equal to another reference to the same object for as long as that object lives."""
 
     __slots__ = ("_ref",)
 
