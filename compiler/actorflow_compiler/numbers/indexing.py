@@ -1,8 +1,8 @@
 """Index and assign by numbers that calls may change (``x[i]``, ``x[i] = y``), with ``i`` as data of the graph.
 
-``i`` is a tensor without dims, a symbolic number, or a slice between two of them that are always as far from each
-other.  The numbers of ``narrow``, ``select`` and ``roll`` are handled alike.  torch would read the number.  Its result
-is a view of ``x``; here it is a copy, so a step that changes the result in place afterwards is refused.
+``i`` is a tensor without dims, a symbolic number, or a slice between two such numbers whose distance is constant.  The
+numbers that ``narrow``, ``select`` and ``roll`` take are handled in the same way.  torch would read the number, and its
+result is a view of ``x``.  Here the result is a copy, so a step that changes it in place afterwards is refused.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ STANDS_FOR_A_VIEW = "stands_for_a_view"  # attribute of a copy where PyTorch has
 
 @dataclass(frozen=True, slots=True)
 class _IndexedCopy:
-    """A copy that ``whole[i]`` gave, the versions of both at that time, and the line."""
+    """A copy that stands for ``whole[i]``, the versions of both as it was made, and the line."""
 
     copy: Tensor
     version: int
     whole: Tensor
     before: int
     place: str
-    env: NumberEnv | None  # of the symbolic numbers in the index, if no other data are in it
+    env: NumberEnv | None  # of the index, if symbolic numbers are its only data
 
 
 class Indexing:
-    """Replaces indexing by numbers that are data, and checks the copies that stand for views."""
+    """Replaces indexing with numbers that are data of the graph, and checks the copies that stand for views."""
 
     def __init__(self) -> None:
         self._copies: list[_IndexedCopy] = []
@@ -58,8 +58,8 @@ class Indexing:
     def check(self) -> None:
         """Raise CaptureError for a copy that was changed, or is used after its original has changed.
 
-        PyTorch has a view there.  If the index was a symbolic number, the line is noted instead, and the plan is made
-        for the value of the number.
+        In PyTorch the copy would be a view.  If the index consists of symbolic numbers, no error is raised: the step is
+        captured again, with a view at that line and the plan specialized to the value of the number.
         """
         for one in self._copies:
             if one.copy._version != one.version:
@@ -110,7 +110,7 @@ class Indexing:
         return found
 
     def _set(self, plain: Callable[..., Any], x: Tensor, index: Any, value: Any) -> None:
-        if isinstance(value, Tensor):  # x[i] += y changes the copy that x[i] gave, and assigns it
+        if isinstance(value, Tensor):  # x[i] += y changes the copy of x[i], and assigns it to x[i]
             self._copies = [one for one in self._copies if one.copy is not value]
         at = _numbers(x, index)
         value = number_tensor(value, x.dtype, x.device)
@@ -134,7 +134,7 @@ At = dict[int, tuple[int, Tensor, Any]]  # position in an index → (dim of x, r
 
 
 def _numbers(x: Tensor, index: Any) -> At:
-    """Where an index has numbers that calls may change, or slices between such."""
+    """The positions at which an index has numbers that calls may change, or slices between such numbers."""
     items = index if isinstance(index, tuple) else (index,)
     ends = [end for item in items for end in _ends(item) if _is_open(end)]
     if not ends or any(type(end) is SymNumber and _here() in end.env.views for end in ends):
@@ -187,9 +187,9 @@ def _rows(item: Any, size: int, device: torch.device) -> Tensor | None:
 
 
 def _between(item: slice, size: int, device: torch.device) -> Tensor | None:
-    """The rows of a slice whose ends always have the same distance, and are within ``size``.
+    """The rows of a slice whose ends have a constant distance and are within ``size``; None for other slices.
 
-    For symbolic numbers, being within is a condition of the plan; for unbacked ones, ops raise when they are not.
+    For symbolic numbers, "within" becomes a condition of the plan; for unbacked ones, ops raise if it does not hold.
     """
     start, stop, step = item.start, item.stop, item.step
     if step not in (None, 1) or not (isinstance(start, int) and isinstance(stop, int)):
@@ -220,7 +220,7 @@ def _index_within(index: Any, at: At) -> Any:
 
 
 def _row_index(i: Tensor, size: int) -> Tensor:
-    """A number as an index of one row; a negative one counts from the end."""
+    """A number as an index tensor of one row; a negative number counts from the end."""
     i = i.detach().long()
     return torch.where(i < 0, i + size, i).reshape(1)
 

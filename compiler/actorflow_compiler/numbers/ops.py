@@ -1,7 +1,7 @@
 """Functions of torch that are called with symbolic numbers, as ops that read the numbers when they run.
 
-Where a number is a factor, a summand, a bound or what a tensor is filled with, it becomes a tensor without dims, of the
-dtype that torch would compute with.  Wherever else one is found, the plan is made for its value.
+A number that is a factor, a summand, a bound or a fill value becomes a tensor without dims, of the dtype in which torch
+would compute.  In any other place, the plan is specialized to the number's value.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 
 RATES_MARK = "rates"  # key of the marks of a fused optimizer's step: the expressions of its rates
 FUSED = frozenset((torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._fused_adagrad_))
-NUMBER = "actorflow.number.default"  # in a trace: the number that the plan reads by a name
+NUMBER = "actorflow.number.default"  # op in a trace: a number that the plan reads by its name
 TAKES_PLAIN_NUMBER = frozenset({
     "aten.mul.Tensor", "aten.add.Tensor", "aten.sub.Tensor", "aten.div.Tensor", "actorflow.add_scaled",
     "actorflow.addcmul_scaled", "actorflow.addcdiv_scaled", "actorflow.lerp_to",
 })  # fmt: skip
-"""Ops that take a plain number, with which torch computes in more than 16 bits."""
+"""Ops that take a plain number beside 16-bit tensors: torch computes with it in more than 16 bits."""
 
 BOUNDING = frozenset((
     "clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "clamp_min_", "clamp_max_",
@@ -65,7 +65,7 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=dtype, device=device)
 
 
-# -- ops that scale by a number what they add; those of optimizers, without gradients ----------------
+# -- ops of optimizers, without gradients: they scale a summand by a number --------------------------
 
 
 @torch.library.custom_op("actorflow::add_scaled", mutates_args=())
@@ -125,11 +125,11 @@ OPS: dict[str, Callable[..., Any]] = {
     "lerp_to": lambda x, y, weight: torch.lerp(x, y, _value(weight)),
 }
 
-# -- functions of torch that are given stand-ins -----------------------------------------------------
+# -- functions of torch that take symbolic numbers ---------------------------------------------------
 
 
 class SymbolicNumberMode(TorchFunctionMode):
-    """The mode in which symbolic numbers inside lists and dictionaries are found, too."""
+    """The mode that also finds symbolic numbers inside lists and dictionaries among the arguments."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -205,7 +205,7 @@ torch_function_handlers.append(apply)
 
 
 def _is_taken_as_is(value: Any) -> bool:
-    """Whether an argument rules handlers out: a container of such numbers, or a number whose step has ended."""
+    """Whether an argument rules handlers out: a container of symbolic numbers, or a number whose step has ended."""
     if type(value) in (list, tuple, dict):
         return _contains_number(value)
     return type(value) is SymNumber and value.env.ended
@@ -222,12 +222,12 @@ def _is_open(value: Any) -> bool:
 
 
 def _sample(value: Any) -> Any:
-    """A number of the same kind."""
+    """A plain number of the same Python type, for type promotion."""
     return current_value(value) if not is_unbacked(value) else 1.0 if value.tensor.dtype.is_floating_point else 1
 
 
 def number_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """A symbolic or unbacked number as a tensor of the graph; anything else itself."""
+    """A symbolic or unbacked number as a tensor of the graph; any other value unchanged."""
     if is_unbacked(value):
         return value.tensor.to(dtype)
     if type(value) is not SymNumber:
@@ -266,7 +266,7 @@ def _scaled(
     func: Any, op: Callable[..., Tensor], x: Tensor, others: Sequence[Tensor], value: Any,
     written_out: Callable[[Any], Tensor],
 ) -> Any:  # fmt: skip
-    """``x`` plus something scaled by a number, in place if the function is."""
+    """``op(x, *others, value)``, in place if ``func`` is; written out in plain ops where a gradient is needed."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *others)):
         made = written_out(value)
     elif not all(t.dtype == x.dtype for t in others):
@@ -279,7 +279,7 @@ def _scaled(
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """The tensor of an unbacked number, or a tensor whose value torch would read."""
+    """The tensor of an unbacked number; a tensor unchanged."""
     found = value.tensor if is_unbacked(value) else value
     assert isinstance(found, Tensor)
     return found
@@ -335,7 +335,7 @@ def _bounds_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
 
 
 def _pow(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``pow(2, x)``; an exponent has to be a number, as kernels depend on its value."""
+    """``pow(2, x)``; the exponent of a tensor stays a constant, as kernels depend on its value."""
     if len(args) != 2 or kwargs or not isinstance(args[1], Tensor):
         return NotImplemented
     return torch.pow(*_promoted(args))
@@ -369,7 +369,7 @@ def _fill(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     if kwargs or not _is_open(value) or not isinstance(x, Tensor):
         return NotImplemented
-    if torch.result_type(x, _sample(value)) != x.dtype:  # torch has its own rules for that
+    if torch.result_type(x, _sample(value)) != x.dtype:  # torch decides about such a change of dtype
         return NotImplemented
     return func(*before, number_tensor(value, x.dtype, x.device))
 
@@ -397,7 +397,7 @@ def _tensor_of_number(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 
 def _dtype_of(value: Any) -> torch.dtype:
-    """The dtype of a tensor that torch makes of a number."""
+    """The dtype of the tensor into which torch converts a number."""
     return torch.get_default_dtype() if isinstance(_sample(value), float) else torch.int64
 
 

@@ -1,8 +1,8 @@
 """Symbolic numbers: stand-ins for Python numbers of a script, traced like PyTorch's SymInt and SymFloat.
 
-A symbolic number behaves like the number that it stands for.  As long as it only enters arithmetic, the graph reads it
-anew in every call, so that one plan holds for other numbers, too.  Where it decides something (an ``if``, a size, an
-index, a text), its value is recorded as a condition of the plan (a guard).
+A symbolic number behaves like the number that it stands for.  While it only enters arithmetic, the graph reads it in
+every call, so that one plan holds for other values, too.  Where it decides something (an ``if``, a size, an index, a
+text), its value is recorded as a condition of the plan (a guard).
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ MATH = tuple(name.removeprefix("math.") for name in FUNCTIONS if name.startswith
 
 
 class NumberEnv:
-    """What one run of a step does with numbers: expressions that its graph reads, and conditions (guards) on them."""
+    """The numbers of one run of a step: expressions that its graph reads, and conditions (guards) on their values."""
 
     def __init__(self) -> None:
         self.read: dict[str, Operand] = {}  # name of a scalar of the plan → its expression
         self.kinds: dict[NumberSource, str] = {}  # source of each symbolic number → "int" or "float"
         self.written: dict[NumberSource, Operand] = {}  # number in optimizer state → its new value
-        self.ended = False  # whether the step has run: reads add no conditions any more
-        self.views: set[str] = set()  # lines where the plan is made for the number, so that x[i] can be a view
-        self.closed = False  # whether the capture is over: symbolic numbers left behind are plain ones
+        self.ended = False  # whether the step has run: reads then add no conditions
+        self.views: set[str] = set()  # lines where the plan is specialized to i, so that x[i] can be a view
+        self.closed = False  # whether the capture is over: symbolic numbers then act as plain ones
         self._conditions: dict[str, Condition] = {}  # by text, since 1 == 1.0
         self._known: dict[str, str] = {}
 
@@ -92,7 +92,7 @@ class NumberEnv:
         return self._known[exact]
 
     def is_specialized(self, source: NumberSource) -> bool:
-        """Whether the plan is made for a number's value, not only for a branch or a remainder that depends on it."""
+        """Whether the plan is specialized to a number's value, not only to a branch or remainder that depends on it."""
         return any(
             type(condition.value) is not bool
             and getattr(condition.expression, "function", "") != "mod"
@@ -101,7 +101,7 @@ class NumberEnv:
         )
 
     def specialize(self, expression: Operand, value: Any) -> Any:
-        """Make the plan for the value of an expression: add the condition, and return the value."""
+        """Specialize the plan to the value of an expression: add this condition, and return the value."""
         if not self.ended:
             condition = Condition(expression, of_python(value))
             self._conditions.setdefault(repr(condition), condition)
@@ -109,7 +109,7 @@ class NumberEnv:
 
 
 class SymNumber:
-    """A symbolic int or float: its current value, and the expression that it is of numbers of the script."""
+    """A symbolic int or float: its current value, and its expression in terms of numbers of the script."""
 
     __slots__ = ("env", "expression", "value")
 
@@ -138,16 +138,16 @@ class SymNumber:
     # -- operations that stay symbolic -------------------------------------------------------------------------
 
     def _apply(self, function: str, *operands: Any) -> Any:
-        """The result of a function of numbers, this among them, as a symbolic number."""
+        """Apply a function to numbers, among them this one; the result is a symbolic number where possible."""
         try:
             value = FUNCTIONS[function](*map(current_value, operands))
-        except (ArithmeticError, ValueError):  # for these numbers; what the code does about it is of the plan
+        except (ArithmeticError, ValueError):  # no result for these values: specialized below, where Python raises
             value = None
         if isinstance(value, np.bool_):
             value = bool(value)
         mine = [o.value for o in operands if is_sym_number(o)]
         known = function.startswith("np.") or any(type(v) is np.float64 for v in mine)
-        of_numpy = type(value) is np.float64 and known  # and it will be one in each call
+        of_numpy = type(value) is np.float64 and known  # and so in each call
         if not (type(value) in (int, float, bool) or of_numpy) or self.env.ended:  # a complex number, say
             return FUNCTIONS[function](*map(specialized, operands))
         return SymNumber(Expression(function, tuple(map(expression_of, operands))), value, self.env)
@@ -266,12 +266,12 @@ def as_float(*args: Any) -> Any:
 
 
 def is_sym_number(value: object) -> TypeGuard[SymNumber]:
-    """Whether a value is a symbolic number; ``isinstance`` says int or float of it."""
+    """Whether a value is a symbolic number.  ``isinstance`` takes it for an int or a float."""
     return type(value) is SymNumber
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is a number to compute with here, also a symbolic one or a float64 of NumPy."""
+    """Whether a value is a number that ``SymNumber`` computes with; symbolic numbers and NumPy's float64 are, too."""
     return isinstance(value, int | float) and not _is_unbacked(value)
 
 
@@ -281,24 +281,24 @@ def _is_unbacked(value: object) -> bool:
 
 
 def expression_of(value: Any) -> Operand:
-    """The expression of a symbolic number; the number itself for any other, or if its capture is over."""
+    """The expression of a symbolic number; for other numbers, or once its capture is over, the plain number."""
     if type(value) is SymNumber:
         return of_python(value.value) if value.env.closed else value.expression
     return value if type(value) in (int, float, bool) else float(value) if isinstance(value, float) else int(value)
 
 
 def current_value(value: Any) -> Any:
-    """The current value of a symbolic number, without a condition; any other value itself."""
+    """The current value of a symbolic number, without adding a condition; any other value unchanged."""
     return value.value if type(value) is SymNumber else value
 
 
 def specialized(value: Any) -> Any:
-    """The value of a symbolic number, for which the plan is then made; any other value itself."""
+    """The value of a symbolic number, to which this specializes the plan; any other value unchanged."""
     return value.env.specialize(value.expression, value.value) if type(value) is SymNumber else value
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """A power.  Its type depends on values (complex or float for some operands), so these signs are decided first."""
+    """A power.  Its type depends on values (complex or float for some operands), so it decides the signs first."""
     one = base if type(base) is SymNumber else exponent
     if not (base > 0 and (exponent >= 0 or type(current_value(exponent)) is float)):
         return specialized(base) ** specialized(exponent)
@@ -336,7 +336,7 @@ def _compared(name: str) -> Callable[[Any, Any], Any]:
     return compare
 
 
-# what a tensor on the right does with a number on the left: as torch.Tensor.__radd__ and the like
+# a number on the left, a tensor on the right: as torch.Tensor.__radd__ and so on
 REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda x, n: x + n,
     "mul": lambda x, n: x * n,

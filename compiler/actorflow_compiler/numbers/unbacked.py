@@ -1,8 +1,8 @@
-"""Unbacked numbers: ``x.item()`` while a step is captured, whose value is there only when a call runs.
+"""Unbacked numbers: results of ``x.item()`` in a captured step, whose values are known only when a call runs.
 
-As long as such a number only enters arithmetic, and by that tensors, the graph computes what Python would, in its
+While such a number only enters arithmetic, also with tensors, the graph computes what Python would compute, in Python's
 precision: float64 and int64.  Code that needs the value itself (an ``if``, a text) is refused with the line of the
-``item()``.  They are to ``SymNumber`` what unbacked SymInts are to backed ones in PyTorch.
+``item()``.  ``UnbackedNumber`` is to ``SymNumber`` as PyTorch's unbacked SymInts are to backed ones.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class UnbackedNumber:
 
     def __init__(self, tensor: Tensor, refusal: Callable[[], CaptureError], expression: Operand | None = None) -> None:
         self.tensor, self.refusal = tensor, refusal
-        # as an expression of other unbacked whole numbers, each of which has a name of its own
+        # its expression in terms of unbacked whole numbers; a new one has a name of its own
         self.expression = NumberSource(SourceKind.LATER, str(next(_names))) if expression is None else expression
-        self.resolve: Callable[[Tensor], Any] = lambda _: None  # returns the value, if a plan may be made for it
-        self.text: Callable[[], str] = str  # its text on a side that is only tried
+        self.resolve: Callable[[Tensor], Any] = lambda _: None  # the value if it is known, else None
+        self.text: Callable[[], str] = str  # its text while a branch is only tried
 
     @property  # type: ignore[misc]  # for isinstance(x, float)
     def __class__(self) -> type:
@@ -53,14 +53,14 @@ class UnbackedNumber:
         return torch_function_handlers[0](func, args, kwargs or {})
 
     def known_value(self) -> Any:
-        """The value itself.  Raises CaptureError where it cannot be known."""
+        """The value itself.  Raises CaptureError where it is not known during capture."""
         found = self.resolve(self.tensor)
         if found is None:
             raise self.refusal()
         return found
 
     def apply_function(self, function: Callable[..., Any], *operands: Any) -> UnbackedNumber:
-        """The result of a function of numbers, this among them, computed on tensors."""
+        """Apply a function to numbers, among them this one, by computing with tensors."""
         whole = function in WHOLE and not any(isinstance(o, float) for o in operands)
         with torch.no_grad():
             tensor = function(*(_operand(o, whole) for o in operands))
@@ -98,7 +98,7 @@ class UnbackedNumber:
         return self._integer_division(torch.floor_divide, "__floordiv__", other)
 
     def _integer_division(self, function: Callable[..., Any], name: str, other: Any) -> Any:
-        """Division of whole numbers as in Python; with any other operand the value itself is needed."""
+        """Division of whole numbers as in Python; any other operand needs the value itself."""
         if isinstance(self, int) and type(other) is int and other:
             return self.apply_function(function, self, other)
         return getattr(self.known_value(), name)(other)
@@ -125,12 +125,12 @@ class UnbackedNumber:
 
 
 def is_unbacked(value: object) -> TypeGuard[UnbackedNumber]:
-    """Whether a value is an unbacked number; ``isinstance`` says int or float of it."""
+    """Whether a value is an unbacked number.  ``isinstance`` takes it for an int or a float."""
     return type(value) is UnbackedNumber
 
 
 def as_int(*args: Any) -> Any:
-    """``int(…)`` that does not read whole numbers in tensors, nor symbolic numbers."""
+    """``int(…)`` that keeps whole numbers in tensors unbacked, and symbolic numbers symbolic."""
     one = args[0] if len(args) == 1 else None
     if isinstance(one, Tensor) and one.numel() == 1 and not (one.is_floating_point() or one.is_complex()):
         one = one.item() if one.dtype != torch.bool else one
@@ -140,7 +140,7 @@ def as_int(*args: Any) -> Any:
 
 
 def as_float(*args: Any) -> Any:
-    """``float(…)`` that does not read numbers in tensors, nor symbolic numbers."""
+    """``float(…)`` that keeps numbers in tensors unbacked, and symbolic numbers symbolic."""
     one = args[0] if len(args) == 1 else None
     if isinstance(one, Tensor) and one.numel() == 1 and not one.is_complex():
         one = one.item() if one.dtype != torch.bool else one
@@ -161,7 +161,7 @@ def _operand(value: Any, whole: bool) -> Any:
 
 
 def _widest(tensor: Tensor) -> Tensor:
-    """In the precision of Python's numbers."""
+    """The tensor in the precision of Python's numbers: float64 or int64."""
     if tensor.dtype.is_floating_point:
         return tensor.to(torch.float64)
     return tensor.to(torch.int64)
@@ -200,7 +200,7 @@ def _compared(name: str) -> Callable[..., Any]:
     def compare(self: UnbackedNumber, other: Any) -> Any:
         if not _is_number(other):
             return NotImplemented
-        return bool(FUNCTIONS[name](self.tensor, _operand(other, whole=True)))  # known, or refused
+        return bool(FUNCTIONS[name](self.tensor, _operand(other, whole=True)))  # answered if known, else refused
 
     return compare
 
@@ -231,11 +231,11 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 @contextmanager
 def unbacked_items() -> Iterator[None]:
-    """Let ``x.item()`` give unbacked numbers, which ``min``, ``max`` and ``math.isfinite`` accept, too."""
+    """Let ``x.item()`` return unbacked numbers, and let ``min``, ``max`` and ``math.isfinite`` accept these."""
 
     def late(tensor: Tensor) -> Any:
         place = place_of(traceback.extract_stack())
-        value = tensor.detach().reshape(()).clone()  # the tensor may change, and a number does not
+        value = tensor.detach().reshape(()).clone()  # the tensor may change later; a number does not
         return UnbackedNumber(_widest(value), lambda: CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}"))
 
     before = {"min": builtins.min, "max": builtins.max}
@@ -266,12 +266,12 @@ def _replaced_predicate(name: str, plain: Callable[[Any], bool]) -> Callable[[An
 
 
 def _of_kind(name: str, value: Any) -> bool:
-    """Whether an unbacked number is finite, infinite or NaN: a decision, which may be known, else it is refused."""
+    """Whether an unbacked number is finite, infinite or NaN.  Refused, as a branch is, where that is not known."""
     return bool(getattr(torch, name)(value.tensor if type(value) is UnbackedNumber else value))
 
 
 def _replaced_min_or_max(plain: Any, better: Callable[[Any, Any], Any]) -> Any:
-    """``min`` or ``max``: the first argument that no other one is better than."""
+    """``min`` or ``max`` that also takes unbacked numbers and tensors without dims: the first best argument."""
 
     def choose(*args: Any, **kwargs: Any) -> Any:
         if len(args) < 2 or kwargs or not all(map(_has_no_dims, args)) or not any(map(_is_later, args)):
@@ -298,7 +298,7 @@ def _has_no_dims(value: Any) -> bool:
 
 
 def _as_tensor(value: Any, like: Tensor) -> Tensor:
-    """A number as a tensor of the dtype that torch gives it beside another tensor."""
+    """A number as a tensor, of the dtype to which torch promotes it beside the tensor ``like``."""
     if type(value) is UnbackedNumber:
         return value.tensor
     if isinstance(value, Tensor):
