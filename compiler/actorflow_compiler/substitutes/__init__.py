@@ -1,1 +1,1 @@
-"""Calls of torch that a trace writes in other ops, with the same results."""
+"""Replace calls of torch in a trace by other ops with the same results."""

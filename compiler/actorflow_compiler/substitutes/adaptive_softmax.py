@@ -1,7 +1,7 @@
-"""Trace ``nn.AdaptiveLogSoftmaxWithLoss`` on all rows, where torch looks up those of each cluster, with equal results.
+"""Trace ``nn.AdaptiveLogSoftmaxWithLoss`` on all rows, where torch selects each cluster's rows; results are equal.
 
 If no target of a batch is in a cluster, torch leaves the gradients of the cluster's weights None, and optimizers skip
-them.  In a plan these gradients are zeros, and what an optimizer makes of them is undone.
+them.  In a plan these gradients are zeros, and the optimizer's changes by them are undone.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ OF_FIRST = "an optimizer that makes its state of the first gradient"
 
 
 class AdaptiveSoftmaxClusters:
-    """Runs adaptive softmax layers on all rows, and tracks weights whose gradient depends on the targets."""
+    """Runs adaptive softmax layers on all rows, and tracks weights that have a gradient only for some targets."""
 
     def __init__(self, state: ScriptState) -> None:
         self._optimizers = [*state.optimizers.values()]
         self._used: dict[int, tuple[Tensor, Tensor]] = {}  # by id: weight, whether it has a gradient (a bool tensor)
-        self._needed: dict[int, tuple[Tensor, Tensor, str]] = {}  # the same, where it must have one, and why
+        self._needed: dict[int, tuple[Tensor, Tensor, str]] = {}  # the same, where the plan needs a gradient, and why
         # gradients from a backward pass, each with whether its cluster is used
         self._given: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._stepped: set[int] = set()
@@ -68,7 +68,7 @@ class AdaptiveSoftmaxClusters:
     def check(self) -> None:
         """At the end of the step, add checks for gradients that torch leaves None for some batches.
 
-        Such a gradient may not be left for later calls, nor may the step change weights by it without an optimizer.
+        The step may neither leave such a gradient for later calls, nor change weights by it without an optimizer.
         """
         left = {key: (weight, used, OF_BEFORE) for key, (weight, used) in self._used.items()} | self._needed
         for key, (weight, used, why) in left.items():
@@ -171,7 +171,7 @@ class AdaptiveSoftmaxClusters:
 
     @contextlib.contextmanager
     def _around(self, optimizer: Optimizer) -> Iterator[None]:
-        """Undo steps of an optimizer for weights that have no gradient in PyTorch."""
+        """Undo an optimizer's steps for weights whose gradient would be None in PyTorch."""
         before: list[tuple[Tensor, Tensor, Tensor]] = []
 
         def begins(*_: Any) -> None:
@@ -198,7 +198,7 @@ class AdaptiveSoftmaxClusters:
 
         first, last = optimizer.register_step_pre_hook(begins), optimizer.register_step_post_hook(ends)
         after: Any = step_hooks(optimizer)[1]
-        after.move_to_end(last.id, last=False)  # before the script's own hooks, whose changes are not undone
+        after.move_to_end(last.id, last=False)  # ends before the script's own hooks, whose changes stay
         try:
             yield
         finally:
@@ -211,7 +211,7 @@ def _weights(optimizer: Optimizer) -> Iterable[Tensor]:
 
 
 def _takes_first(optimizer: Optimizer, weight: Tensor) -> bool:
-    """Whether the first gradient of a weight makes state that differs from what zeros make."""
+    """Whether an optimizer makes other state from a weight's first gradient than from zeros."""
     if isinstance(optimizer, torch.optim.SGD):
         return any(g["momentum"] and g["dampening"] for g in optimizer.param_groups)
     return not type(optimizer).__module__.startswith("torch.optim.") and not optimizer.state.get(weight)
@@ -223,7 +223,7 @@ def _refuse_absent(used: Tensor, why: str) -> None:
 
 
 def _picked(rows: Tensor, classes: Tensor) -> Tensor:
-    """The element of its class in each row."""
+    """The element of each row at the row's class."""
     return -F.nll_loss(rows, classes, reduction="none")
 
 

@@ -1,6 +1,6 @@
-"""A CTC loss of fixed sizes: its intermediate results are as long as padded labels, not as the longest label.
+"""A CTC loss of fixed sizes: intermediate results are as long as the padded labels, not as the longest label.
 
-torch's op takes that size from the values of the lengths.  Here lengths are data, and samples may be split.
+torch's op takes that size from the values of the lengths.  Here lengths are data, and the batch may be split.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def ctc(
     """The negative logarithm of each label's probability, and the forward variables, which ``ctc_backward`` needs.
 
     log_probs (T, N, C), labels integers (N, S) or concatenated (all,), times and lengths int64 (N,) → (N,) and
-    (N, T, 2 S + 1), or (N, T, 0) of labels that are not padded.  ``skip`` is for ``ctc_backward``.
+    (N, T, 2 S + 1), or (N, T, 0) for concatenated labels.  ``skip``: see ``ctc_backward``.
     """
     loss, alpha = torch.ops.aten._ctc_loss.Tensor(log_probs, labels, *_on_host(times, lengths), blank, skip)
     if labels.dim() == 1:
@@ -59,7 +59,7 @@ OPS: dict[str, Callable[..., Any]] = {"ctc": ctc, "ctc_backward": ctc_backward}
 
 
 def _known_to_torch() -> Any:
-    """Register the ops, so that a trace can hold them, and their gradient."""
+    """Register the ops and their gradient with torch, so that a trace can contain them."""
 
     def losses(log_probs: Tensor, labels: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
         times, batch = log_probs.shape[:2]
@@ -113,7 +113,7 @@ def replaced_ctc_loss() -> Iterator[None]:
 def _loss(
     log_probs: Tensor, labels: Tensor, times: Any, lengths: Any, blank: int, reduction: int, skip: bool
 ) -> Tensor:  # fmt: skip
-    """As ``torch.ctc_loss``."""
+    """``torch.ctc_loss``; ``alone`` is a single sample without a batch dim, ``skip`` is zero_infinity."""
     if torch.is_autocast_enabled(log_probs.device.type) and log_probs.dtype in (torch.float16, torch.bfloat16):
         log_probs = log_probs.float()
     alone = log_probs.dim() == 2

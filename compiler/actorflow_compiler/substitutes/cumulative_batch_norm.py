@@ -1,6 +1,6 @@
 """Trace batch norms with ``momentum=None``, whose statistics average over all calls, in plain ops.
 
-They weigh a batch by a count that is in a tensor.
+The weight of a batch depends on a count in a tensor, which the trace must not read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def replaced_batch_norm() -> Iterator[None]:
 
 
 def _as_float(count: Any) -> Any:
-    """``float(count)`` that does not read a count in a tensor."""
+    """``float(count)`` that keeps a count in a tensor unbacked."""
     value = count.item() if isinstance(count, Tensor) else count
     return value if is_unbacked(value) else float(value)
 

@@ -1,4 +1,4 @@
-"""What decomposition tables for ``make_fx`` share: their type, registering into them, and the dtype of sums."""
+"""Shared parts of decomposition tables for ``make_fx``: their type, a registering decorator, the dtype of sums."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Decompose means, norms, variances and batch norm into sums, so that a split batch gives partial sums.
 
 ``TABLE`` is a ``decomposition_table`` for ``make_fx``; it is applied to every captured step.
-``BATCH_NORM`` is apart, because batch norm is fused unless its batch is split.  An entry returns
-NotImplemented where it does not apply, which leaves the op as it is.
+``BATCH_NORM`` is a table of its own, because batch norm stays fused unless its batch is split.  An
+entry returns NotImplemented where it does not apply, which leaves the op as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _for_split_batch = registering_into(BATCH_NORM)
 
 
 def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
-    """Dims as a list; none given means all."""
+    """Dims as a list of non-negative numbers; None or no dims means all."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return list(range(x.dim()))
     return [d % max(1, x.dim()) for d in ([dim] if isinstance(dim, int) else dim)]
@@ -61,7 +61,7 @@ def _mean(
 def _count_true(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
-    """Truth values counted in floating point, where the counts of parts may be added up; exact below 2**53."""
+    """Count truth values in float64, so that counts of parts may be partial sums; exact below 2**53."""
     if x.dtype != torch.bool:
         return NotImplemented
     return _sum(x.to(torch.float64), _dims(x, dim), keepdim).to(dtype or torch.int64)
@@ -76,7 +76,7 @@ def _vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """The root of the sum of squares, the sum of absolute values, or the largest of them."""
+    """Norms of order 2, 1 and inf: root of the sum of squares, sum of absolute values, largest absolute value."""
     if ord not in (1, 2, math.inf) or x.is_complex():
         return NotImplemented
     wide = widened(x if dtype is None else x.to(dtype))
@@ -90,7 +90,7 @@ def _vector_norm(
 def _var_and_mean(
     x: Tensor, dim: int | Sequence[int] | None, correction: float | None, keepdim: bool
 ) -> tuple[Tensor, Tensor]:
-    """In two passes, as torch: first the mean, then the squares of what differs from it."""
+    """Variance and mean in two passes, as in torch: first the mean, then the squared deviations from it."""
     dims = _dims(x, dim)
     n = _count(x, dims)
     wide = widened(x)
@@ -150,7 +150,7 @@ def _convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> Any:
-    """The bias's gradient apart: it does not look at the input."""
+    """Compute the bias's gradient separately, as it does not depend on the input."""
     if not output_mask[2]:
         return NotImplemented
     bias = _sum(widened(grad), [0, *range(2, grad.dim())], False).to(grad.dtype)
@@ -165,7 +165,7 @@ def _convolution_backward(
 
 
 def _channels(x: Tensor) -> tuple[list[int], list[int]]:
-    """The dims that are normalised over, and the shape of something that has one number for each channel."""
+    """The dims that batch norm reduces over, and the shape that broadcasts one number for each channel."""
     return [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
 
 
@@ -187,7 +187,7 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Output, saved mean and inverse deviation, new statistics; in two passes over the input."""
+    """The output, saved mean and inverse standard deviation, and new running statistics; in two passes over x."""
     dims, shape = _channels(x)
     if not training:
         assert running_mean is not None
@@ -231,7 +231,7 @@ def _batch_norm_that_updates(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Only where it updates nothing: an update in place is written out when the step is captured."""
+    """Applies only where no statistics are updated: capture has already written out updates in place."""
     if training and running_mean is not None:
         return NotImplemented
     return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3]
@@ -278,11 +278,11 @@ def _batch_norm_backward(
 
 
 def join_norms(graph: Graph) -> Graph:
-    """Replace the squares of stacked roots by what the roots were taken of.
+    """Replace the squares of stacked square roots by the values under the roots.
 
-    A norm over many tensors is the norm of their norms.  Written out it squares what it has just
-    taken the root of; without that, the sums of squares of split tensors stay sums of terms, and
-    are added up over the devices once instead of one by one.
+    A norm over many tensors is computed as the norm of their norms.  Decomposed, it takes roots and
+    then squares them again.  Without these, the sums of squares of split tensors stay partial sums,
+    and one all-reduce adds them up instead of one for each tensor.
     """
     made = {out: n for n in graph.nodes for out in n.outs}
     nodes = []

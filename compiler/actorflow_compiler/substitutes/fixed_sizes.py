@@ -1,6 +1,6 @@
-"""Give ops whose output sizes depend on values outputs of fixed sizes: ``torch.linalg.lstsq`` and ``torch.bincount``.
+"""Replace ``torch.linalg.lstsq`` and ``torch.bincount``, whose output sizes depend on values, by ops of fixed sizes.
 
-``TABLE`` is a ``decomposition_table`` for the trace of what the user wrote, below autograd: the gradients are torch's.
+``TABLE`` is a ``decomposition_table`` for the first trace of a step, below autograd: the gradients are torch's.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ aten = torch.ops.aten
 TABLE: Table = {}
 RANKED = ("gelsy", "gelsd", "gelss")  # drivers that find ranks …
 DECOMPOSING = ("gelsd", "gelss")  # … and singular values
-EXACT = (torch.float32, torch.float64)  # dtypes of weights that bincount adds up as they are; others go to float64
+EXACT = (torch.float32, torch.float64)  # dtypes of weights in which bincount adds up; it converts others to float64
 
 
 def lstsq(a: Tensor, b: Tensor, rcond: float | None, driver: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The solution, the rank and the singular values.
+    """Solve least squares problems: the solution, the rank and the singular values.
 
-    a (*, m, n), b (*, m, k) → (*, n, k), int64 (*), (*, min(m, n)); zeros for what the driver does not find.
+    a (*, m, n), b (*, m, k) → (*, n, k), int64 (*), (*, min(m, n)); outputs that the driver does not compute are zeros.
     """
-    # gelsy begins with pivots that torch does not set: replicas would differ in their last bits
+    # gelsy starts from pivots that torch leaves uninitialized: replicas would differ in their last bits
     found_by = "gelsd" if driver == "gelsy" else driver
     solution, _, rank, values = torch.linalg.lstsq(a, b, rcond=rcond, driver=found_by)
     batch = a.shape[:-2]
@@ -42,7 +42,7 @@ OPS: dict[str, Callable[..., Any]] = {"lstsq": lstsq}
 
 
 def _known_to_torch() -> Any:
-    """Register the op, so that a trace can hold it."""
+    """Register the op with torch, so that a trace can contain it."""
 
     def found(a: Tensor, b: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
         *batch, rows, columns = a.shape
@@ -60,7 +60,7 @@ TRACED = _known_to_torch()
 def _lstsq(
     a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """As torch; of decomposing drivers the residuals, which torch leaves out for a rank too low, are then NaN."""
+    """As in torch, but where a rank is too low and torch leaves the residuals of gelsd or gelss out, they are NaN."""
     driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
     vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
     right = b.unsqueeze(-1) if vector else b
@@ -82,7 +82,10 @@ def _lstsq(
 
 @registering_into(TABLE)(aten.bincount.default)
 def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
-    """With ``minlength`` given, as many bins as it says; the call raises for values that have no bin."""
+    """``bincount`` with exactly ``minlength`` bins; the call raises for values that have no bin.
+
+    Does not apply without ``minlength``.
+    """
     if x.dim() != 1 or x.dtype not in (torch.int64, torch.int32) or not minlength:
         return NotImplemented
     if weights is None:

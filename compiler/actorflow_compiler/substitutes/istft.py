@@ -1,4 +1,4 @@
-"""Trace ``torch.istft``, which looks at values of its windows, with that look as a check when a call runs."""
+"""Trace ``torch.istft``, which reads values of its window, so that this test of the window runs in each call."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["replaced_istft"]
 
 @contextlib.contextmanager
 def replaced_istft() -> Iterator[None]:
-    """Let ``torch.istft`` raise by a branch in Python where windows leave a gap; such a branch becomes a check.
+    """Let ``torch.istft`` raise in a Python branch where the windows leave a gap; such a branch becomes a check.
 
-    torch compares tensors in the middle of it, and stops there without their values.
+    torch itself compares tensors with ``torch.equal``, which fails without values.
     """
     plain = torch.istft
 
@@ -39,9 +39,9 @@ def replaced_istft() -> Iterator[None]:
 
 
 def _with_answer(transform: Any) -> tuple[Tensor, list[Tensor], bool]:
-    """The transform, the comparisons in it, and the answer to them with which it does not raise.
+    """The transform's result, the comparisons in it, and the answer to these for which it does not raise.
 
-    Raises what it raises for invalid arguments.
+    Raises the transform's own errors for invalid arguments.
     """
     asked: list[Tensor] = []
     with contextlib.suppress(RuntimeError), answering_equal(False, asked):

@@ -1,8 +1,8 @@
 """Trace torch's dynamic loss scaling (``GradScaler``) without a decision on the host.
 
-Whether a gradient has an infinity or a NaN is a number of the graph: 0 or NaN for each gradient, which add up over
-parts, micro-batches and stages like any other sum of terms.  The optimizer's step is masked by it, and the scale and
-its growth tracker are variables of the plan.
+Whether a gradient has an infinity or a NaN is a value of the graph: 0 or NaN for each gradient.  These add up over
+parts, micro-batches and stages like any partial sums.  The sum masks the optimizer's step.  The scale and its growth
+tracker are variables of the plan.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def finite(x: Tensor) -> Tensor:
-    """0 if every element of ``x`` is finite, else NaN; a float32 scalar.  The sum over all parts is that of the whole.
+    """0 if every element of ``x`` is finite, else NaN; a float32 scalar.  The sum over all parts is the whole's result.
 
     >>> finite(torch.tensor([1.0, 2.0]))
     tensor(0.)
@@ -74,7 +74,7 @@ OPS: dict[str, Callable[..., Any]] = {"finite": finite}
 
 
 def masked_step(optimizer: torch.optim.Optimizer, found: Tensor, step: Callable[[], Any]) -> Any:
-    """Run an optimizer's step and take back what it changed where ``found`` is not 0, without looking at ``found``."""
+    """Run an optimizer's step, and undo its changes where ``found`` is not 0, without reading ``found`` on the host."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     state = [v for p in params for v in optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
     held = [p for p in params if p.grad is not None] + state

@@ -21,7 +21,7 @@ _for = registering_into(LOSSES)
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
-    """The losses of the elements as ``reduction`` says; the mean over a constant number of them."""
+    """Reduce the losses of the elements; a mean divides by their number, which is a constant."""
     if reduction == NONE:
         return loss
     total: Tensor = aten.sum.default(widened(loss))
@@ -29,7 +29,7 @@ def _reduced(loss: Tensor, reduction: int) -> Tensor:
 
 
 def _spread(grad: Tensor, reduction: int, count: int) -> Tensor:
-    """The gradient of each element's loss."""
+    """The gradient of each element's loss, given the gradient of the reduced loss."""
     return grad / count if reduction == MEAN else grad
 
 
@@ -145,14 +145,14 @@ def _multilabel_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reducti
 
 
 def _class_weights(target: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
-    """The weight of each target's class; 0 for targets that do not count."""
+    """The weight of each target's class; 0 for ignored targets."""
     counts = target != ignore_index
     each = aten.index.Tensor(widened(weight), [torch.where(counts, target, 0).long()])
     return torch.where(counts, each, 0.0)
 
 
 def _total_weight(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """What a mean of class losses is divided by; from the targets alone, so that it need not wait for the model."""
+    """The divisor of a mean of class losses.  It depends on the targets alone, so it need not wait for the model."""
     if weight is not None:
         return aten.sum.default(_class_weights(target, weight, ignore_index))  # type: ignore[no-any-return]
     counts = target != ignore_index
@@ -161,7 +161,7 @@ def _total_weight(target: Tensor, weight: Tensor | None, ignore_index: int, dtyp
 
 @_for(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Any:
-    """What each sample's class has, weighted; the sum of that; or the sum over the total weight."""
+    """The weighted losses of the samples, their sum or their sum over the total weight; and that total weight."""
     dim = min(1, x.dim() - 1)
     if target.dim() != x.dim() - 1:
         return NotImplemented
@@ -185,7 +185,7 @@ def _nll_backward(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Any:
-    """A number for the class of each sample; the total weight is made anew, as in the forward pass."""
+    """The gradient of ``x``: a number at each sample's class, else 0.  Recomputes the total weight of the forward."""
     dim = min(1, x.dim() - 1)
     if target.dim() != x.dim() - 1:
         return NotImplemented

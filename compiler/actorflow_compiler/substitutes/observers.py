@@ -1,7 +1,7 @@
-"""Trace observers and fake quantisation of ``torch.ao`` without looking at the values of their ranges.
+"""Trace observers and fake quantisation of ``torch.ao`` without reading the values of their ranges.
 
-Ranges for each channel have no size before the first values come.  Where they are those of a layer's weights, the size
-is known; they are given that size, and empty ranges, as torch does.
+Per-channel ranges have no size before an observer sees its first values.  For ranges of a layer's weight the size is
+known: they get that size here, and start as empty ranges, as in torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AVERAGES, FUSED = "MovingAveragePerChannelMinMaxObserver", "FusedMovingAvgObsFak
 
 
 def quantised(low: Tensor, high: Tensor, least: int, most: int, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """Scales and zero points for ranges, chosen by torch's fused op, which does not update the ranges here."""
+    """Scales and zero points for ranges.  torch's fused op chooses them; it does not update the ranges here."""
     count = low.numel()
     x = low.new_zeros((count, 1))
     scale, zero = low.new_ones(count), torch.zeros(count, dtype=torch.int32, device=low.device)
@@ -57,9 +57,9 @@ OPS: dict[str, Callable[..., Any]] = {"quantised": quantised}
 
 
 def give_ranges_sizes(modules: Iterable[nn.Module]) -> None:
-    """Resize per-channel ranges of layers' weights that have no size yet."""
+    """Give per-channel ranges of layers' weights their size, if they have none yet; the ranges are empty."""
     for layer in modules:
-        if isinstance(layer, torch.jit.ScriptModule):  # its modules are in no dictionary, and of no class of torch.ao
+        if isinstance(layer, torch.jit.ScriptModule):  # has no ``_modules`` of torch.ao
             continue
         fake = layer._modules.get(WEIGHT)
         observer = None if fake is None else fake._modules.get("activation_post_process")
@@ -84,7 +84,7 @@ def give_ranges_sizes(modules: Iterable[nn.Module]) -> None:
 
 @contextlib.contextmanager
 def replaced_observers() -> Iterator[None]:
-    """Let observers update their ranges by plain ops."""
+    """Let observers update their ranges with plain ops."""
     observer: Any = importlib.import_module("torch.ao.quantization.observer")
     fake: Any = importlib.import_module("torch.ao.quantization.fake_quantize")
     replaced: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
@@ -109,7 +109,7 @@ def replaced_observers() -> Iterator[None]:
 
 
 def _seen(x: Tensor, axis: int | None, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest value, of all elements or of each channel."""
+    """The smallest and the largest value of all elements, or of each channel along ``axis``."""
     values = x.detach().to(like.dtype)
     if axis is None:
         return values.amin(), values.amax()
@@ -124,7 +124,7 @@ def _refuse_unsized() -> NoReturn:
 
 
 def _averaged(self: Any, x: Tensor) -> Tensor:
-    """Move the ranges towards those of ``x``; the first ones are those of ``x``."""
+    """Move the ranges towards the range of ``x``; empty ranges become the range of ``x``."""
     if x.numel():
         _move_ranges(self, x, getattr(self, "ch_axis", None), torch.isinf(self.min_val) & torch.isinf(self.max_val))
     return x

@@ -1,7 +1,7 @@
 """Trace packed sequences (``nn.utils.rnn``) of known lengths as plain ops over their parts.
 
-How many sequences are left at each time decides sizes.  So lengths have to be known at capture: lists, constants, and
-tensors of the script, whose values are conditions of the plan.
+The number of sequences that are left at each time step decides sizes.  So lengths must be known during capture: lists,
+constants, and tensors of the script, whose values become conditions of the plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 class KnownSizes(Tensor):
-    """Integers whose values are known during capture; so are the results of ops on these alone."""
+    """A tensor of integers whose values are known during capture, as are results of ops on ``KnownSizes`` alone."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -40,7 +40,7 @@ class KnownSizes(Tensor):
 
 
 def known_sizes(tensor: Tensor) -> Tensor:
-    """A host tensor as ``KnownSizes``."""
+    """A tensor with values in host memory as ``KnownSizes``."""
     with only_dispatch():
         return tensor.as_subclass(KnownSizes)
 
@@ -52,7 +52,7 @@ def plain_sizes(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def replaced_sequence_packing() -> Iterator[None]:
-    """Pack and pad sequences by plain ops, and let recurrent layers run over packed ones."""
+    """Pack and pad sequences with plain ops, and let recurrent layers run over packed sequences."""
 
     def over(layer: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -65,7 +65,7 @@ def replaced_sequence_packing() -> Iterator[None]:
 
 
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """As torch's op of this name: the rows time by time, and the number of rows for each time."""
+    """The op ``_pack_padded_sequence``: the rows in order of time, and the number of rows at each time step."""
     x = x.transpose(0, 1) if batch_first else x
     of: list[int] = lengths.tolist()
     if len(of) != x.shape[1]:
@@ -89,7 +89,7 @@ def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor
 def _pad(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As torch's op of this name: the padded sequences, and their lengths."""
+    """The op ``_pad_packed_sequence``: the padded sequences, and their lengths."""
     rows: list[int] = batch_sizes.tolist()
     batch = rows[0]
     parts = []
@@ -104,7 +104,7 @@ def _pad(
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Runs of times with equal numbers of rows: (first time, first packed row, number of times, rows of each)."""
+    """Runs of time steps with equally many rows: (first step, first packed row, number of steps, rows at each)."""
     time = first = 0
     for count, group in groupby(rows):
         times = len([*group])

@@ -1,7 +1,7 @@
-"""Number the random draws of a trace: each gets a stream, by the state of torch's generator.
+"""Number the random draws of a trace: the state of torch's generator decides the stream of each draw.
 
-Equal states are equal streams.  So whatever saves and restores a generator's state (a checkpoint
-that computes again, ``fork_rng``, ``manual_seed``) draws the same numbers again, as in eager PyTorch.
+Equal states give equal streams.  So code that saves and restores a generator's state (recomputation in
+a checkpoint, ``fork_rng``, ``manual_seed``) draws the same numbers again, as in eager PyTorch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNSEEDED = 0x6163746F72666C6F  # the seed of generators while a step runs: a num
 class RandomStreams:
     """Numbers the draws of one trace.
 
-    A draw advances its generator by one real number, so that its state tells where in the sequence
-    of draws it is.  Use within ``numbering``.
+    A draw advances its generator by one real number, so that its state identifies the position
+    in the sequence of draws.  Use within ``numbering``.
     """
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class RandomStreams:
     def next(self, generator: torch.Generator | None) -> tuple[int, int | None]:
         """The stream of a draw, and its seed if the step itself has seeded the default generator.
 
-        Without a seed the stream is drawn anew in every call.  Raises CaptureError for another generator: it would
-        neither draw its own numbers in a plan nor go on from where the script has left it.
+        Without a seed, the stream gives new numbers in every call.  Raises CaptureError for another generator: a plan
+        could neither draw that generator's numbers nor continue from its state.
         """
         if generator is not None and not _is_default(generator):
             raise CaptureError(
@@ -55,7 +55,7 @@ class RandomStreams:
 
     @contextlib.contextmanager
     def numbering(self) -> Iterator[None]:
-        """Number the draws in the body; the generator is restored afterwards."""
+        """Number the draws in the body; restores the generator afterwards."""
         before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(UNSEEDED)
         try:

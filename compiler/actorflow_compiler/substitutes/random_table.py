@@ -28,7 +28,7 @@ ROUNDS = 8  # of rejection sampling; each accepts at least 95%
 
 
 class Draw:
-    """Uniform numbers for one op: every call of it is a stream of its own."""
+    """Uniform numbers for one op; every call draws from a stream of its own."""
 
     def __init__(self, streams: RandomStreams, given: Given) -> None:
         self._streams, self._generator = streams, given.get("generator")
@@ -36,7 +36,7 @@ class Draw:
         self.device = given.get("device") or (torch.device("cpu") if like is None else like.device)
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """float32 or float64 in [0, 1), or any int64."""
+        """A tensor of ``shape``: float32 or float64 in [0, 1), or int64 over all its values."""
         stream, seed = self._streams.next(self._generator)
         drawn: Tensor = torch.ops.actorflow.draw(shape, dtype=dtype, device=self.device, stream=stream, seed=seed)
         return drawn
@@ -46,7 +46,7 @@ class UniformSource(Protocol):
     """The source of uniform numbers that rules draw from."""
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, /) -> Tensor:
-        """float32 or float64 in [0, 1), or any int64."""
+        """A tensor of ``shape``: float32 or float64 in [0, 1), or int64 over all its values."""
 
 
 Rule = Callable[[UniformSource, Given], Any]
@@ -77,7 +77,7 @@ def _traced(streams: RandomStreams, op: OpOverload, rule: Rule, *args: Any, **kw
 
 
 def rule_of(op: OpOverload) -> Rule | None:
-    """The rule of an op, of its in-place form, or of another overload; None where there is none."""
+    """The rule of an op, whatever the overload and whether in place or not; None where there is none."""
     name = schema_of(op).name.removeprefix("aten::")
     return RULES.get(name) or RULES.get(name.removesuffix("_")) if op.namespace == "aten" else None
 
@@ -86,7 +86,7 @@ def written_out(
     draw: Callable[[Given], UniformSource], op: OpOverload, rule: Rule, args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:  # fmt: skip
-    """Run an op by its rule, with numbers from ``draw``; writes into what the op writes into."""
+    """Run an op by its rule, with numbers from ``draw``; writes the op's ``out`` or in-place operand."""
     given: dict[str, Any] = {a.name: a.default_value for a in schema_of(op).arguments}
     given.update(zip(given, args, strict=False))
     given.update(kwargs)
@@ -105,7 +105,7 @@ def written_out(
 
 
 def is_random(node: Node) -> bool:
-    """Whether an op draws from a generator of torch, because it is not decomposed (a custom op with that tag)."""
+    """Whether an op of the graph draws from a generator of torch: a random op without a rule, such as a custom one."""
     found = overload(node.op)
     if found is None or torch.Tag.nondeterministic_seeded not in found.tags:
         return False
@@ -128,7 +128,7 @@ def _broadcast(*tensors: Tensor) -> Sequence[int]:
 
 
 def _dtype(given: Given) -> torch.dtype:
-    """The dtype of the result: as asked, of the tensor that is filled, or the default."""
+    """The dtype of the result: the ``dtype`` argument, that of ``out`` or ``self``, or the default dtype."""
     for key in ("dtype", "out", "self"):
         found = given.get(key)
         if isinstance(found, Tensor | torch.dtype):
@@ -139,12 +139,12 @@ def _dtype(given: Given) -> torch.dtype:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that numbers of a floating dtype are computed in."""
+    """The dtype in which numbers of a floating dtype are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _complex(draw: UniformSource, given: Given, rule: Rule) -> Tensor:
-    """Real and imaginary part, each by ``rule``."""
+    """Complex numbers whose real and imaginary parts ``rule`` draws."""
     part = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(_dtype(given))
     if part is None:
         raise CaptureError(f"the step draws random numbers of {_dtype(given)}; expected: complex64 or wider")
@@ -157,7 +157,7 @@ def _complex(draw: UniformSource, given: Given, rule: Rule) -> Tensor:
 
 @_for("rand", "rand_like", "uniform")
 def _uniform(draw: UniformSource, given: Given) -> Tensor:
-    """In [from, to), also when rounded to the result's dtype."""
+    """Uniform in [from, to), also after rounding to the result's dtype."""
     dtype, low, high = _dtype(given), given.get("from", 0.0), given.get("to", 1.0)
     if dtype.is_complex:
         return _complex(draw, given, _uniform)
@@ -177,7 +177,7 @@ def _integers(draw: UniformSource, given: Given) -> Tensor:
 
 @_for("random")
 def _fill_with_integers(draw: UniformSource, given: Given) -> Tensor:
-    """In [from, to); without these all that the dtype holds exactly and that are not negative."""
+    """Integers in [from, to); without a ``to``, up to the largest that the dtype represents exactly."""
     dtype = _dtype(given)
     low, high = given.get("from", 0), given.get("to")
     if high is None:
@@ -205,7 +205,7 @@ def _below(draw: UniformSource, shape: Sequence[int], low: int, high: int | Tens
 
 @_for("randperm")
 def _permutation(draw: UniformSource, given: Given) -> Tensor:
-    """The order of 64-bit numbers."""
+    """A permutation: the sorting order of random 64-bit numbers."""
     return draw((given["n"],), torch.int64).sort(stable=True).indices.to(_dtype(given))
 
 
@@ -214,7 +214,7 @@ def _permutation(draw: UniformSource, given: Given) -> Tensor:
 
 @_for("bernoulli")
 def _bernoulli(draw: UniformSource, given: Given) -> Tensor:
-    """1 with probability p (a number, a tensor, or the values of ``self``)."""
+    """1 with probability ``p`` (a number or a tensor; default: the values of ``self``), else 0."""
     p = given.get("p", given["self"])
     wide = _wide(p.dtype) if isinstance(p, Tensor) else torch.float32
     numbers = draw(given["self"].shape, wide)
@@ -223,7 +223,7 @@ def _bernoulli(draw: UniformSource, given: Given) -> Tensor:
 
 @_for("native_dropout")
 def _dropout(draw: UniformSource, given: Given) -> tuple[Tensor, Tensor]:
-    """Input with elements dropped and the others scaled up; the mask of those kept."""
+    """The input with elements dropped and the others scaled up, and the mask of kept elements."""
     x, p = given["input"], given["p"]
     if given["train"] is False:
         return x, torch.ones_like(x, dtype=torch.bool)
@@ -247,7 +247,7 @@ def _rrelu(draw: UniformSource, given: Given) -> Tensor:
 
 
 def _standard_normal(draw: UniformSource, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Mean 0, variance 1 (Box, Muller 1958)."""
+    """Normal numbers with mean 0 and variance 1 (Box, Muller 1958)."""
     radius = (draw(shape, dtype).neg() + 1).log().mul(-2.0).sqrt()
     return radius * (draw(shape, dtype) * (2 * math.pi)).cos()
 
@@ -284,9 +284,9 @@ def _cauchy(draw: UniformSource, given: Given) -> Tensor:
 
 @_for("_standard_gamma")
 def _standard_gamma(draw: UniformSource, given: Given) -> Tensor:
-    """Marsaglia and Tsang 2000, with a fixed number of rounds: at most 3 in 10¹⁰ elements are not accepted in any.
+    """Gamma numbers (Marsaglia, Tsang 2000), in a fixed number of rounds: at most 3 in 10¹⁰ elements fail in all.
 
-    Below 1 it is Gamma(α + 1) · u^(1/α).
+    For α < 1, it draws Gamma(α + 1) · u^(1/α).
     """
     alpha = given["self"]
     wide = alpha.to(_wide(alpha.dtype))
@@ -314,7 +314,7 @@ def _dirichlet(draw: UniformSource, given: Given) -> Tensor:
 
 
 def _waiting(draw: UniformSource, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Exponential of rate 1, never 0: its logarithm is finite."""
+    """Exponential waiting times of rate 1; never 0, so that the logarithm is finite."""
     least = 2.0**-54 if dtype == torch.float64 else 2.0**-25
     return (draw(shape, dtype).neg() + 1).log().neg().clamp(min=least)
 
@@ -338,7 +338,7 @@ def _geometric(draw: UniformSource, given: Given) -> Tensor:
 def _multinomial(draw: UniformSource, given: Given) -> Tensor:
     """Positions int64[..., num_samples] along the last dim, with probabilities in proportion to ``self``.
 
-    Without replacement: those whose exponential waiting times are over first.
+    Without replacement, it takes the positions with the shortest exponential waiting times.
     """
     weights, count = given["self"], given["num_samples"]
     wide = weights.to(_wide(weights.dtype))

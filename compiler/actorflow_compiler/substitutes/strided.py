@@ -1,8 +1,8 @@
-"""Decompose ops whose result depends on the strides of an operand, so that it does not.
+"""Decompose ops whose result depends on an operand's strides into ops whose result does not.
 
-A plan knows shapes and no strides: the operand of an op may have other strides on a device than it had when the step
-was captured.  ``TABLE`` is a ``decomposition_table`` for the trace of what the user wrote, where tensors have the
-strides that the user and autograd see.
+A plan records shapes but no strides: on a device, an op's operand may have other strides than it had during capture.
+``TABLE`` is a ``decomposition_table`` for the first trace of a step, in which tensors have the strides that users and
+autograd see.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _for = registering_into(TABLE)
 
 
 def determinant(op: Any, x: Tensor) -> Any:
-    """``aten._linalg_det`` and ``aten._linalg_slogdet``: values, the LU factors of x, or of its transpose, and pivots.
+    """``aten._linalg_det`` and ``aten._linalg_slogdet``: values, LU factors of x or its transpose, and pivots.
 
-    torch factors the transpose of a real matrix that is contiguous, and its gradients rely on that.
+    torch factors the transpose of a contiguous real matrix, and its gradient formulas rely on that.
     """
     return NotImplemented if x.is_complex() or x.is_contiguous() else op(x.mT.contiguous())
 

@@ -1,7 +1,7 @@
 """Trace code that torch.jit has compiled, op by op.
 
-torch runs such code without Python, and fuses the ops of code that has run before.  A copy that has not run yet passes
-each op to the trace, as plain code does.
+torch runs such code without Python, and fuses its ops after the first runs.  A fresh copy, which runs here, passes each
+op to the trace as plain code does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DROPPING = 4  # position of its argument dropout_p
 
 
 class TorchScriptCalls:
-    """Runs code of torch.jit so that its ops are traced; ``held`` are the tensors of the script's state."""
+    """Runs code compiled by torch.jit so that its ops are traced; ``held`` are the tensors of the script's state."""
 
     def __init__(self, held: Sequence[Tensor]) -> None:
         self._memory = {memory_of(tensor) for tensor in held if type(tensor) in (Tensor, nn.Parameter)}
@@ -65,7 +65,7 @@ class TorchScriptCalls:
         return replaced_scripts(self._call)
 
     def _call(self, call: Callable[..., Any], script: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a compiled function or method; ``call`` is torch's way to do so."""
+        """Run a compiled function or method; ``call`` is torch's own way of calling it."""
         if is_traced_by_jit() or any(map(_handles_functions, pytree.tree_leaves((args, kwargs)))):
             return call(script, *args, **kwargs)
         if id(script) not in self._known:
@@ -119,7 +119,7 @@ class TorchScriptCalls:
 
 
 def torchscript_error(text: str) -> str:
-    """A readable text for an error of code of torch.jit; empty if ``text`` is of another error."""
+    """A readable text for an error message of code of torch.jit; empty for other messages."""
     if not text.startswith(SCRIPTED):
         return ""
     if any(kind.__name__ in text for kind in DATA_DEPENDENT):
@@ -135,5 +135,5 @@ def _handles_functions(value: Any) -> bool:
 
 
 def _specialized(value: Any) -> Any:
-    """The value of a number, for which the plan is then made."""
+    """The value of a symbolic or unbacked number, to which this specializes the plan; other values unchanged."""
     return value.known_value() if is_unbacked(value) else specialized(value)

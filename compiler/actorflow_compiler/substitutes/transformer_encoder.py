@@ -1,7 +1,7 @@
-"""Trace ``nn.TransformerEncoder`` with zeros where PyTorch's fast path leaves padded positions out.
+"""Trace ``nn.TransformerEncoder`` with zeros at padded positions, where PyTorch's fast path leaves them out.
 
-In eval mode and without gradients, PyTorch nests the sequences that ``src_key_padding_mask`` shows, and the layers'
-output is zero at all other positions.  A plan computes those as well, and then puts the zeros there.
+In eval mode and without gradients, PyTorch makes a nested tensor of the positions that ``src_key_padding_mask`` keeps,
+and the layers' output is zero at all others.  A plan computes all positions, and then writes zeros to the padded ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["replaced_encoders"]
 
 @contextlib.contextmanager
 def replaced_encoders() -> Iterator[None]:
-    """Let encoders give zeros where PyTorch's fast path does."""
+    """Let encoders return zeros where PyTorch's fast path does."""
     plain: Callable[..., Tensor] = nn.TransformerEncoder.forward
 
     def forward(
@@ -32,7 +32,7 @@ def replaced_encoders() -> Iterator[None]:
         aligned = torch.ones((), dtype=torch.bool, device=there.device)
         if getattr(self, "mask_check", True):  # whether all sequences are aligned to the left
             aligned = (there[:, 1:] <= there[:, :-1]).all()
-        if padding.is_floating_point():  # nesting leaves padding out, whatever finite number it adds
+        if padding.is_floating_point():  # a nested tensor leaves padding out, even where the mask adds a finite number
             padding = padding.masked_fill(aligned & ~there, float("-inf"))
         norm = self.norm
         self._modules["norm"] = None
@@ -52,7 +52,7 @@ def replaced_encoders() -> Iterator[None]:
 
 
 def _nests(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
-    """Whether PyTorch would nest the sequences, if they are aligned to the left."""
+    """Whether PyTorch would use a nested tensor, if all sequences are aligned to the left."""
     first: Any = encoder.layers[0]
     if not torch.backends.mha.get_fastpath_enabled() or not getattr(encoder, "use_nested_tensor", False):
         return False
