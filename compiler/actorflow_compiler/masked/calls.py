@@ -1,6 +1,6 @@
-"""Dispatch calls of torch's functions in a step that select by values, or whose arguments are selected rows.
+"""Dispatch calls of torch's functions that select by values, or that have selected rows among their arguments.
 
-``SelectionMode`` is the mode of a capture in which this is done.
+``SelectionMode`` is the mode that does this while a step is captured.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ tensor.dispatchers.append(call)
 
 
 class SelectionMode(TorchFunctionMode):
-    """The mode in which functions that select by values give ``MaskedRows``."""
+    """The mode in which functions that select by values return ``MaskedRows``."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -132,7 +132,7 @@ class SelectionMode(TorchFunctionMode):
             own, dtype = row_numbers(selection), kwargs.get("dtype") or torch.long
             return own if dtype == torch.long else own.to(dtype)
         if args and selection_of_count(args[0]) is not None and (out_of_place := AUGMENTED.get(called(func))):
-            return getattr(Tensor, out_of_place)(*args, **kwargs)  # ``n += 1`` of a size gives another number
+            return getattr(Tensor, out_of_place)(*args, **kwargs)  # ``n += 1`` must not write the selection's count
         if is_selecting(func, args, kwargs):
             return (where_of_mask if func in (torch.where, Tensor.where) else SELECTING_FUNCTIONS[func])(
                 *args, **kwargs
@@ -142,9 +142,9 @@ class SelectionMode(TorchFunctionMode):
 
 @contextlib.contextmanager
 def selection_mode(refusal: Callable[[str], Exception]) -> Iterator[Callable[[], SelectionMode]]:
-    """Use while a step is captured; yields the class of the mode, for backward passes, which run outside of it.
+    """Use while a step is captured; yields the mode's class, for use in backward passes, which run outside the mode.
 
-    ``refusal`` makes the error for what selected rows cannot be used for.
+    ``refusal`` makes the error for an unsupported use of selected rows, given its text.
     """
 
     def check(given: Sequence[Any]) -> None:

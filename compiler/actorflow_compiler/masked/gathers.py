@@ -26,7 +26,7 @@ __all__: list[str] = []
 
 @rule("gather", "take_along_dim")
 def gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Elements of each row by indices of its own."""
+    """Take elements of each row by indices of that row."""
     first = ("input", "dim", "index") if called(func) == "gather" else ("input", "index", "dim")
     given = bound(first, args, {("index" if k == "indices" else k): a for k, a in kwargs.items()})
     v, index = given["input"], given["index"]
@@ -55,7 +55,7 @@ def index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 @rule("index_add", "index_add_", "scatter_add", "scatter_add_")
 def sums_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Selected rows, added to rows of a whole tensor; rows that are not selected add zeros to its first one."""
+    """Add selected rows to rows of a whole tensor; rows that are not selected add zeros to its first row."""
     given = bound(
         ("input", "dim", "index", "source"), args, {("source" if k == "src" else k): a for k, a in kwargs.items()}
     )

@@ -1,7 +1,7 @@
-"""Keys of masks: two masks have equal keys only if both are sure to hold the same values.
+"""Keys of masks: two masks have equal keys only if they are known to hold the same values.
 
-Two results of a trace are the same if they were computed by the same ops of the same tensors, none of which was
-written in between.  A mask that depends on constants alone has its values already.
+Two results of a trace are the same if the same ops computed them from the same tensors, none of which was written in
+between.  The values of a mask that depends on constants alone are known during capture.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actorflow_compiler.core.torch_internals import (
 __all__ = ["MaskKey", "known_indices", "version"]
 
 aten = torch.ops.aten
-MAX_OPS = 300  # compared or computed, before giving up
+MAX_OPS = 300  # at most, to compare or compute for a key
 MAX_ELEMENTS = 1 << 20  # of a mask whose values are computed during capture
 
 
@@ -41,7 +41,7 @@ def version(tensor: Tensor) -> int:
 
 
 class MaskKey:
-    """The key of a tensor with its present values."""
+    """The key of a tensor with its current values."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._version, self._node = tensor, version(tensor), _trace_node(tensor)
@@ -58,7 +58,7 @@ class MaskKey:
 
 
 def _computes_same(one: torch.fx.Node, other: torch.fx.Node) -> bool:
-    """Whether two nodes of a trace are sure to have computed the same values."""
+    """Whether two nodes of a trace are known to compute the same values."""
     pairs, seen = [(one, other)], set[tuple[torch.fx.Node, torch.fx.Node]]()
     while pairs:
         a, b = (_without_repeats(n) for n in pairs.pop())
@@ -126,7 +126,7 @@ def _known_values(mask: Tensor) -> Tensor | None:
 
 
 def _is_plain(node: torch.fx.Node) -> bool:
-    """Whether a node is an op that writes nothing and draws nothing."""
+    """Whether a node is an ATen op that writes no tensor and draws no random numbers."""
     op = node.target
     if node.op != "call_function" or not isinstance(op, OpOverload):
         return False
@@ -148,7 +148,7 @@ def _written_since(graph: torch.fx.Graph, touched: set[torch.fx.Node], since: se
 
 
 def _without_repeats(node: torch.fx.Node) -> torch.fx.Node:
-    """The tensor that a node selects one repetition of, if it was repeated along a new dim; else the node."""
+    """The node of the original tensor, if ``node`` selects one repetition of it along a new dim; else ``node``."""
     while node.target is aten.select.int:
         spread, dim, *_ = node.args
         if not isinstance(spread, torch.fx.Node) or spread.target is not aten.expand.default:

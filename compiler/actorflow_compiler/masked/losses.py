@@ -1,4 +1,4 @@
-"""Losses over selected rows: the same losses over whole tensors, reduced over the selected rows."""
+"""Losses over selected rows: computed over whole tensors, and reduced over the selected rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from actorflow_compiler.masked.tensor import MaskedRows, common_selection, fille
 
 __all__: list[str] = []
 
-OF_ELEMENTS = {  # element-wise losses, and a number at which they are finite
+OF_ELEMENTS = {  # element-wise loss → a number at which it is finite; None: it always is
     "mse_loss": None, "l1_loss": None, "smooth_l1_loss": None, "huber_loss": None, "soft_margin_loss": None,
     "binary_cross_entropy_with_logits": None, "binary_cross_entropy": 0.5, "kl_div": 0.0, "poisson_nll_loss": 0.0,
     "hinge_embedding_loss": None, "margin_ranking_loss": None, "gaussian_nll_loss": 1.0,
@@ -94,7 +94,7 @@ def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 @rule("cosine_similarity", "pairwise_distance")
 def row_distances(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Distances of paired rows, over their columns."""
+    """Distances between the rows of two tensors that pair by row, over their columns."""
     distance = called(func) == "pairwise_distance"
     names = ("x1", "x2", "p", "eps", "keepdim") if distance else ("x1", "x2", "dim", "eps")
     given = bound(names, args, kwargs)

@@ -1,7 +1,7 @@
 """Element-wise functions of selected rows.
 
-A function that is not finite everywhere, or whose derivative is not, is called on whole tensors in which the rows that
-are not selected hold a number that is safe for it.
+Some functions are not finite everywhere, or their derivatives are not.  Before a call of these, rows that are not
+selected are filled with a number at which both are finite.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("broadcast_tensors")
 def broadcast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Broadcast against each other; plain tensors are repeated for each row."""
+    """``broadcast_tensors``; plain tensors are repeated for each row."""
     tensors = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
     zero = pointwise(torch.add, (tensors[0], 0), {})
     for t in tensors[1:]:
@@ -117,7 +117,7 @@ def broadcast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule(*RANDOM)
 def drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Refuse random numbers: drawn for all rows, they would be others than those of the selected rows."""
+    """Refuse random numbers: drawn for all rows, they differ from numbers drawn for the selected rows alone."""
     (first, *_) = tensors_in((args, kwargs))
     name, origin = called(func), first._selection.origin
     refuse(
@@ -128,7 +128,7 @@ def drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("new_zeros", "new_ones", "new_full")
 def new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A new tensor with a row for each selected one."""
+    """A new tensor with a row for each selected row."""
     v, *rest = args
     name = called(func)
     sizes, fill = (rest[0], rest[1:]) if name == "new_full" or isinstance(rest[0], list | tuple) else (rest, ())
@@ -148,7 +148,7 @@ def of_count(make: Any, sizes: Any) -> MaskedRows | None:
 
 
 def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``x.exp_()``: computed out of place, and copied into the memory of x."""
+    """``x.exp_()`` and others: computed out of place, and copied into the memory of ``x``."""
     first = args[0]
     if not isinstance(first, MaskedRows):
         refuse(
@@ -164,7 +164,7 @@ def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def fill_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``x.zero_()``, ``x.fill_(1)``."""
+    """``x.zero_()`` and ``x.fill_(1)``, on all rows."""
     func(args[0]._whole, *args[1:], **kwargs)
     return args[0]
 

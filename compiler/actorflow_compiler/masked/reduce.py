@@ -1,6 +1,6 @@
-"""Reductions of selected rows: the same over whole tensors, to which the other rows contribute nothing.
+"""Reductions of selected rows: computed over whole tensors, in which the other rows contribute nothing.
 
-Over no rows a sum is 0; a mean, a variance and a maximum are NaN, where torch raises for the last.
+Over no rows, a sum is 0, and a mean, a variance and a maximum are NaN; for a maximum, torch would raise.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class ReductionDims:
         return v._row_dim if keepdim else v._row_dim - sum(d < v._row_dim for d in self.dims)
 
     def count(self, v: MaskedRows) -> Tensor:
-        """How many selected elements there are in each sum over rows."""
+        """The number of selected elements that each reduction over rows combines."""
         each = math.prod(v._whole.shape[d] for d in self.dims if d != v._row_dim)
         return v._selection.count if each == 1 else v._selection.count * each
 
 
 def _first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str] = NAMES) -> dict[str, Any]:
-    """Arguments by name.  Raises CaptureError if any but the first is selected rows."""
+    """Arguments by name.  Raises CaptureError if any other argument than the first has selected rows."""
     given = bound(names, args, kwargs)
     rows = tensors_in(given)
     if given.get("input") is not rows[0] or len(rows) > 1:
@@ -73,14 +73,14 @@ def _several(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 def _rowwise(
     func: Any, over: ReductionDims, v: MaskedRows, keepdim: bool, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """The reduction within each row."""
+    """Reduce within each row."""
     at = over.at(v, keepdim)
     return pytree.tree_map_only(Tensor, lambda out: wrap(out, at, v._selection), func(v._whole, *args, **kwargs))
 
 
 @rule(*FILLS)
 def summed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Reductions with a neutral element, which fills the other rows."""
+    """Reductions with a neutral element, which fills rows that are not selected."""
     args = _several(func, args, kwargs)
     given = _first(func, args, kwargs)
     v = given["input"]
@@ -98,7 +98,7 @@ def _rest(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 @rule(*EXTREMES)
 def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The largest or the smallest."""
+    """The largest or the smallest element; NaN over no rows."""
     name = called(func)
     args = _several(func, args, kwargs)
     if (len(args) > 1 and isinstance(args[1], Tensor)) or isinstance(kwargs.get("other"), Tensor):
@@ -142,7 +142,7 @@ def averaged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def mean(
     v: MaskedRows, over: ReductionDims | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The mean of all selected elements, or over some dims, one of which is that of the rows."""
+    """The mean of all selected elements, or over some dims, among them the dim of the rows."""
     over = over or ReductionDims(v, None)
     whole = filled(v, 0) if dtype is None else filled(v, 0).to(dtype)
     return (widened(whole).sum(over.dims, keepdim) / over.count(v)).to(dtype or v._whole.dtype)
@@ -164,7 +164,7 @@ def _variance(v: MaskedRows, over: ReductionDims, correction: float, keepdim: bo
 
 @rule("var", "std", "var_mean", "std_mean")
 def spread(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Variances, in two passes as torch has them."""
+    """Variances and standard deviations, in two passes as in torch."""
     name = called(func)
     plain = len(args) > 1 and isinstance(args[1], bool)  # x.var(False)
     given = _first(func, args, kwargs, ("input", "unbiased") if plain else ("input", "dim", "unbiased", "keepdim"))
@@ -177,7 +177,7 @@ def spread(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     correction = given.get("correction", int(given.get("unbiased", True)))
     found = _variance(v, over, 1 if correction is None else correction, keepdim)
     if name.startswith("std"):
-        none = found == 0  # where the root has no derivative
+        none = found == 0  # where the root's derivative is infinite
         found = torch.where(none, 0.0, torch.where(none, 1.0, found).sqrt())
     found = found.to(v._whole.dtype)
     return (found, mean(v, over, keepdim)) if name.endswith("mean") else found
@@ -185,7 +185,7 @@ def spread(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("norm", "vector_norm")
 def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Norms of vectors: zeros add nothing."""
+    """Norms of vectors, to which zeros add nothing."""
     given = _first(func, args, kwargs, ("input", "ord", "dim", "keepdim", "dtype"))
     v, dim = given["input"], given.get("dim")
     order = given.get("ord", given.get("p", None))
@@ -205,7 +205,7 @@ def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule(*WITHIN)
 def within(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Functions that sort or number elements; only within each row."""
+    """Functions that sort elements or return their positions; supported within each row only."""
     name = called(func)
     second = ("input", "q", "dim", "keepdim") if "quantile" in name else ("input", "k", "dim", "keepdim")
     given = _first(func, args, kwargs, second if name not in (*WITHIN[:5], "aminmax") else NAMES)

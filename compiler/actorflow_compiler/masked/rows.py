@@ -1,4 +1,4 @@
-"""Functions that work on each row by itself (softmax, layer norm, attention, recurrent layers …), for selected rows."""
+"""Functions that treat each row by itself (softmax, layer norm, attention, recurrent layers …), for selected rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BATCHED = {  # functions of a batch in dim 0: the number of dims with a batch
 
 @rule(*ALONG)
 def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function along dims that keeps them all."""
+    """A function along one or more dims that keeps all dims."""
     name = called(func)
     v, at = only_first(called(func), args, kwargs)
     where, default = ALONG[name]
@@ -95,7 +95,7 @@ def prelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule(*BATCHED)
 def batched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of a batch that treats each item by itself."""
+    """A function of a batch that treats each item of the batch by itself."""
     v, at = only_first(called(func), args, kwargs)
     dims = BATCHED[called(func)]
     if at or (dims is not None and v._whole.dim() != dims):
@@ -142,13 +142,13 @@ def heads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                "mask leaves out",
                instead=f"the same rows of it: key_padding_mask[{selection.origin.mask}]")  # fmt: skip
     if padding is not None:
-        given["key_padding_mask"] = filled(padding, 0)  # rows with no key at all would be NaN
+        given["key_padding_mask"] = filled(padding, 0)  # a row without any key would give NaN
     out, weights = func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()})
     return wrap(out, 1, selection), weights if weights is None else wrap(weights, 0, selection)
 
 
 def recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``nn.LSTM``, ``nn.GRU`` and ``nn.RNN``: a sequence for each row, with a state of its own."""
+    """``nn.LSTM``, ``nn.GRU`` and ``nn.RNN``, where each row is a sequence with its own state."""
     v, state, *_ = args
     states = state if isinstance(state, list | tuple) else (state,)
     batch_first = args[-1]
@@ -170,7 +170,7 @@ def recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def cell(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``nn.LSTMCell``, ``nn.GRUCell`` and ``nn.RNNCell``: rows and their states."""
+    """``nn.LSTMCell``, ``nn.GRUCell`` and ``nn.RNNCell``, where each row has its own state."""
     rows = tensors_in((args, kwargs))
     states = args[1] if isinstance(args[1], list | tuple) else (args[1],)
     if any(not isinstance(s, MaskedRows) or s._row_dim or s._whole.dim() != 2 for s in (args[0], *states)) or kwargs:
@@ -188,7 +188,7 @@ RULES.add((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_
 
 @rule("batch_norm")
 def batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Batch norm with running statistics, which treats each row by itself."""
+    """Batch norm with running statistics (eval mode), which treats each row by itself."""
     v, at = only_first(called(func), args, kwargs)
     given = bound(
         ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"), args, kwargs
@@ -201,7 +201,7 @@ def batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("embedding")
 def embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows of a table."""
+    """Look up rows of a table by selected indices."""
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     given = bound(names, args, kwargs)
     v = given["input"]
@@ -218,7 +218,7 @@ def embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("one_hot")
 def one_hot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One-hot rows, if the number of classes is given."""
+    """One-hot rows; refused without a number of classes."""
     given = bound(("tensor", "num_classes"), args, {("tensor" if k == "input" else k): a for k, a in kwargs.items()})
     v = given["tensor"]
     if given.get("num_classes", -1) < 0:
@@ -238,7 +238,7 @@ def cdist(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("pad")
 def pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pad other dims than that of the rows."""
+    """Pad dims other than the dim of the rows."""
     v, at = only_first(called(func), args, kwargs)
     sizes = list(kwargs.get("pad", args[1] if len(args) > 1 else ()))
     here = 2 * (v._whole.dim() - 1 - at)

@@ -1,4 +1,4 @@
-"""Tables of what each function of torch does to tensors of a class of ours, and what their rules share.
+"""Tables of rules that say what a function of torch does to our tensor subclasses, and helpers that rules share.
 
 A rule gets a function, its args and its kwargs, as ``__torch_function__`` does.
 """
@@ -22,7 +22,7 @@ OWNERS = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg)
 
 
 class FunctionRules:
-    """What each function of torch does to tensors of one class."""
+    """The rules of functions of torch for tensors of one class."""
 
     def __init__(self) -> None:
         self._rules: dict[Any, Rule] = {}
@@ -54,30 +54,30 @@ class FunctionRules:
 RULES = FunctionRules()  # for selected rows
 rule = RULES.register
 refusal_makers: list[Callable[[str], Exception]] = []
-"""Of the captures under way: what makes the error of a refusal, which is raised again if the step catches it."""
+"""For each current capture: makes the error of a refusal, which is raised again if the step catches it."""
 
 
 def refusal(text: str) -> Exception:
-    """The error that refuses what the user's line does, made by the capture under way if there is one."""
+    """The error that refuses the operation at the user's line; the current capture makes it, if there is one."""
     if refusal_makers:
         return refusal_makers[-1](text)
     return CaptureError(f"{place_of(traceback.extract_stack())}\n  {text}")
 
 
 def named(name: str) -> list[Any]:
-    """The functions of torch with a name."""
+    """The functions of torch with this name."""
     found = [getattr(owner, name, None) for owner in OWNERS]
     return [f for f in found if f is not None and callable(f)]
 
 
 def called(func: Any) -> str:
-    """The name by which people call a function."""
+    """The public name of a function; for the getter or setter of an attribute, the attribute's name."""
     name = getattr(func, "__name__", str(func))
     return getattr(func.__self__, "__name__", name) if name in ("__get__", "__set__") else name
 
 
 def bound(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name; ``axis`` is ``dim``, and the tensor ``input``."""
+    """Arguments by name, with ``axis`` renamed to ``dim``, ``keepdims`` to ``keepdim`` and ``self`` to ``input``."""
     same = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
     if len(args) > len(names):
         raise TypeError(f"{len(args)} arguments were found where at most {len(names)} were expected")

@@ -40,7 +40,10 @@ def is_mask(x: Any) -> bool:
 
 
 def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, origin: SelectionSource | None = None) -> MaskedRows:
-    """``x[:, …, mask]`` with ``at`` full slices before the mask."""
+    """``x[:, …, mask]`` with ``at`` full slices before the mask.
+
+    ``key`` and ``origin`` are those of the selection; by default they are made from the mask and the user's line.
+    """
     count = mask.dim()
     if x.shape[at : at + count] != mask.shape:
         raise IndexError(
@@ -48,7 +51,7 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, origin: Select
             f"{list(x.shape)}"
         )
     origin = origin or selection_here(x.dim() - at - count)
-    if count > 1 and mask.shape[-1] > 1 and mask.stride(-1) == 0:  # the mask is the same for all of a row
+    if count > 1 and mask.shape[-1] > 1 and mask.stride(-1) == 0:  # the mask is expanded along its last dim
         rows = select(x, mask.select(-1, 0), at, origin=origin)
         selection = repeated_rows(rows._selection, mask.shape[-1])
         made = wrap(rows._whole.flatten(at, at + 1), at, selection)
@@ -62,14 +65,14 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, origin: Select
 
 
 def _dynamic_selection(x: Tensor, at: int, mask: Tensor) -> Callable[[], Tensor | None]:
-    """A function that makes what torch selects, of dynamic size; it returns None once ``x`` or the mask was written."""
+    """A function that makes torch's result, of dynamic size; it returns None once ``x`` or the mask was written."""
     before = version(x), version(mask)
     index: Any = (*[FULL] * at, mask)
     return lambda: x[index] if (version(x), version(mask)) == before else None
 
 
 def wrap_zeroed(whole: Tensor, at: int, selection: Selection) -> MaskedRows:
-    """Selected rows of a tensor, with zeros in the other rows."""
+    """Selected rows of a tensor, with zeros in rows that are not selected."""
     return wrap(filled(wrap(whole, at, selection), 0), at, selection)
 
 
@@ -84,7 +87,7 @@ def masked_select(x: Tensor, mask: Tensor) -> MaskedRows:
 
 
 def index_table(x: Tensor) -> MaskedRows:
-    """``x.nonzero()``: a table with a row for each selected element."""
+    """``x.nonzero()``: a table with a row of indices for each selected element."""
     mask = x if x.dtype == torch.bool else x != 0
     flat = mask.reshape(-1).clone()
     selection = Selection(flat, MaskKey(mask), selection_here(0), mask.shape)
@@ -96,7 +99,7 @@ def index_table(x: Tensor) -> MaskedRows:
 
 
 def index_column(table: MaskedRows, d: int) -> MaskedRows:
-    """The indices along dim ``d``, of a table of indices."""
+    """The indices along dim ``d``: a column of the table that ``index_table`` makes."""
     made = wrap(table._whole[:, d], 0, table._selection)
     made._wrapped_index_dim = d % len(table._selection.shape)
     return made
@@ -114,7 +117,7 @@ def nonzero(x: Tensor, *, as_tuple: bool = False) -> Any:
 
 
 def where_of_mask(condition: Tensor) -> Any:
-    """``torch.where`` of one argument."""
+    """``torch.where`` with one argument."""
     return nonzero(condition, as_tuple=True)
 
 
@@ -165,7 +168,7 @@ def _is_rows(x: Any) -> bool:
 
 
 def _without_known(index: Index) -> Index:
-    """The index with masks of known values replaced by indices."""
+    """An index with masks whose values are known replaced by indices."""
     out: list[Any] = []
     for i in index:
         known = known_indices(i) if is_mask(i) and not _is_rows(i) else None
@@ -191,14 +194,14 @@ def get_item(x: Tensor, index: Any) -> Any:
         any(e is None or isinstance(e, slice) for e in before) and any(isinstance(e, int) for e in after)
     )
     if not plain or apart:
-        return x[found]  # torch says that its size depends on values
+        return x[found]  # torch raises, as its size depends on values
     at = sum(not isinstance(e, int) for e in before)
     made = select(x[before] if before else x, mask, at)
     return _of_selected(made, (*[FULL] * (at + 1), *after)) if after else made
 
 
 def _by_rows(x: Tensor, index: Index) -> Any:
-    """A plain tensor, indexed by selected rows: one of its rows for each of them."""
+    """Index a plain tensor by selected rows of indices: each of these takes one row of the tensor."""
     rows = tensors_in(index)
     lead = next(i for i, e in enumerate(index) if _is_rows(e))
     inside = index[lead : lead + len(rows)]
@@ -232,7 +235,7 @@ def _by_rows(x: Tensor, index: Index) -> Any:
 
 
 def _of_selected(v: MaskedRows, index: Any) -> Any:
-    """Selected rows, indexed."""
+    """Index selected rows."""
     entries = _without_known(_as_tuple(v, index))
     rows = tensors_in(entries)
     if rows:
@@ -272,7 +275,7 @@ def _of_selected(v: MaskedRows, index: Any) -> Any:
 
 
 def _own_elements(v: MaskedRows, own: MaskedRows, others: Sequence[Any]) -> MaskedRows:
-    """``rows[torch.arange(len(rows)), y]``: of each row an element by indices of its own."""
+    """``rows[torch.arange(len(rows)), y]``: an element of each row, by indices of that row."""
     if any(not (isinstance(o, int) or (_is_rows(o) and o.dim() == 1)) for o in others):
         refuse(v, "an index has", "beside their own numbers only one number for each of them is known")
     selection = common_selection([v, own, *tensors_in(others)])
@@ -353,12 +356,12 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
 
 
 def _fits_columns(x: MaskedRows, entries: Index, value: Tensor) -> bool:
-    """Whether ``x[:, columns] = value`` assigns a row of ``value`` to each row, or the same to all."""
+    """Whether ``x[:, columns] = value`` assigns a row of ``value`` to each row, or the same values to all rows."""
     plain = all(entry is None or (isinstance(entry, slice | int) and not isinstance(entry, bool)) for entry in entries)
     if not plain or len(entries) <= x._row_dim or x._whole[entries].dim() == 0:
         return False
-    changed: MaskedRows = _of_selected(x, entries)  # refuses where it is of some of the rows
-    before = changed.dim() - value.dim()  # how many dims it broadcasts over
+    changed: MaskedRows = _of_selected(x, entries)  # refuses an index that takes some of the rows
+    before = changed.dim() - value.dim()  # the number of dims over which ``value`` broadcasts
     if isinstance(value, MaskedRows):
         common_selection([x, value])
         return before >= 0 and before + value._row_dim == changed._row_dim
@@ -366,7 +369,7 @@ def _fits_columns(x: MaskedRows, entries: Index, value: Tensor) -> bool:
 
 
 def _needs_gradient(value: Tensor) -> bool:
-    """Whether the assigned value needs a gradient, which torch selects by the mask."""
+    """Whether the assigned value needs a gradient; torch's own backward pass would select by the mask."""
     return torch.is_grad_enabled() and value.requires_grad
 
 
@@ -379,7 +382,7 @@ def _assign_to_all_rows(x: Tensor, entries: Index, value: Tensor) -> bool:
     mask, after = entries[at].bool(), entries[at + 1 :]
     if any(entry != FULL for entry in entries[:at]) or any(type(entry) not in (slice, int) for entry in after):
         return False
-    part = x[(*[FULL] * (at + mask.dim()), *after)]  # which shares its memory
+    part = x[(*[FULL] * (at + mask.dim()), *after)]  # a view of x
     rest = part.dim() - at - mask.dim()
     if value.dim() > rest:
         if value.shape[-1 - rest] != 1 or value.dim() > at + 1 + rest:

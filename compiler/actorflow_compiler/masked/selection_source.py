@@ -1,6 +1,6 @@
-"""Find the source code of a selection, and write error messages that show the line as it can be written instead.
+"""Find the source code of a selection, and write error messages that suggest how to rewrite the line.
 
-The line is made from the expression that was running.
+The suggestion is made from the expression that the user's frame evaluates.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class SelectionSource:
     source: str = "x"
     mask: str = "mask"
     dims: int = 0  # number of dims of ``source`` after those of the mask
-    indices: bool = False  # whether it gives indices (``nonzero``)
+    indices: bool = False  # whether the selection is of indices (``nonzero``)
 
     def whole(self, fill: str) -> str:
-        """The expression over the whole tensor."""
+        """The selecting expression rewritten to work on the whole tensor, with ``fill`` where the mask is False."""
         mask = self.named if self.dims else self.mask
         behind = f"[{', '.join(['...', *['None'] * self.dims])}]" if self.dims else ""
         return f"torch.where({mask}{behind}, {self.source}, {fill})"
@@ -41,7 +41,7 @@ class SelectionSource:
         return self.mask if self.mask.replace(".", "").isidentifier() else f"({self.mask})"
 
     def rewritten(self, fill: str) -> str:
-        """The line over the whole tensor."""
+        """The line rewritten to work on the whole tensor."""
         if self.indices:
             return f"the mask in place of its indices: x[{self.mask}], or torch.where({self.mask}, x, {fill})"
         whole = self.whole(fill)
@@ -49,7 +49,7 @@ class SelectionSource:
         return f"the whole tensor, with a number that does not count there: {line}"
 
     def refusal(self, what: str, why: str, instead: str, place: str) -> str:
-        """The text of an error: what was found, and what is expected; ``place`` is the refused line."""
+        """The text of an error: what was found, why it is refused, what is expected; ``place`` is the refused line."""
         at = "" if not self.line or self.line == place else f" ({self.line})"
         return (
             f"{what} the rows that {self.written} selects{at}: {why}. A plan has fixed sizes: of rows that values "
@@ -59,7 +59,7 @@ class SelectionSource:
 
 
 def selection_here(dims: int) -> SelectionSource:
-    """The source of the selection in the innermost running line of the user's code."""
+    """The source of the selection in the innermost line of the user's code on the stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back

@@ -34,7 +34,7 @@ def _ints(sizes: Sequence[Any]) -> bool:
 
 @rule("view", "reshape", "flatten", "ravel", "unflatten", "view_as", "reshape_as")
 def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Reshape each row, or split each into several."""
+    """Reshape each row, or split each row into several."""
     name = called(func)
     v = args[0] if args else kwargs["input"]
     shape, at, dims = v._whole.shape, v._row_dim, v._whole.dim()
@@ -75,7 +75,7 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _ints(sizes) or sizes.count(-1) != 1:
         plain = v._dynamic() if _ints(sizes) and -1 not in sizes else None
         if plain is not None:
-            return plain.view(sizes)  # as many as are said, whatever the mask: checked where it runs
+            return plain.view(sizes)  # a fixed number of rows: the view checks it when it runs
         refuse(
             v, f"{name} has other sizes than those of", "the number of rows is no number of the capture; write -1 there"
         )
@@ -136,7 +136,7 @@ def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _where_to(v: MaskedRows, move: Any) -> int:
-    """The dim of the rows after a reordering, found out by applying it to a tensor of distinct sizes."""
+    """The dim of the rows after a reordering; found by reordering a meta tensor of distinct sizes."""
     marks = torch.empty_strided([2 + d for d in range(v._whole.dim())], [0] * v._whole.dim(), device="meta")
     return [*move(marks).shape].index(2 + v._row_dim)
 
@@ -164,7 +164,7 @@ def expand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("repeat")
 def repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Repeat other dims than that of the rows."""
+    """Repeat dims other than the dim of the rows."""
     v, *times = args
     times = list(times[0]) if isinstance(times[0], list | tuple) else times
     at = v._row_dim + len(times) - v._whole.dim()
@@ -175,7 +175,7 @@ def repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("select", "narrow")
 def narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A part of another dim than that of the rows."""
+    """A part of a dim other than the dim of the rows."""
     v, at = only_first(called(func), args, kwargs)
     d = normalized_dim(kwargs.get("dim", args[1] if len(args) > 1 else 0), v._whole.dim())
     if d == at:
@@ -185,7 +185,7 @@ def narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("chunk", "split", "unbind", "tensor_split")
 def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Parts along another dim than that of the rows."""
+    """Parts along a dim other than the dim of the rows."""
     v, at = only_first(called(func), args, kwargs)
     where = 1 if called(func) == "unbind" else 2
     d = normalized_dim(kwargs.get("dim", args[where] if len(args) > where else 0), v._whole.dim())
@@ -199,7 +199,7 @@ def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("cat", "concat", "concatenate", "hstack", "vstack", "stack")
 def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Concatenate selected rows along their dim, or along another one."""
+    """Concatenate or stack selected rows, along the dim of the rows or another one."""
     name = called(func)
     given = bound(("tensors", "dim"), args, kwargs)
     tensors, rows = list(given["tensors"]), tensors_in(given["tensors"])

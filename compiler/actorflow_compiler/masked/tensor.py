@@ -1,8 +1,8 @@
-"""A tensor subclass for selected rows: it holds the whole tensor, and the mask of the rows that are selected.
+"""A tensor subclass for selected rows: it holds the whole tensor, and the mask of its selected rows.
 
-Rows that are not selected hold finite numbers that nobody sees.  Whoever reduces over rows, or calls a function that is
-not finite everywhere, puts other numbers in their place first (``filled``).  The gradient of that is exactly zero in
-such rows, whatever comes back, so that no NaN of theirs reaches a parameter.
+Rows that are not selected hold finite numbers without meaning.  A rule that reduces over rows, or calls a function that
+is not finite everywhere, first replaces these numbers (``filled``).  The gradient of ``filled`` is exactly zero in
+these rows, whatever the incoming gradient is, so that no NaN from them reaches a parameter.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = [
     "wrap",
 ]
 
-COUNTS = "_actorflow_counts"  # attribute of a count of rows: its selection
-dispatchers: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # one, which ``calls.py`` appends
+COUNTS = "_actorflow_counts"  # attribute of a tensor that is a count of selected rows: the selection
+dispatchers: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # ``calls.py`` appends the only one
 
 
 class Selection:
     """Which rows are selected.
 
-    ``mask`` is bool ``[N]``; selections with equal ``key`` have equal masks.  ``shape`` is that of the mask as the step
-    has it, before it was flattened.  ``each`` is another selection and a number: each row of it is so many rows here.
+    ``mask`` is bool ``[N]``; selections with equal ``key`` have equal masks.  ``shape`` is the shape of the
+    mask in the step, before it is flattened.  ``each`` is (selection, n) if each row of that selection is n rows here.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Selection:
 
     @property
     def count(self) -> Tensor:
-        """How many rows are selected; int64, without dims."""
+        """The number of selected rows; int64, without dims."""
         if self._count is None:
             self._count = self.mask.sum()
             vars(self._count)[COUNTS] = self
@@ -77,8 +77,9 @@ class MaskedRows(Tensor):
     """The rows of ``_whole`` along dim ``_row_dim`` that ``_selection`` selects.
 
     It never runs a kernel: a function without a rule is refused.  ``_dynamic`` makes the tensor that torch would
-    select, whose size depends on values.  ``_index_dim`` is set for indices of selected elements, as ``nonzero`` gives
-    them: d for the indices along dim d, -1 for the table of all of them.  Both are None once the tensor was written.
+    select, whose size depends on values.  ``_index_dim`` is set for indices of selected elements, such as
+    ``nonzero`` returns: d for the indices along dim d, -1 for the table of all indices, ``OWN_ROW`` of ``selecting.py``
+    for numbers of rows.  Both are None once the tensor has been written.
     """
 
     _whole: Tensor
@@ -86,11 +87,11 @@ class MaskedRows(Tensor):
     _selection: Selection
     _make_dynamic: Callable[[], Tensor | None] | None
     _wrapped_index_dim: int | None
-    _wrapped_version: int  # the version of ``_whole`` as it was wrapped
+    _wrapped_version: int  # the version of ``_whole`` when it was wrapped
 
     @staticmethod
     def __new__(cls, whole: Tensor, row_dim: int, selection: Selection) -> MaskedRows:
-        """Wrap; nothing is copied."""
+        """Wrap ``whole`` without a copy."""
         shape, dtype, device = whole.shape, whole.dtype, whole.device
         made: MaskedRows = make_wrapper(cls, shape, dtype=dtype, device=device, requires_grad=whole.requires_grad)
         assert shape[row_dim] == selection.mask.shape[0], (shape, row_dim, selection.mask.shape)
@@ -132,15 +133,15 @@ class MaskedRows(Tensor):
 
 
 def selection_of_count(size: Any) -> Selection | None:
-    """The selection whose number of rows a size is; None for any other size."""
+    """The selection whose count of rows ``size`` is; None for any other size."""
     return getattr(size, COUNTS, None) if isinstance(size, Tensor) else None
 
 
 def refuse(of: MaskedRows, what: str, why: str, fill: str = "0", instead: str = "") -> NoReturn:
-    """Raise CaptureError, at the user's line, for what cannot be done to selected rows.
+    """Raise CaptureError, at the user's line, for an operation that selected rows do not support.
 
-    ``what`` is followed by "the rows that … selects".  Expected is ``instead``, or the line with ``fill`` where the
-    mask does not choose.
+    In the message, ``what`` is followed by "the rows that … selects".  It suggests ``instead``, or else the line
+    rewritten over the whole tensor, with ``fill`` in rows that are not selected.
     """
     origin = of._selection.origin
     place = place_of(traceback.extract_stack(sys._getframe(1)))
@@ -159,7 +160,7 @@ def tensors_in(tree: Any) -> list[MaskedRows]:
 
 
 def wrap(whole: Tensor, row_dim: int, selection: Selection) -> MaskedRows:
-    """The selected rows of what was computed row by row from such."""
+    """The selected rows of ``whole``, which was computed row by row."""
     return MaskedRows(whole, row_dim, selection)
 
 
@@ -185,7 +186,7 @@ def same_rows(a: Selection, b: Selection) -> bool:
 
 
 def common_selection(of: Sequence[MaskedRows]) -> Selection:
-    """The selection of all these rows.  Raises CaptureError where they are not known to have the same one."""
+    """The selection that all these have.  Raises CaptureError where they are not known to select the same rows."""
     first = of[0]
     for other in of[1:]:
         if not same_rows(first._selection, other._selection):
@@ -199,7 +200,7 @@ def common_selection(of: Sequence[MaskedRows]) -> Selection:
 
 
 def repeated_rows(selection: Selection, times: int) -> Selection:
-    """The selection in which each row is ``times`` rows."""
+    """The selection in which each row of ``selection`` becomes ``times`` rows."""
     if times == 1:
         return selection
     mask = selection.mask[:, None].expand(-1, times).reshape(-1)
@@ -209,7 +210,7 @@ def repeated_rows(selection: Selection, times: int) -> Selection:
 
 
 def only_first(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[MaskedRows, int]:
-    """The first argument and its dim of rows.  Raises CaptureError if any other argument is selected rows."""
+    """The first argument and its dim of rows.  Raises CaptureError if another argument has selected rows."""
     rows = tensors_in((args, kwargs))
     if not args or args[0] is not rows[0] or len(rows) > 1:
         refuse(rows[0], f"{name} takes, beside others,", "only its first argument may be selected rows")
@@ -217,7 +218,7 @@ def only_first(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 
 
 def refuse_pairs(v: MaskedRows, what: str) -> NoReturn:
-    """Raise CaptureError for a function that combines each row with each other one."""
+    """Raise CaptureError for a function that combines each row with every other row."""
     mask = v._selection.origin.named
     refuse(
         v, what, "each meets each, or a row of a whole tensor that is not one of them",
@@ -226,7 +227,7 @@ def refuse_pairs(v: MaskedRows, what: str) -> NoReturn:
 
 
 def normalized_dim(dim: int, of: int) -> int:
-    """A dim of ``of`` dims, counted from 0."""
+    """A dim of a tensor with ``of`` dims, as a number from 0 on.  Raises IndexError if it is out of range."""
     if not -of <= dim < max(of, 1):
         raise IndexError(f"Dimension out of range (expected to be in range of [{-of}, {of - 1}], but got {dim})")
     return dim % max(of, 1)
