@@ -1,7 +1,7 @@
-"""Trace nested tensors of constant lengths as packed rows and those lengths.
+"""Trace nested tensors whose sequences have constant lengths, as packed rows and these lengths.
 
-``tensor.py`` is what a nested tensor is while a step is captured; ``construction.py`` makes one; the others define for
-each function of torch what it does over packed rows.
+``tensor.py`` defines ``NestedRows``, which stands for a nested tensor while a step is captured.  ``construction.py``
+makes these.  The other files have rules that compute functions of torch over packed rows.
 """
 
 from actorflow_compiler.nested.calls import call

@@ -19,7 +19,7 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 @rule("scaled_dot_product_attention")
 def attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In each sequence, over those keys that it has."""
+    """Attention within each sequence, over the keys of that sequence."""
     given = bound(NAMES, args, kwargs)
     q, k, v = (given.pop(name) for name in NAMES[:3])
     for name in ("attn_mask", "dropout_p"):

@@ -21,7 +21,7 @@ _ = attention, pointwise, reduce, shapes  # imported for their rules
 
 
 def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch where there are nested tensors among the arguments."""
+    """Call a function of torch that has nested tensors among its arguments."""
     name = called(func)
     if name in READS:
         raise read_refusal(name)

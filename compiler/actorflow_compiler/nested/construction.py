@@ -1,4 +1,4 @@
-"""Replace the functions of ``torch.nested`` in a step by ones that make nested tensors of constant lengths."""
+"""Replace functions of ``torch.nested`` in a step by functions that make ``NestedRows``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def replaced_nested_tensors() -> Iterator[None]:
         "_nested_compute_contiguous_strides_offsets": lambda sizes: (), "_nested_view_from_buffer": _whole,
         "jagged_from_list": _jagged, "nested_view_from_values_offsets": _view_of,
         "nested_view_from_values_offsets_lengths": _view, "jagged_from_tensor_and_lengths": _narrowed,
-        "is_fx_tracing": lambda: False,  # torch would refuse while tracing
+        "is_fx_tracing": lambda: False,  # torch refuses while tracing
     }  # fmt: skip
     with replaced_nesting(made):
         yield
@@ -37,7 +37,7 @@ def _copied(
     tensors: Sequence[Any], *, dtype: Any = None, device: Any = None, requires_grad: bool = False,
     pin_memory: bool = False,
 ) -> NestedRows:  # fmt: skip
-    """A copy as a nested tensor, through which no gradient flows."""
+    """``torch.nested.nested_tensor``: a copy, through which no gradient flows."""
     with torch.no_grad():
         made = _packed([torch.as_tensor(t) for t in tensors], False, dtype, device)
     return made.requires_grad_(requires_grad)  # type: ignore[return-value]
@@ -55,7 +55,7 @@ def _jagged(
 
 
 def _whole(buffer: Tensor, sizes: Tensor, *_: Any) -> NestedRows:
-    """Sequences of one length, from a flattened tensor with a batch dim."""
+    """A nested tensor over a flattened tensor with a batch dim, whose sequences have equal lengths."""
     each = _known(sizes)
     rest = each[0][1:]
     return NestedRows(buffer.reshape(-1, *rest), 0, SequenceLengths([size[0] for size in each]), False)

@@ -24,7 +24,7 @@ BESIDES = ("__pow__", "__rpow__", "__rdiv__", "__rtruediv__", "to", "type", "dro
 
 @rule(*{*FINITE, *SAFE, *IN_PLACE, *BESIDES} - {"requires_grad_", *DROPS[1:]})
 def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of elements, whose operands broadcast."""
+    """An element-wise function, whose operands broadcast."""
     name = called(func)
     first, *others = nested_in((args, kwargs))
     for other in others:
@@ -89,7 +89,7 @@ def last_dims(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("matmul", "__matmul__", "bmm")
 def product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Each row times a matrix, or one for each sequence."""
+    """Multiply each row by a matrix, or by the matrix of its sequence."""
     given = bound(("input", "other", "mat2"), args, kwargs)
     x, other = given["input"], given["other"] if "other" in given else given["mat2"]
     if not isinstance(x, NestedRows) or isinstance(other, NestedRows):
@@ -106,6 +106,6 @@ def product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("requires_grad_")
 def requires_grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Set whether gradients are computed."""
+    """Set whether autograd computes a gradient."""
     args[0]._rows.requires_grad_(*args[1:], **kwargs)
     return args[0]

@@ -37,7 +37,7 @@ def reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("max", "min")
 def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The largest or smallest of all elements."""
+    """The largest or smallest of all elements; refused along a dim."""
     if len(args) > 1 or kwargs or not isinstance(args[0], NestedRows):
         name = called(func)
         refuse(nested_in((args, kwargs))[0], f"{name} along a dim", instead=f"expected: nt.a{name}(dim)")
@@ -46,7 +46,7 @@ def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("softmax", "log_softmax")
 def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Along the ragged dim in each sequence; else row by row."""
+    """Softmax along the ragged dim within each sequence, or along another dim within each row."""
     names = ("input", "dim", "_stacklevel", "dtype") if getattr(func, "__module__", "") == "torch.nn.functional" else (
         "input", "dim", "dtype")  # fmt: skip
     given = bound(names, args, kwargs)

@@ -1,4 +1,4 @@
-"""Views, pieces and joins of nested tensors."""
+"""Reshape, split and concatenate nested tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["padded", "nested_sizes"]
 
 
 def nested_sizes(x: NestedRows) -> tuple[Any, ...]:
-    """The shape, in which the ragged dim has no number unless all sequences of a strided tensor are of one length."""
+    """The shape.  The ragged dim is a ``RaggedSize``, unless all sequences of a strided tensor have equal lengths."""
     lengths = set(x._lengths.of)
     ragged: Any = lengths.pop() if len(lengths) == 1 and not x._jagged else RaggedSize(x._lengths)
     return (len(x), *(ragged if d == x._ragged_dim else size for d, size in enumerate(x._rows.shape)))
@@ -34,7 +34,7 @@ def size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("view", "reshape")
 def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Reshape dims other than the ragged one, which is -1 or its size in ``shape``."""
+    """Reshape dims other than the ragged one; ``shape`` has -1 or the ragged size for that one."""
     x, *rest = args
     name = called(func)
     given: Any = rest or [kwargs.get("shape", kwargs.get("size"))]
@@ -46,7 +46,7 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(x, f"{name} to {_text(shape)}", f"the batch has {len(x)} sequences", expected)
     own = nested_sizes(x)[x._ragged_dim + 1]
     there = [d for d, n in enumerate(shape) if isinstance(n, RaggedSize)] or [d for d, n in enumerate(shape) if n == -1]
-    if not there and isinstance(own, int):  # all are of one length
+    if not there and isinstance(own, int):  # all sequences have equal lengths
         there = [x._ragged_dim + 1]
     if len(there) != 1 or not _is_size(shape[there[0]], own):
         refuse(x, f"{name} to {_text(shape)}", "it leaves the ragged dim no place of its own", expected)
@@ -145,7 +145,7 @@ def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("chunk", "split", "narrow")
 def split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pieces or joins along a dim other than the ragged one."""
+    """Pieces along a dim other than the ragged one."""
     name = called(func)
     if name == "narrow":
         x, dim, start, length = bound(("input", "dim", "start", "length"), args, kwargs).values()
@@ -169,7 +169,7 @@ def select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("cat", "concat", "concatenate")
 def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pieces or joins along a dim other than the ragged one."""
+    """Concatenate nested tensors along a dim other than the ragged one."""
     given = bound(("tensors", "dim"), args, kwargs)
     tensors = given["tensors"]
     first = nested_in(tensors)[0]
@@ -185,7 +185,7 @@ def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("unbind")
 def unbind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The sequences, or the slices along another dim than the ragged one."""
+    """The sequences, or the slices along a dim other than the ragged one."""
     given = bound(("input", "dim"), args, kwargs)
     x, dim = given["input"], given.get("dim", 0)
     if dim % (x._rows.dim() + 1) == 0:
@@ -232,7 +232,7 @@ def to_padded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
 
 
 def padded(x: NestedRows, value: float, size: Sequence[int]) -> Tensor:
-    """The sequences stacked, each padded to a size."""
+    """Stack the sequences, each padded with ``value`` to ``size``."""
 
     def fill(rows: Tensor) -> Tensor:
         missing = [(0, m - n) for n, m in zip(rows.shape, size, strict=True)]

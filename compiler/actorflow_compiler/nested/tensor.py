@@ -1,4 +1,4 @@
-"""A tensor subclass for nested tensors: it holds packed rows and the constant lengths of the sequences in them."""
+"""A tensor subclass for nested tensors: it holds packed rows, and the constant lengths of their sequences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSTEAD = (
 
 
 class SequenceLengths:
-    """The lengths of a nested tensor's sequences; for jagged ones they are compared by identity, as in PyTorch."""
+    """The lengths of a nested tensor's sequences; those of jagged tensors compare by identity, as in PyTorch."""
 
     def __init__(self, of: Sequence[int]) -> None:
         self.of = tuple(of)
@@ -42,7 +42,10 @@ class SequenceLengths:
 
     @classmethod
     def over(cls, offsets: Tensor, of: Sequence[int]) -> SequenceLengths:
-        """The lengths that ``offsets`` give: one object for one tensor, as in PyTorch, until it is written."""
+        """The lengths ``of`` for a tensor of offsets; the same object for the same tensor, as in PyTorch.
+
+        If the offsets were written, so that ``of`` differs from before, it is a new object.
+        """
         known: SequenceLengths | None = _by_offsets.get(offsets)
         if known is None or known.of != tuple(of):
             known = cls(of)
@@ -50,11 +53,11 @@ class SequenceLengths:
         return known
 
 
-_by_offsets: Any = WeakIdKeyDictionary()  # tensor → Lengths
+_by_offsets: Any = WeakIdKeyDictionary()  # tensor of offsets → SequenceLengths
 
 
 class RaggedSize:
-    """The size of the ragged dim in a shape.  It can be compared, and passed to ``view``, but is no number."""
+    """The size of the ragged dim in a shape.  It can be compared and passed to ``view``; arithmetic is refused."""
 
     def __init__(self, lengths: SequenceLengths) -> None:
         self.lengths = lengths
@@ -86,11 +89,11 @@ class NestedRows(Tensor):
     _rows: Tensor
     _ragged_dim: int
     _lengths: SequenceLengths
-    _jagged: bool  # its layout; else strided
+    _jagged: bool  # whether the layout is jagged; else it is strided
 
     @staticmethod
     def __new__(cls, rows: Tensor, at: int, lengths: SequenceLengths, jagged: bool) -> NestedRows:
-        """Wrap; nothing is copied."""
+        """Wrap ``rows`` without a copy."""
         made: NestedRows = make_wrapper(
             cls, rows.shape, dtype=rows.dtype, device=rows.device, requires_grad=rows.requires_grad
         )
@@ -99,12 +102,12 @@ class NestedRows(Tensor):
         return made
 
     def like(self, rows: Tensor, at: int | None = None) -> NestedRows:
-        """A nested tensor of the same sequences over other rows."""
+        """A nested tensor over other rows, with the same lengths and layout; ``at`` is another ragged dim."""
         return NestedRows(rows, self._ragged_dim if at is None else at, self._lengths, self._jagged)
 
     @property
     def each(self) -> tuple[Tensor, ...]:
-        """The sequences one by one."""
+        """The sequences, as views of the packed rows."""
         found: tuple[Tensor, ...] = torch.split(self._rows, list(self._lengths.of), self._ragged_dim)
         return found
 
@@ -121,7 +124,7 @@ class NestedRows(Tensor):
         return min(self._lengths.of)
 
     def lengths(self) -> None:
-        """Nothing, as for each jagged tensor without holes."""
+        """None, as for each jagged tensor without holes in PyTorch."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,12 +149,12 @@ def nested_in(tree: Any) -> list[NestedRows]:
 
 
 def refuse_step(text: str) -> NoReturn:
-    """Raise CaptureError with the user's line, again at the end of the capture if the step catches it."""
+    """Raise CaptureError with the user's line; the end of the capture raises it again if the step catches it."""
     raise refusal(text)
 
 
 def refuse(of: NestedRows, what: str, why: str = "what that gives is not known", instead: str = INSTEAD) -> NoReturn:
-    """Raise CaptureError for what cannot be done to a nested tensor."""
+    """Raise CaptureError for an operation that nested tensors do not support."""
     refuse_step(
         f"{what} is called with a nested tensor, whose sequences are {_lengths_text(of._lengths)} long; {why}; "
         f"{instead}"
@@ -159,7 +162,7 @@ def refuse(of: NestedRows, what: str, why: str = "what that gives is not known",
 
 
 def dim_of_rows(x: NestedRows, dim: int, name: str) -> int:
-    """Where a dim of a nested tensor is among its packed rows.  Raises for the batch dim."""
+    """The dim of the packed rows for a dim of a nested tensor.  Raises CaptureError for the batch dim."""
     dims = x._rows.dim() + 1
     if not -dims <= dim < dims:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})")
