@@ -1,1 +1,1 @@
-"""Ops that torch does not have, and which kernels depend on memory layout."""
+"""Ops that torch does not have, and layouts that some of torch's kernels require of operands."""

@@ -1,4 +1,4 @@
-"""The ops that passes put into a plan besides those of the user's step: rectangles of tensors and pieces of batches."""
+"""Ops that compiler passes add to those of the user's step: rectangles of tensors and pieces of batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def arrange(
     parts: Sequence[Tensor], shape: Sequence[int], starts: Sequence[Sequence[int]], dtype: torch.dtype,
     add: bool = False,
 ) -> Tensor:  # fmt: skip
-    """A tensor of ``shape``, beside its first part, with each put at its start, or added there, and zeros elsewhere."""
+    """A tensor of ``shape`` with each part written (or, with ``add``, added) at its start, and zeros elsewhere.
+
+    It is on the device of the first part.
+    """
     covered = not add and sum(p.numel() for p in parts) == torch.Size(shape).numel()
     out = (torch.empty if covered else torch.zeros)(tuple(shape), dtype=dtype, device=parts[0].device)
     for part, start in zip(parts, starts, strict=True):
@@ -34,19 +37,19 @@ def arrange(
 
 
 def unpack(x: Tensor, dim: int, pieces: int, piece: int) -> Tensor:
-    """Piece number ``piece`` of ``x``, cut into ``pieces`` equal ones along ``dim``; a view."""
+    """Piece number ``piece`` of ``x``, which is cut into ``pieces`` equal pieces along ``dim``; a view."""
     size = x.shape[dim] // pieces
     return x.narrow(dim, piece * size, size)
 
 
 def pack(x: Tensor, dim: int, pieces: int) -> Tensor:
-    """``pieces`` equal tensors joined along ``dim``, as a register joins them; an op to check signatures with."""
+    """``pieces`` equal tensors joined along ``dim``, as a register joins them; only checks of signatures run it."""
     return torch.cat([x] * pieces, dim)
 
 
 def first(x: Tensor, piece: int) -> Tensor:
     """``x`` for the first piece and zeros for the others: one summand of a sum over the pieces."""
-    nothing = torch.zeros_like(x) if isinstance(x, Tensor) else 0  # a number of the script is none
+    nothing = torch.zeros_like(x) if isinstance(x, Tensor) else 0  # a number of the script is no tensor
     return x if piece == 0 else nothing
 
 
@@ -56,7 +59,7 @@ def identity(x: Tensor) -> Tensor:
 
 
 def constrain(x: Tensor, layout: str, origin: str) -> Tensor:
-    """The same tensor; ``layout`` is for inference (see ``hints/constrain.py``)."""
+    """The same tensor; ``layout`` is a hint for layout inference (see ``hints/constrain.py``)."""
     return x
 
 

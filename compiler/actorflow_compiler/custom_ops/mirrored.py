@@ -1,4 +1,4 @@
-"""Casts between logical values and values of a device's own, for the mirrored view (``capture/mirrored.py``)."""
+"""Casts between logical values and each device's own values, for the mirrored view (``capture/mirrored.py``)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from actorflow_compiler.core.sbp import B, P, Sbp, Split
 
 MINE, EACH, TERM = "actorflow.mine", "actorflow.each", "actorflow.term"
 
-# op → the layouts of its operand and its output on several devices: the only ones that it has
+# op → the layouts of its operand and its output on several devices; it has no others
 CASTS: dict[str, tuple[Sbp, Sbp]] = {MINE: (Split(0), B), EACH: (B, Split(0)), TERM: (B, P)}
 
 
 def mine(x: Tensor) -> Tensor:
-    """This device's item: (1, …) → (…); a view."""
+    """This device's item of a logical list: (1, …) → (…); a view."""
     return x.squeeze(0)
 
 
 def each(x: Tensor, devices: int) -> Tensor:
-    """This device's item of a list of ``devices``: (…) → (1, …); a view."""
+    """This device's value as its item of a logical list of ``devices`` items: (…) → (1, …); a view."""
     return x.unsqueeze(0)
 
 
@@ -35,7 +35,7 @@ OPS: dict[str, Callable[..., Any]] = {"mine": mine, "each": each, "term": term}
 
 
 def _known_to_torch() -> Any:
-    """Register the ops over logical values, so that a trace can hold them."""
+    """Register the ops over logical values with torch, so that a trace can contain them."""
 
     def one(x: Tensor) -> Tensor:
         return x.new_empty(x.shape[1:])
@@ -53,7 +53,7 @@ def _known_to_torch() -> Any:
         ctx.devices = inputs[1]
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """What reads the mean of gradients differs between devices, too: its gradient is the mean of theirs."""
+        """The mean's gradient differs between devices, too, so the operand gets the mean of the devices' gradients."""
         return torch.ops.actorflow.term(grad, ctx.devices), None
 
     torch.library.register_autograd("actorflow::term", backward, setup_context=keep)

@@ -1,8 +1,8 @@
-"""Call kernels of torch that need a certain memory layout with operands laid out that way.
+"""Call kernels of torch that require a memory layout with operands in that layout.
 
-Most kernels follow the strides of what they read.  Those named here do not: they count on the layout that torch's
-functions give their operands before they call the op.  A captured step holds the op alone, and its operands have the
-strides that the plan gave them.  Some of these kernels would raise an error, others read memory that is not theirs.
+Most kernels follow the strides of their operands.  Those named here do not: they rely on the layout that torch's
+functions give the operands before they call the op.  A captured step contains the op alone, and its operands have the
+strides that the plan gave them.  With these, some of the kernels would raise, and others would read out of bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # formats with chann
 
 
 def native_kernel(op: OpOverload) -> Callable[..., Any]:
-    """What calls the op with the least ado, whatever the strides of its operands; those that fit are not copied."""
+    """The fastest callable that runs the op on operands of any strides; it copies only operands that do not fit."""
     call = fast_callable(op)
     lay = _LAYOUTS.get(str(op))
     return call if lay is None else functools.partial(_call_with_layout, call, lay)
@@ -34,12 +34,12 @@ def _call_with_layout(call: Callable[..., Any], lay: Callable[[Args], Args], *ar
 
 
 def _dense(x: Any) -> Any:
-    """Contiguous."""
+    """A tensor made contiguous; other arguments unchanged."""
     return x.contiguous() if isinstance(x, Tensor) else x
 
 
 def _dense_last(x: Any) -> Any:
-    """With stride 1 in the last dim."""
+    """A tensor copied unless its last dim has stride 1; other arguments unchanged."""
     return x.contiguous() if isinstance(x, Tensor) and x.dim() and x.stride(-1) != 1 else x
 
 
@@ -52,23 +52,23 @@ def _last_dim_dense(args: Args) -> Args:
 
 
 def _vectors_dense(args: Args) -> Args:
-    """Vectors (one number for each channel) contiguous, other operands as they are."""
+    """Make vectors (one number for each channel) contiguous; other operands are unchanged."""
     return tuple(_dense(a) if isinstance(a, Tensor) and a.dim() == 1 else a for a in args)
 
 
 def _normed(args: Args) -> Args:
-    """Contiguous, or with channels innermost if the input is."""
+    """Make operands contiguous, or channels-last where the input is."""
     return _in_format(args, _format(args[0]), args[0].shape)
 
 
 def _normed_backward(args: Args) -> Args:
-    """As ``_normed``; contiguous if no gradient of the input is needed, as torch's other kernel writes it anyway."""
+    """As ``_normed``, but contiguous without a gradient of the input: the channels-last kernel writes it regardless."""
     x, mask = args[1], args[9]
     return _in_format(args, _format(x) if mask[0] else torch.contiguous_format, x.shape)
 
 
 def _in_format(args: Args, format_: torch.memory_format, shape: torch.Size) -> Args:
-    """Tensors of this shape in a format, others contiguous."""
+    """Convert tensors of this shape to a memory format, and make others contiguous."""
     return tuple(
         a.contiguous(memory_format=format_) if isinstance(a, Tensor) and a.shape == shape else _dense(a) for a in args
     )
@@ -82,12 +82,12 @@ def _format(x: Tensor) -> torch.memory_format:
 
 
 def _pooled(args: Args) -> Args:
-    """4-d operands contiguous, which have no batch; with a batch, channels may be innermost."""
+    """Make 4-d operands, which have no batch dim, contiguous; 5-d ones may be channels-last."""
     return tuple(_dense(a) if isinstance(a, Tensor) and a.dim() == 4 else a for a in args)
 
 
 def _strided(args: Args) -> Args:
-    """Strides and offset count in a contiguous operand that begins at 0."""
+    """Make the operand contiguous; the offset argument counts from its first element."""
     x, size, stride, *offset = args
     x = x.contiguous()
     return x, size, stride, x.storage_offset() + _offset(offset)

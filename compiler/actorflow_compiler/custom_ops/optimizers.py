@@ -1,4 +1,4 @@
-"""Fused optimizers as ops: one functional op for each parameter in the graph, one in-place call for many when it runs.
+"""Fused optimizers as ops: a functional op for each parameter in the graph, one in-place call for many in a plan.
 
 The functional ops exist so that a step can be traced; plans run torch's fused kernels in place.
 """
@@ -25,7 +25,7 @@ def adam(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """One step of Adam (``decoupled``: AdamW) → new param, exp_avg, exp_avg_sq, max_exp_avg_sq (empty without it).
 
-    Nothing changes where ``found_inf``, a scalar, is 1; likewise with the other optimizers.
+    If ``found_inf``, a scalar, is 1, nothing changes; this holds for the other optimizers, too.
     """
     out = [t.clone() for t in (param, exp_avg, exp_avg_sq)] + [
         param.new_empty(0) if max_exp_avg_sq is None else max_exp_avg_sq.clone()
@@ -80,11 +80,11 @@ def _(param: Any, grad: Any, state_sum: Any, *rest: Any) -> Any:
 def _run(
     fused: Callable[..., None], lists: Sequence[Sequence[Tensor]], *rest: Sequence[Tensor], **settings: Any
 ) -> None:
-    """Run a fused kernel in place over ``lists``: parameters, gradients, and what is kept of the parameters.
+    """Run a fused kernel in place over ``lists``: parameters, gradients, and lists of optimizer state.
 
-    The kernels walk through all memories of a parameter in one order, so all have its strides.  They know no complex
-    numbers, which are pairs here; and torch's of SGD for the CPU computes wrong numbers for 16 bits, which go
-    through float32 here.
+    A kernel walks through the memory of a parameter, its gradient and its state in one order, so all get the strides of
+    the parameter.  Kernels do not support complex numbers, which become pairs of real ones here.  torch's CPU kernel
+    for SGD computes wrong results in 16 bits, so tensors of 16 bits go through float32 on the CPU.
     """
     real = [[torch.view_as_real(t) if t.is_complex() else t for t in of] for of in lists]
     ours = [[_laid_as(t, p) for t, p in zip(of, real[0], strict=True)] if of else [] for of in real]
@@ -96,7 +96,7 @@ def _run(
 
 
 def _laid_as(tensor: Tensor, param: Tensor) -> Tensor:
-    """The tensor if a kernel may walk through it beside its parameter, else a copy."""
+    """The tensor if it has the strides of its parameter and a supported dtype, else a copy that does."""
     wide = torch.float32 if tensor.itemsize == 2 and tensor.device.type == "cpu" else tensor.dtype
     if tensor.dtype == wide and tensor.stride() == param.stride():
         return tensor
@@ -108,7 +108,7 @@ def adam_(
     max_exp_avg_sqs: Sequence[Tensor], steps: Sequence[Tensor], lr: float, weight_decay: float,
     beta1: float, beta2: float, eps: float, maximize: bool, decoupled: bool, found_inf: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Adam in place over many tensors; ``steps`` are already counted up."""
+    """Adam in place over many tensors; ``steps`` already count this step."""
     _run(
         aten._fused_adamw_ if decoupled else aten._fused_adam_,
         (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs), steps, lr=lr, beta1=beta1, beta2=beta2,
@@ -131,7 +131,7 @@ def adagrad_(
     params: Sequence[Tensor], grads: Sequence[Tensor], sums: Sequence[Tensor], steps: Sequence[Tensor],
     lr: float, weight_decay: float, lr_decay: float, eps: float, maximize: bool, found_inf: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Adagrad in place over many tensors; ``steps`` are already counted up."""
+    """Adagrad in place over many tensors; ``steps`` already count this step."""
     _run(
         aten._fused_adagrad_,
         (params, grads, sums),
@@ -155,17 +155,17 @@ IN_PLACE: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "actorflow.sgd": ("actorflow.sgd_", ("param", "grad", "momentum_buffer"), ("param", "momentum_buffer")),
     "actorflow.adagrad": ("actorflow.adagrad_", ("param", "grad", "state_sum", "step"), ("param", "state_sum")),
 }
-SCALARS: dict[str, tuple[str, ...]] = {  # functional op → arguments that are read at each call, next to each other
+SCALARS: dict[str, tuple[str, ...]] = {  # functional op → arguments that are read at each call; they are adjacent
     "actorflow.adam": ("lr", "weight_decay", "beta1", "beta2"),
     "actorflow.sgd": ("lr", "weight_decay", "momentum"),
     "actorflow.adagrad": ("lr", "weight_decay"),
 }
-READ = frozenset(("lr", "weight_decay", "momentum", "betas"))  # settings of groups that ``SCALARS`` are
+READ = frozenset(("lr", "weight_decay", "momentum", "betas"))  # settings of groups that give ``SCALARS``
 OPS: dict[str, Callable[..., Any]] = {"adam_": adam_, "sgd_": sgd_, "adagrad_": adagrad_}
 
 
 def source_of(group: str, key: str) -> NumberSource:
-    """Where an argument that is read at each call comes from, of a group that is named ``optimizer.0``."""
+    """The source of an argument ``key`` that is read at each call, for a group named like ``optimizer.0``."""
     title, _, at = group.rpartition(".")
     index = {"beta1": 0, "beta2": 1}.get(key, -1)
     return NumberSource(SourceKind.SETTING, title, at, key if index < 0 else "betas", index)
@@ -180,8 +180,8 @@ def arguments(op: str) -> tuple[str, ...]:
 def expand_fused(target: Any, args: Sequence[Any], kwargs: dict[str, Any], groups: Sequence[str]) -> bool:
     """Run torch's in-place fused list op ``target`` as one functional op for each parameter.
 
-    ``groups[i]`` names the optimizer and parameter group of parameter i.  Returns whether ``target``
-    is a fused optimizer at all.
+    ``groups[i]`` names the optimizer and parameter group of parameter i.  Returns False, without
+    running anything, if ``target`` is no fused optimizer.
     """
     name = schema_of(target).name.removeprefix("aten::")
     if name not in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):

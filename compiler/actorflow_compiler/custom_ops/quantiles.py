@@ -1,4 +1,4 @@
-"""Quantiles of the Poisson and the binomial distribution, by which uniform numbers become counts, element by element.
+"""Quantiles of the Poisson and the binomial distribution, which turn uniform numbers into counts, element by element.
 
 All tensors are float64 of one shape.
 """
@@ -14,12 +14,12 @@ from torch import Tensor
 
 @torch.library.custom_op("actorflow::poisson_quantile", mutates_args=())
 def poisson_quantile(rate: Tensor, level: Tensor) -> Tensor:
-    """The smallest k with P(X ≤ k) > ``level``, X Poisson with mean ``rate``; NaN for a rate that is none.
+    """The smallest k with P(X ≤ k) > ``level``, X Poisson with mean ``rate``; NaN for a negative or NaN rate.
 
-    By bisection on the regularised incomplete gamma function: P(X ≤ k) = Q(k + 1, rate).
+    Found by bisection on the regularised incomplete gamma function: P(X ≤ k) = Q(k + 1, rate).
     """
-    low = torch.full_like(rate, -1.0)  # P(X ≤ low) is not enough
-    high = (rate + 10 * rate.sqrt() + 60).floor()  # beyond 1 - 2⁻⁵³
+    low = torch.full_like(rate, -1.0)  # P(X ≤ low) ≤ level
+    high = (rate + 10 * rate.sqrt() + 60).floor()  # P(X ≤ high) > 1 - 2⁻⁵³
     while bool((high - low > 1).any()):
         middle = ((low + high) / 2).floor()
         enough = torch.special.gammaincc(middle + 1, rate) > level
@@ -31,7 +31,7 @@ def poisson_quantile(rate: Tensor, level: Tensor) -> Tensor:
 def binomial_quantile(count: Tensor, prob: Tensor, level: Tensor) -> Tensor:
     """The smallest k with P(X ≤ k) > ``level``, X the successes of ``count`` trials with probability ``prob``.
 
-    By adding up probabilities: time in proportion to the largest result.
+    Found by adding up probabilities, in time proportional to the largest result.
     """
     rarer = torch.minimum(prob, 1 - prob)
     odds, failing = rarer.log() - torch.log1p(-rarer), count * torch.log1p(-rarer)

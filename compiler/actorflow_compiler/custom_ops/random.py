@@ -1,8 +1,8 @@
-"""Random numbers that depend on where an element lies in the whole tensor, not on who draws it: equal under every plan.
+"""Random numbers that depend on an element's index in the whole tensor, so that they are equal under every plan.
 
-``actorflow.uniform`` hashes (seed of the call, number of the stream, index of the element).  A part
-of the tensor, on a device or in a micro-batch, knows which elements of the whole it has.  A step is
-traced with ``torch.ops.actorflow.draw``, which becomes ``actorflow.uniform`` in its graph.
+``actorflow.uniform`` hashes (seed of the call, number of the stream, index of the element).  Its arguments say which
+elements of the whole tensor a part has, on a device or in a micro-batch.  A step is traced with
+``torch.ops.actorflow.draw``, which becomes ``actorflow.uniform`` in its graph.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WHOLE, HAS, STREAM, SEED_AT, PIECE, STEP, DTYPE, DEVICE = range(8)
 # the constants of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
 _GAMMA, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = 2**64 - 1
-_CHUNK = 1 << 15  # elements that a core works on at a time: their 64-bit numbers stay in its cache
-_CHUNK_OF_DEVICE = 1 << 24  # on an accelerator: many at a time, but not the memory for all
+_CHUNK = 1 << 15  # elements per core at a time, so that their 64-bit numbers stay in its cache
+_CHUNK_OF_DEVICE = 1 << 24  # elements at a time on an accelerator, to bound the memory
 
 torch.library.define(
     "actorflow::draw", "(SymInt[] size, *, ScalarType dtype, Device device, int stream, int? seed) -> Tensor"
@@ -60,10 +60,10 @@ def uniform(
     dtype: torch.dtype,
     device: torch.device | None,
 ) -> Tensor:
-    """Uniform numbers for the elements ``has`` of a tensor of shape ``whole``.
+    """Uniform numbers for the elements ``has`` (ranges in each dim) of a tensor of shape ``whole``.
 
-    float32 and float64: in [0, 1), multiples of 2⁻²⁴ and 2⁻⁵³; int64: all of its values.  Equal
-    elements of equal (seed, stream) are equal; numbers of different streams or seeds are independent.
+    float32 and float64: in [0, 1), multiples of 2⁻²⁴ and 2⁻⁵³; int64: all of its values.  The same
+    element of the same (seed, stream) has the same number; different streams or seeds are independent.
     ``step`` = (dim, length): micro-batch number ``piece`` begins at piece·length in that dim.
     """
     chunk = _CHUNK * torch.get_num_threads() if device is None or device.type == "cpu" else _CHUNK_OF_DEVICE
@@ -93,9 +93,10 @@ def _positions(
     step: Sequence[int] | None,
     device: torch.device | None,
 ) -> tuple[Tensor, Tensor]:
-    """Where the elements lie in the flat whole: element (i, j) of the leading and the trailing dims at sum i + j.
+    """Flat indices of the elements in the whole: (rows, columns), where element (i, j) has index rows[i] + columns[j].
 
-    The trailing dims are as many as have at most ``chunk`` elements, but the last one at least.
+    ``columns`` cover as many trailing dims as have at most ``chunk`` elements together, at least the last; ``rows`` the
+    leading ones.
     """
     rows, columns = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
     stride, trailing = 1, True
@@ -114,7 +115,7 @@ def _positions(
 
 
 def splitmix64(value: int) -> int:
-    """A 64-bit number of which every bit depends on every bit of ``value``, one to one."""
+    """Hash a 64-bit number: a one-to-one mapping in which every output bit depends on every bit of ``value``."""
     value = (value + _GAMMA) & _MASK
     value = ((value ^ value >> 30) * _MIX_1) & _MASK
     value = ((value ^ value >> 27) * _MIX_2) & _MASK
@@ -122,7 +123,7 @@ def splitmix64(value: int) -> int:
 
 
 def _splitmix64_(bits: Tensor) -> Tensor:
-    """``splitmix64`` of every element of an int64 tensor, in place (``_GAMMA`` is added before)."""
+    """``splitmix64`` of every element of an int64 tensor, in place (the caller has added ``_GAMMA``)."""
     bits.bitwise_xor_((bits >> 30).bitwise_and_(2**34 - 1)).mul_(_signed(_MIX_1))
     bits.bitwise_xor_((bits >> 27).bitwise_and_(2**37 - 1)).mul_(_signed(_MIX_2))
     return bits.bitwise_xor_((bits >> 31).bitwise_and_(2**33 - 1))
@@ -133,21 +134,21 @@ def _signed(value: int) -> int:
 
 
 def local_elements(has: Sequence[Ranges], size: int, layout: Split, parts: int, index: int) -> tuple[Ranges, ...]:
-    """Of the elements of each dim, those of one device when dim ``layout.dim``, of ``size`` elements, is split."""
+    """The ranges of one device, given those of the whole, when dim ``layout.dim`` of ``size`` elements is split."""
     out = list(has)
     out[layout.dim] = _part(out[layout.dim], spans(size, layout, parts, index))
     return tuple(out)
 
 
 def in_pieces(args: tuple[Arg, ...], dim: int, length: int, piece: Ref) -> tuple[Arg, ...]:
-    """The arguments of the op for one piece of ``length`` along ``dim``, given those for the first."""
+    """The arguments of the op for one piece of ``length`` along ``dim``, given those for the first piece."""
     out = list(args)
     out[PIECE], out[STEP] = piece, (dim, length)
     return tuple(out)
 
 
 def _part(ranges: Ranges, wanted: Sequence[tuple[int, int]]) -> Ranges:
-    """Those elements of a list of ranges whose positions are in ``wanted``."""
+    """The elements of a list of ranges at positions ``wanted``, (start, length) pairs that count listed elements."""
     found = []
     for lo, n in wanted:
         passed = 0

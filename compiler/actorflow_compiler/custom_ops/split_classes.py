@@ -1,7 +1,7 @@
 """Ops over tensors whose classes (a vocabulary, say) may be split: what each part contributes to the whole.
 
-A part knows where its classes begin in the whole.  Summed over all parts, the results of ``pick`` are
-its result for the whole; the maxima that ``amax_blocks`` gives, joined, are those of the whole.
+Arguments say where a part's classes begin in the whole.  The results of ``pick`` on all parts add up to its result on
+the whole; the results of ``amax_blocks`` on all parts, concatenated, are its result on the whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def pick(x: Tensor, target: Tensor, dim: int, ignore: int, first: int, classes: 
     """The element of its target class for each sample: ``out[n] = x[n, target[n]]`` for ``dim`` 1.
 
     ``x`` holds ``x.shape[dim]`` of ``classes`` classes, from class ``first`` on; ``target`` (integers) has
-    its shape without ``dim``.  0 where the target is ``ignore`` or a class that is not here.  Raises what
+    its shape without ``dim``.  0 where the target is ``ignore`` or a class of another part.  Raises what
     ``torch.gather`` raises for a target that is no class at all.
     """
     if not x.shape[dim]:
@@ -29,7 +29,7 @@ def pick(x: Tensor, target: Tensor, dim: int, ignore: int, first: int, classes: 
 
 
 def pick_backward(grad: Tensor, target: Tensor, size: int, dim: int, ignore: int, first: int, classes: int) -> Tensor:
-    """The gradient of ``pick``'s ``x``, which has ``size`` classes along ``dim``: zeros, but for the places picked."""
+    """The gradient of ``pick``'s ``x``, which has ``size`` classes along ``dim``: zero except where ``pick`` reads."""
     out = grad.new_zeros((*target.shape[:dim], size, *target.shape[dim:]))
     if not size:
         return out
@@ -40,7 +40,7 @@ def pick_backward(grad: Tensor, target: Tensor, size: int, dim: int, ignore: int
 def _places(target: Tensor, size: int, ignore: int, first: int, classes: int) -> tuple[Tensor, Tensor]:
     """The index of each target in a part of ``size`` classes, and whether it is in it.
 
-    Targets of other parts get index 0; those that are no class stay out of bounds, for an index op to refuse.
+    Targets of other parts get index 0.  A target that is no class stays out of bounds, so that an index op raises.
     """
     target = target.long()
     at = target - first
@@ -51,10 +51,10 @@ def _places(target: Tensor, size: int, ignore: int, first: int, classes: int) ->
 
 
 def amax_blocks(x: Tensor, dim: int, parts: Sequence[int]) -> Tensor:
-    """The maxima of the blocks that ``dim`` is cut into over ``parts[0]`` devices, each over ``parts[1]`` and so on.
+    """The maxima of the blocks into which ``dim`` is cut, over ``parts[0]`` devices, each over ``parts[1]`` and so on.
 
-    Blocks are as even as those of a split; the output has one element for each along ``dim``.  The
-    maximum of no elements is the smallest value that the dtype has.
+    Blocks have the sizes of parts of a split.  The output has one element for each block along ``dim``.
+    The maximum of an empty block is the smallest value of the dtype.
     """
     if not parts:
         if x.shape[dim]:
@@ -69,7 +69,7 @@ OPS: dict[str, Callable[..., Any]] = {"pick": pick, "pick_backward": pick_backwa
 
 
 def _known_to_torch() -> Any:
-    """Register the ops, so that a trace can hold them."""
+    """Register the ops with torch, so that a trace can contain them."""
 
     def picked(x: Tensor, target: Tensor, *_: int) -> Tensor:
         return x.new_empty(target.shape)
