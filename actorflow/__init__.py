@@ -1,8 +1,8 @@
 """Train a PyTorch script that was written for one device on many devices.
 
-``import actorflow as flow``: ``@flow.global_function`` makes a job of a training step;
-``flow.placement``, ``flow.sbp``, ``flow.distribute``, ``flow.constrain``, ``flow.zero`` and ``flow.place`` say how it
-lies on the devices.
+``import actorflow as flow``: ``@flow.global_function`` compiles a training step into a job.
+``flow.placement``, ``flow.sbp``, ``flow.distribute``, ``flow.constrain``, ``flow.zero`` and ``flow.place`` control how
+it is distributed over the devices.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ __all__ = [*_HOMES, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: a rank joins its run while torch is still being imported."""
+    """Import a public name on first use, so that a rank can join its run while torch is still being imported."""
     if name in _MODULES:
         return import_module(f"actorflow.{name}")
     if name not in _HOMES:

@@ -1,4 +1,4 @@
-"""PyTorch's ``amp`` by a stated list."""
+"""The names of ``torch.amp`` that ``flow.amp`` has."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Attach ``to_global``, ``to_local``, ``placement``, ``sbp`` and ``is_global`` to ``torch.Tensor``.
 
-This is all that is changed in torch.  What they do is in ``actorflow.eager``, which is imported when one is used.
+Nothing else in torch is changed.  The implementations are in ``actorflow.eager``, which is imported on first use.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ def to_local(self: Tensor) -> Tensor:
 
 
 def _placement(self: Tensor) -> Any:
-    """Where a global tensor is."""
+    """The placement of a global tensor; raises NotGlobal for a plain tensor."""
     raise NotGlobal("a plain tensor has no placement; a global tensor was expected: x.to_global(placement, sbp)")
 
 
 def _sbp(self: Tensor) -> Any:
-    """How a global tensor lies on its placement: one entry for each axis of the mesh."""
+    """The layout of a global tensor on its placement, one entry for each axis of the mesh.
+
+    Raises NotGlobal for a plain tensor.
+    """
     raise NotGlobal("a plain tensor has no sbp; a global tensor was expected: x.to_global(placement, sbp)")
 
 
 def attach() -> None:
-    """Give them to all tensors; once is enough."""
+    """Attach the methods and properties to ``torch.Tensor``."""
     import torch
 
     tensor: Any = torch.Tensor
@@ -60,7 +63,7 @@ def attach() -> None:
 
 
 def attach_with_torch() -> None:
-    """Give them to all tensors as soon as torch is imported, by whomever; this does not import it."""
+    """Attach them as soon as torch is imported, without importing it here."""
     if "torch" in sys.modules:
         attach()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -68,10 +71,10 @@ def attach_with_torch() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Is asked for every module that is imported, until torch is."""
+    """A finder that Python asks for every module until torch is imported."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> Any:
-        """How torch is found anyway, with ``attach`` at the end of its import; nothing for other modules."""
+        """The ordinary spec of torch, whose loader also calls ``attach`` after the import; None for other modules."""
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)

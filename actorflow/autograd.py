@@ -1,4 +1,4 @@
-"""PyTorch's ``autograd`` by a stated list."""
+"""The names of ``torch.autograd`` that ``flow.autograd`` has."""
 
 from __future__ import annotations
 

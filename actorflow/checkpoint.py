@@ -1,7 +1,7 @@
 """Save and load the variables and optimizers of first-generation jobs (``flow.checkpoint``).
 
-``flow.checkpoint.save`` and ``load`` are called on every rank.  The master writes the file and every rank reads it, so
-the folder must be one that all nodes see.  The file is torch's own (``torch.save``, read with ``weights_only``).
+Every rank must call ``flow.checkpoint.save`` and ``load``.  The master writes the file and every rank reads it, so all
+nodes must see the folder.  The format is torch's own (``torch.save``, read with ``weights_only``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from actorflow_compiler.core.errors import StateError
 
 __all__ = ["FILE", "get", "get_all_variables", "load", "load_variables", "save"]
 
-FILE = "variables.pt"  # inside of a checkpoint's folder
+FILE = "variables.pt"  # name of the file in a checkpoint's folder
 _saved = count()
 
 
 def save(path: str | os.PathLike[str]) -> None:
-    """Write all variables, the state of optimizers and how far learning-rate schedules are to the folder ``path``.
+    """Write all variables, and the state of all optimizers and learning-rate schedules, to the folder ``path``.
 
-    Returns, on every rank, when the file is there; what was there before is replaced at once or not at all.  Raises
-    StateError, on every rank, if the master cannot write it.
+    Returns, on every rank, when the file has been written.  An existing file is replaced as a whole or not at all.
+    Raises StateError, on every rank, if the master cannot write it.
     """
     cluster = clusters.current()
     tag = f"checkpoint {next(_saved)}"
@@ -64,11 +64,11 @@ def save(path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> None:
-    """Take variables, optimizers and schedules from the folder ``path``, on every rank.
+    """Load variables, optimizers and schedules from the folder ``path``; every rank must call it.
 
-    Before the first call of a job, its variables take their values when they are made; between calls, at once.
-    Variables that the checkpoint has not keep their values, and the master says which.  Raises StateError for a
-    folder that is none or holds no checkpoint, and, before anything is changed, for another shape of a variable.
+    Existing variables take their values at once, others when the first call of their job makes them.  Variables that
+    the checkpoint does not contain keep their values, and the master prints their names.  Raises StateError if the
+    folder does not exist or holds no checkpoint and, before anything is changed, if a variable has another shape.
     """
     found = _read(path)
     REGISTRY.write(found["variables"])
@@ -85,18 +85,19 @@ def load(path: str | os.PathLike[str]) -> None:
 
 
 def get(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The variables of a checkpoint, by name, on this rank; they can be changed and given to ``load_variables``.
+    """The variables of a checkpoint, by name, on this rank; they may be changed and passed to ``load_variables``.
 
-    Raises StateError for a folder that is none or holds no checkpoint.
+    Raises StateError if the folder does not exist or holds no checkpoint.
     """
     variables: dict[str, Tensor] = _read(path)["variables"]
     return variables
 
 
 def load_variables(values: Mapping[str, Tensor | np.ndarray[Any, Any]], ignore_mismatch: bool = True) -> None:
-    """Give variables values, by name, on every rank; those that are not made yet take theirs when they are.
+    """Set values of variables, by name, on every rank; a variable that does not exist yet takes its value when made.
 
-    ``ignore_mismatch`` leaves out values of another shape than their variable's; else they raise StateError.
+    With ``ignore_mismatch``, values of another shape than their variable's are left out; without it they raise
+    StateError.
     """
     tensors = {name: torch.as_tensor(value).detach().clone() for name, value in values.items()}
     if ignore_mismatch:
@@ -121,7 +122,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     try:
         found = torch.load(folder / FILE, map_location="cpu", mmap=True, weights_only=True)
-        values = {name: value.clone() for name, value in found["variables"].items()}  # the file may be replaced
+        values = {name: value.clone() for name, value in found["variables"].items()}  # copied: the file may be replaced
         return {"variables": values, "optimizers": found["optimizers"]}
     except Exception as error:
         raise StateError(

@@ -130,7 +130,7 @@ def plan(
 
 
 def _plan_of(script: str, arguments: tuple[str, ...], settings: Settings) -> Plan:
-    """Run the script on a pretended cluster until its plan is ready; ends the process where the script fails."""
+    """Run the script on a pretended cluster until its plan is ready; ends the process if the script fails."""
     from actorflow.control import cluster
     from actorflow.launch.entry import run_script
     from actorflow.session.session import PlanReady
@@ -152,7 +152,7 @@ def _plan_of(script: str, arguments: tuple[str, ...], settings: Settings) -> Pla
 
 
 def _explain(plan: Plan, pattern: str) -> None:
-    """Print which layouts what matches the pattern could have had."""
+    """Print the layouts that were possible for the ops, modules or variables that match the pattern."""
     if not any("\n" in note for note in plan.notes):  # an explanation has a line for each alternative
         names = ", ".join(v.name for v in plan.variables[:3])
         raise click.ClickException(

@@ -1,9 +1,9 @@
-"""Say in the script what a run is to have (devices on each node, a port), before the run begins.
+"""``flow.config``: request the devices, the port and other settings of a run in the script, before the run begins.
 
-The settings matter where the script is started by hand: ``python script.py`` becomes the launcher of its
-ranks when the run begins, at ``flow.env.init()`` or at the first call of a job, and the script runs again from
-its beginning as each of them.  Under ``actorflow run`` they fill in what the command line does not say; a
-contradiction is an error.
+The settings take effect when the script is started by hand.  Then ``python script.py`` becomes the launcher of its
+ranks when the run begins, at ``flow.env.init()`` or at the first call of a job, and the script runs again from its
+beginning as each rank.  Under ``actorflow run`` they supply what the command line leaves open; a contradiction is an
+error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["cpu_device_num", "ctrl_port", "enable_tensor_float_32_compute", "gpu_device_num", "insecure"]
 
-# names that scripts of the time set → what there is instead
+# names that older scripts set → what to use instead
 _ELSEWHERE = {
     "machine": "the list of nodes is given with flow.env.machine",
     "machine_num": "the number of nodes is the length of the list of flow.env.machine",
@@ -26,10 +26,10 @@ _ELSEWHERE = {
 
 
 def gpu_device_num(n: int) -> None:
-    """Ask for ``n`` devices on every node, which are GPUs; where a machine has no CUDA device, CPU devices.
+    """Request ``n`` devices on every node: GPUs, or CPU devices on a machine without a CUDA device.
 
-    Raises ClusterError for what is no number above 0, for more than the machine's GPUs, where it has some, and
-    after the run has begun.
+    Raises ClusterError if ``n`` is no integer above 0, if the machine has GPUs but fewer than ``n``, and after the run
+    has begun.
     """
     call = f"flow.config.gpu_device_num({n!r})"
     _check(call, n, 1, None)
@@ -42,9 +42,9 @@ def gpu_device_num(n: int) -> None:
 
 
 def cpu_device_num(n: int) -> None:
-    """Ask for ``n`` devices on every node, which are CPU devices: processes that share the cores.
+    """Request ``n`` CPU devices on every node: processes that share its cores.
 
-    Raises ClusterError for what is no number above 0, and after the run has begun.
+    Raises ClusterError if ``n`` is no integer above 0, and after the run has begun.
     """
     call = f"flow.config.cpu_device_num({n!r})"
     _check(call, n, 1, None)
@@ -52,10 +52,10 @@ def cpu_device_num(n: int) -> None:
 
 
 def ctrl_port(port: int) -> None:
-    """Use this port of node 0 for what the ranks say to each other, the same on every node; 50051 is the default.
+    """Set the port of node 0 for control messages between ranks, the same on every node; 50051 by default.
 
-    Raises ClusterError for what is no port, and after the run has begun.  A run that ``actorflow run`` has started
-    on one node alone keeps the free port that it has found.
+    Raises ClusterError if ``port`` is no valid port, and after the run has begun.  A run that ``actorflow run`` has
+    started on a single node keeps the free port that it has found.
     """
     call = f"flow.config.ctrl_port({port!r})"
     _check(call, port, 1, 65535)
@@ -63,15 +63,15 @@ def ctrl_port(port: int) -> None:
 
 
 def insecure(yes: bool = True) -> None:
-    """Let several nodes come together without a shared secret (ACTORFLOW_TOKEN): anyone who reaches the port can join.
+    """Let several nodes join without a shared secret (ACTORFLOW_TOKEN): anyone who reaches the port can then join.
 
-    For networks that are trusted wholly.  Raises ClusterError after the run has begun.
+    Use it only in networks that are fully trusted.  Raises ClusterError after the run has begun.
     """
     request_setting("insecure", yes, f"flow.config.insecure({yes!r})")
 
 
 def enable_tensor_float_32_compute(yes: bool = True) -> None:
-    """Let float32 matrix products of GPUs use TF32: ``torch.set_float32_matmul_precision("high")``, or "highest"."""
+    """Allow TF32 in float32 matrix products on GPUs: ``torch.set_float32_matmul_precision("high")``, or "highest"."""
     import torch
 
     torch.set_float32_matmul_precision("high" if yes else "highest")

@@ -1,4 +1,4 @@
-"""PyTorch's ``cuda`` by a stated list."""
+"""The names of ``torch.cuda`` that ``flow.cuda`` has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``flow.env``: this process's rank, its host's number, and how many there are in its run."""
+"""``flow.env``: the rank and node of this process, the size of its run, and settings before the run begins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def rank() -> int:
-    """This process's number, 0 … ``world_size() - 1``."""
+    """This process's rank, from 0 to ``world_size() - 1``."""
     return process_settings().rank
 
 
@@ -43,12 +43,12 @@ def world_size() -> int:
 
 
 def is_master() -> bool:
-    """Whether this is rank 0."""
+    """Whether this process is rank 0."""
     return process_settings().rank == 0
 
 
 def local_rank() -> int:
-    """This process's number on its node."""
+    """This process's number among the ranks of its node."""
     return process_settings().local_rank
 
 
@@ -66,30 +66,30 @@ def node_count() -> int:
 
 
 def get_rank() -> int:
-    """This process's number, as ``rank`` gives it."""
+    """This process's rank, like ``rank``."""
     return rank()
 
 
 def get_world_size() -> int:
-    """The number of ranks, as ``world_size`` gives it."""
+    """The number of ranks, like ``world_size``."""
     return world_size()
 
 
 def get_local_rank() -> int:
-    """This process's number on its node, as ``local_rank`` gives it."""
+    """This process's number among the ranks of its node, like ``local_rank``."""
     return local_rank()
 
 
 def get_node_size() -> int:
-    """The number of nodes, as ``node_count`` gives it."""
+    """The number of nodes, like ``node_count``."""
     return node_count()
 
 
 def init_rdma() -> None:
-    """Have NCCL move what is on GPUs over InfiniBand or RoCE; collective.
+    """Make NCCL use InfiniBand or RoCE for GPU tensors; a collective operation, so every rank must call it.
 
-    NCCL uses such devices by itself: this makes the ranks' group, and warns (RdmaWarning) where they cannot be
-    used, with the reason; then the network's ordinary sockets carry the data.  Call it on every rank.
+    NCCL finds such devices by itself.  This call creates the ranks' process group, and issues an RdmaWarning with the
+    reason if the devices cannot be used; ordinary network sockets then carry the data.
     """
     from actorflow.distributed import rdma
 
@@ -97,7 +97,7 @@ def init_rdma() -> None:
 
 
 def rdma_is_initialized() -> bool:
-    """Whether ``init_rdma`` has been called on this rank and has found what NCCL needs for RDMA."""
+    """Whether ``init_rdma`` was called on this rank and found everything that NCCL needs for RDMA."""
     from actorflow.distributed import rdma
 
     return rdma.initialized()
@@ -107,12 +107,12 @@ def rdma_is_initialized() -> bool:
 
 
 def machine(*nodes: Any) -> None:
-    """Name the nodes of the run, node 0, the master, first: ``machine([{"addr": "10.0.0.1"}, {"addr": "10.0.0.2"}])``.
+    """Name the nodes of the run, the master first: ``machine([{"addr": "10.0.0.1"}, {"addr": "10.0.0.2"}])``.
 
-    A node is a dictionary with the key ``"addr"``, or that address or name itself; nodes come as one list or one by
-    one.  The same script is started by hand on every node; each finds its own address in the list, or
-    takes what the variable ``ACTORFLOW_NODE`` says.  Raises ClusterError for what is no node, for one that is
-    given twice, and after the run has begun.
+    A node is a dictionary with the key ``"addr"``, or its address or name itself.  Nodes are passed as one list or as
+    separate arguments.  The same script is started by hand on every node.  Each node finds its own address in the list,
+    or takes its number from the variable ``ACTORFLOW_NODE``.  Raises ClusterError for an invalid node, for a node that
+    is named twice, and after the run has begun.
     """
     listed = nodes[0] if len(nodes) == 1 and isinstance(nodes[0], list | tuple) else nodes
     call = f"flow.env.machine({nodes[0] if len(nodes) == 1 else nodes!r})"
@@ -134,28 +134,28 @@ def _address(node: Any, call: str) -> str:
 
 
 def ctrl_port(port: int) -> None:
-    """Set the port of node 0, as ``flow.config.ctrl_port`` does."""
+    """Set the port of node 0, like ``flow.config.ctrl_port``."""
     config.ctrl_port(port)
 
 
 def log_dir(folder: str) -> None:
-    """Have the output of ranks other than 0 written to this folder, where the script makes its process the launcher.
+    """Write the output of ranks other than 0 to files in this folder, if the script's process becomes the launcher.
 
-    On the command line ``--log-dir`` says so.  Raises ClusterError after the run has begun.
+    The option ``--log-dir`` of the command line does the same.  Raises ClusterError after the run has begun.
     """
     start.request_setting("log_dir", str(folder), f"flow.env.log_dir({folder!r})")
 
 
 def grpc_use_no_signal(yes: bool = True) -> None:
-    """Nothing to do: gRPC takes no signals here.  For scripts that say so."""
+    """Do nothing, for scripts that call it: gRPC installs no signal handlers here."""
 
 
 def init() -> None:
-    """Begin the run: this process stays where it is one of those that the script asks for; else it starts them.
+    """Begin the run: return in a process that is a rank of the run; otherwise start the ranks.
 
-    With several devices or nodes (``flow.config``, ``machine``) a process that was started by hand becomes the
-    launcher and does not return: the script runs again from its beginning, as every rank of this node.  In the
-    ranks it returns when what the script asks for agrees with how they were started.  Raises ClusterError
-    where it does not, or where this machine has no place in the list of nodes.
+    If the script requests several devices or nodes (``flow.config``, ``machine``), a process that was started by hand
+    becomes the launcher and does not return: the script runs again from its beginning, as every rank of this node.  In
+    the ranks it returns if the script's requests agree with how they were started.  Raises ClusterError if they do not,
+    or if this machine is not in the list of nodes.
     """
     current()

@@ -1,4 +1,4 @@
-"""``flow.global_function``: make a job of a function, which is compiled when it is called and runs on all devices."""
+"""``flow.global_function``: make a job of a function, which is compiled at its first call and runs on all devices."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = ["Job", "global_function"]
 class Job:
     """A compiled function.
 
-    Calling it returns at once, with the function's results as tensors that wait when they are used.
-    Every rank makes the same calls in the same order.
+    A call returns at once, with the function's results as tensors that wait for their values when they are used.
+    Every rank must make the same calls in the same order.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Job:
         if body.mirrored:
             self._check_mirrored()
         self.plans: PlanCache[CompiledPlan] = PlanCache(self.name)
-        self.keys: PlanKeys | None = None  # of what the last search found
+        self.keys: PlanKeys | None = None  # of the state that the last search found
         self.last: CompiledPlan | None = None
-        self._bound: dict[int, Job] = {}  # by id, for objects that take no attributes and hold nothing that does
+        self._bound: dict[int, Job] = {}  # by id, for objects to which nothing can be attached
 
     def _check_mirrored(self) -> None:
-        """Raise CallError for what the mirrored view has not."""
+        """Raise CallError for options that the mirrored view does not support."""
         given: list[tuple[str, object, object]] = [
             ("micro_batches", self.micro_batches, 1),
             ("parallel", self.parallel, None),
@@ -93,15 +93,15 @@ class Job:
                 )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the job with logical (whole) arguments; returns what the function returns.
+        """Call the job with logical (whole) arguments; returns the results of the function.
 
-        In the mirrored view arguments and results are lists with one item for each device.  Where the function's
-        result is annotated with a form of ``actorflow.typing``, it is in that form.
+        In the mirrored view arguments and results are lists with one item for each device.  If the function's result is
+        annotated with a form of ``actorflow.typing``, it has that form.
         """
         return current().call(self, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Job:
-        """The job of a method, for one object; each object has plans of its own, which go with it."""
+        """The job of a method, bound to one object; each object has its own plans, which are freed with it."""
         if instance is None:
             return self
         kept = beside(instance)
@@ -113,8 +113,8 @@ class Job:
         return found
 
     def _of_slots(self, instance: Any) -> Job:
-        """The same for an object that takes no attributes: it goes with the models and optimizers of the object."""
-        key = self, id(instance)  # which stays its own: the job holds it
+        """The bound job for an object without ``__dict__``; it lives as long as the object's models and optimizers."""
+        key = self, id(instance)  # this id stays the object's own, because the job holds the object
         known = self._bound.get(id(instance))
         if known is not None:
             return known
@@ -129,7 +129,7 @@ class Job:
         return found
 
     def _of(self, instance: Any) -> Job:
-        """The job of this method of one object."""
+        """Make the job of this method for one object."""
         return Job(
             types.MethodType(self.function, instance),
             type=self.type,
@@ -146,7 +146,7 @@ class Job:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the last call (on the master that of all ranks); None before the first."""
+        """The plan of the last call (on the master: of all ranks); None before the first call."""
         return None if self.last is None else self.last.plan
 
     def __repr__(self) -> str:
@@ -208,33 +208,32 @@ def global_function(
 ) -> Job | Callable[[Callable[..., Any]], Job]:
     """Make a job of a function: one training step (``type="train"``) or one prediction (``"predict"``).
 
-    The function is ordinary PyTorch over whole (logical) batches.  Modules, optimizers and tensors
-    that it uses are found by themselves; ``model`` and ``optimizer`` (one, a list or a dictionary of them) name
-    those that are not.  ``micro_batches`` is how many equal pieces the batch goes in, one behind the other; the
-    first batch has to divide into that many, another one (a shorter last one) goes in as many, up to that, as it
-    divides into.  A predict job runs without gradients.
+    The function is ordinary PyTorch over whole (logical) batches.  The modules, optimizers and tensors that it uses are
+    found automatically; ``model`` and ``optimizer`` (one, a list or a dictionary of them) name those that are not
+    found. ``micro_batches`` is the number of equal micro-batches into which the batch is split.  The first batch must
+    be divisible by it; a later batch of another size, such as a shorter last one, is split into the largest possible
+    number up to it.  A predict job runs without gradients.
 
-    ``parallel`` says how the step is laid out, as far as hints leave it open: "data" (the default)
-    splits the batch and keeps parameters whole; "tensor" keeps the batch whole and splits weights;
-    "auto" looks for what costs least; a dictionary such as ``{"data": 2, "tensor": 4}`` makes a mesh
-    with an axis for each.  ``memory_budget`` is what each device may hold ("20GB", or bytes); with it,
-    "auto" is the default.
+    ``parallel`` controls the layout of the step where hints leave it open.  "data" (the default) splits the batch and
+    keeps parameters whole; "tensor" keeps the batch whole and splits weights; "auto" searches for the cheapest layout;
+    a dictionary such as ``{"data": 2, "tensor": 4}`` makes a mesh with one axis for each entry.  ``memory_budget``
+    limits the memory of each device ("20GB", or a number of bytes); with it, "auto" is the default.
 
-    ``schedule`` says in which order the stages of a pipeline work on the micro-batches: "auto" (the default)
-    looks for what takes the least time, of the published ones ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2",
-    "zb-v") and beyond; one of their names gives that one.  Where it does not fit the memory budget, time is
-    given up for memory.
+    ``schedule`` is the order in which the stages of a pipeline process the micro-batches.  "auto" (the default)
+    searches for the fastest schedule, among the published ones ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2",
+    "zb-v") and beyond; one of their names selects that one.  If it does not fit the memory budget, a slower schedule
+    that needs less memory is used.
 
-    ``compile`` says how each rank runs the ops between communications: one by one (the default); True or "inductor" has
-    torch's inductor join them, which takes a while before the first step; "reduce-overhead" replays them as CUDA graphs
-    as well, where a GPU runs them; "max-autotune" and "max-autotune-no-cudagraphs" also try several kernels for each
-    product; "cudagraphs" only replays.  The names are those of ``torch.compile``, and so is what they do to rounding.
+    ``compile`` is how each rank runs the ops between communications.  By default they run one by one.  True or
+    "inductor" fuses them with torch's inductor, which takes a while before the first step; "reduce-overhead" also
+    replays them as CUDA graphs on GPUs; "max-autotune" and "max-autotune-no-cudagraphs" also try several kernels for
+    each matrix product; "cudagraphs" only replays CUDA graphs.  The names, and the effects on rounding, are those of
+    ``torch.compile``.
 
-    ``function_config`` (``flow.function_config()``) says which view the job has (consistent, or mirrored: data
-    parallelism over lists with one item for each device), where its ops run, and its dtype; ``type`` and it may be
-    given by position, as ``("train", func_config)``.  Annotations of
-    ``actorflow.typing`` say what arguments have to be and in which form the result comes.
-    Raises CallError or LayoutError for values that mean nothing.
+    ``function_config`` (``flow.function_config()``) sets the view of the job (consistent, or mirrored: data parallelism
+    over lists with one item for each device), where its ops run, and its dtype.  ``type`` and ``function_config`` may
+    be given by position, as ``("train", func_config)``.  Annotations of ``actorflow.typing`` state the form of
+    arguments and of the result.  Raises CallError or LayoutError for invalid values.
 
     >>> @global_function(type="train", micro_batches=8)
     ... def train_step(x, y):

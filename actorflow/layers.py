@@ -1,4 +1,4 @@
-"""Layers of OneFlow's first generation, under the name that scripts import: ``import actorflow.layers as layers``."""
+"""``flow.layers``: the layers of OneFlow's first generation, importable as ``import actorflow.layers as layers``."""
 
 from __future__ import annotations
 

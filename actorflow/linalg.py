@@ -1,4 +1,4 @@
-"""PyTorch's ``linalg`` by a stated list."""
+"""The names of ``torch.linalg`` that ``flow.linalg`` has."""
 
 from __future__ import annotations
 

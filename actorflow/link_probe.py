@@ -1,7 +1,7 @@
 """Measure latency and bandwidth of a send between two ranks of this machine, and print them as JSON.
 
-``actorflow run link_probe.py --devices 2`` is how it is used: what it measures is the whole way that a
-register's tokens take in a run.
+Run it with ``actorflow run link_probe.py --devices 2``.  It measures the whole path that the tokens of a register take
+in a run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 import actorflow as flow
 
-HOPS = 32  # sends in a call; the difference between two numbers of hops leaves the call itself out
-SMALL, LARGE = 16, 1 << 20  # elements: within a message, and beside it
+HOPS = 32  # sends in a call; the difference between calls with many and no sends excludes the call itself
+SMALL, LARGE = 16, 1 << 20  # elements of a tensor that travels inside a message, and of one that does not
 CALLS = 9
 
 
 def measure(elements: int, hops: int) -> float:
-    """Seconds of one call that sends a tensor back and forth."""
+    """The median time of a call that sends a tensor back and forth ``hops`` times, in seconds."""
 
     @flow.global_function(type="predict", name=f"hops {hops}, {elements} elements")
     def job(x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def measure(elements: int, hops: int) -> float:
 
 
 def added(elements: int) -> float:
-    """Seconds of what is computed between two sends."""
+    """The median time of the addition between two sends, in seconds."""
     x, times = torch.zeros(elements), []
     for _ in range(CALLS):
         start = time.perf_counter()
@@ -50,7 +50,7 @@ def added(elements: int) -> float:
 
 
 def main() -> None:
-    """Print one line on the master."""
+    """Print latency (seconds) and bandwidth (bytes per second) as one line of JSON, on the master."""
     hop = {n: (measure(n, HOPS) - measure(n, 0)) / HOPS - added(n) for n in (SMALL, LARGE)}
     bandwidth = 4 * (LARGE - SMALL) / max(hop[LARGE] - hop[SMALL], 1e-9)
     if flow.env.is_master():

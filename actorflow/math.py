@@ -1,6 +1,6 @@
-"""``flow.math`` of OneFlow's first generation, on torch's functions.
+"""``flow.math`` of OneFlow's first generation, implemented by torch's functions.
 
-Every function takes the ``name`` of the op, which has no meaning here.
+The argument ``name`` of a function, the name of the op in OneFlow, has no effect.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ Axis = int | Sequence[int] | None
 
 class _UnaryFunction(Protocol):
     def __call__(self, x: Tensor, name: str | None = None) -> Tensor:
-        """One result for each element."""
+        """An op on each element."""
 
 
 class _BinaryFunction(Protocol):
     def __call__(self, x: Any, y: Any, name: str | None = None) -> Tensor:
-        """One result for each pair of elements, broadcast; one of both may be a number."""
+        """An op on each pair of elements, with broadcasting; one operand may be a number."""
 
 
 def _wrap_unary(run: Any) -> _UnaryFunction:
@@ -166,7 +166,7 @@ subtract = _wrap_binary(torch.sub)
 
 
 def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
-    """The sum of tensors of one shape."""
+    """The sum of tensors of the same shape."""
     first, *others = inputs
     for tensor in others:
         first = first + tensor
@@ -174,27 +174,27 @@ def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
 
 
 def reduce_sum(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Over ``axis``; over all dims if it is None."""
+    """The sum over ``axis``; None means all dims."""
     return torch.sum(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
 
 
 def reduce_mean(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Over ``axis``; over all dims if it is None."""
+    """The mean over ``axis``; None means all dims."""
     return torch.mean(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
 
 
 def reduce_max(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Over ``axis``; over all dims if it is None."""
+    """The maximum over ``axis``; None means all dims."""
     return torch.amax(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
 
 
 def reduce_min(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Over ``axis``; over all dims if it is None."""
+    """The minimum over ``axis``; None means all dims."""
     return torch.amin(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
 
 
 def reduce_prod(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Over ``axis``; over all dims if it is None."""
+    """The product over ``axis``; None means all dims."""
     found = input_tensor
     for dim in sorted(_dims(input_tensor, axis), reverse=True):
         found = torch.prod(found, dim, keepdim=keepdims)
@@ -202,19 +202,19 @@ def reduce_prod(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False,
 
 
 def reduce_std(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Of all elements over ``axis`` (no estimate from a sample); over all dims if it is None."""
+    """The standard deviation over ``axis``, of all elements (divided by n, not n - 1); None means all dims."""
     return torch.std(input_tensor, _dims(input_tensor, axis), correction=0, keepdim=keepdims)
 
 
 def reduce_variance(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """The square of ``reduce_std``."""
+    """The variance over ``axis``, the square of ``reduce_std``; None means all dims."""
     return torch.var(input_tensor, _dims(input_tensor, axis), correction=0, keepdim=keepdims)
 
 
 def reduce_euclidean_norm(
     input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None
 ) -> Tensor:
-    """The square root of the sum of squares."""
+    """The square root of the sum of squares over ``axis``; None means all dims."""
     found: Tensor = torch.linalg.vector_norm(input_tensor, 2, _dims(input_tensor, axis), keepdim=keepdims)
     return found
 
@@ -222,39 +222,39 @@ def reduce_euclidean_norm(
 def reduce_logsumexp(
     input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None
 ) -> Tensor:
-    """The logarithm of the sum of exponentials."""
+    """The logarithm of the sum of exponentials over ``axis``; None means all dims."""
     return torch.logsumexp(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
 
 
 def reduce_any(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Whether any element is not 0."""
+    """Whether any element over ``axis`` is not 0; None means all dims."""
     return torch.any(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
 
 
 def reduce_all(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """Whether no element is 0."""
+    """Whether no element over ``axis`` is 0; None means all dims."""
     return torch.all(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
 
 
 def argmax(input: Tensor, axis: int = -1, name: str | None = None) -> Tensor:
-    """Where the largest element along ``axis`` is."""
+    """The index of the largest element along ``axis``."""
     return torch.argmax(input, axis)
 
 
 def top_k(input: Tensor, axis: int = -1, k: int = 1, sorted: bool = True, name: str | None = None) -> Tensor:
-    """Where the ``k`` largest elements along ``axis`` are."""
+    """The indices of the ``k`` largest elements along ``axis``."""
     return torch.topk(input, k, axis, sorted=sorted).indices
 
 
 def clip_by_value(
     values: Tensor, min_value: float | None = None, max_value: float | None = None, name: str | None = None
 ) -> Tensor:
-    """No smaller than ``min_value``, no larger than ``max_value``."""
+    """The elements, limited to the range from ``min_value`` to ``max_value``."""
     return torch.clamp(values, min_value, max_value)
 
 
 def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor:
-    """Divided by the norm along ``axis`` (0 if it is None), which counts as √epsilon where it is smaller."""
+    """The input divided by its norm along ``axis`` (dim 0 for None); a norm below √epsilon counts as √epsilon."""
     squares = torch.sum(input * input, 0 if axis is None else axis, keepdim=True)
     return input * torch.clamp(squares, min=epsilon).rsqrt()
 

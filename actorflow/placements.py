@@ -1,4 +1,4 @@
-"""``flow.placement``: make a placement from a type of device and ranks, as users write them."""
+"""``flow.placement``: make a placement from a device type and ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["placement"]
 
 
 class _Placements:
-    """``placement(type, ranks)`` makes one, ``placement.all(type)`` one of all ranks."""
+    """``placement(type, ranks)`` makes a placement of these ranks, ``placement.all(type)`` one of all ranks."""
 
     __slots__ = ()
 
     def __call__(self, type: str, ranks: Any = None) -> Placement:
-        """The devices of ``ranks``: a list, a range or an array; nested or with several dims it makes a mesh.
+        """The devices of ``ranks``: a list, a range or an array; if it is nested or has several dims, a mesh.
 
         >>> flow.placement("cuda", ranks=[[0, 1], [2, 3]]).hierarchy
         (2, 2)
 
-        Raises LayoutError for ranks that make no placement.
+        Raises LayoutError for ranks that do not form a placement.
         """
         if ranks is None:
             raise LayoutError(
@@ -33,7 +33,7 @@ class _Placements:
         return make(type, _listed(ranks))
 
     def all(self, type: str) -> Placement:
-        """The devices of all ranks of this run, in one row.
+        """The devices of all ranks of this run, in one dimension.
 
         >>> flow.placement.all("cpu")
         Placement(type='cpu', ranks=(0,), hierarchy=(1,))
@@ -50,7 +50,7 @@ class _Placements:
 
 
 def _listed(ranks: Any) -> Any:
-    """Arrays, tuples and ranges as nested lists of plain integers."""
+    """Convert arrays, tuples and ranges to nested lists of plain integers."""
     if hasattr(ranks, "tolist"):
         ranks = ranks.tolist()
     if isinstance(ranks, list | tuple | range):

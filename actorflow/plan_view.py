@@ -1,4 +1,4 @@
-"""``flow.plan``: the plan of a job, to look at in a notebook or to write to a file."""
+"""``flow.plan``: the plan of a job, to show in a notebook or to write to a file."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from actorflow_compiler.plan.plan import Plan
 
 __all__ = ["PlanView", "plan"]
 
-HEIGHT = 900  # pixels of the page in a notebook
+HEIGHT = 900  # height of the page in a notebook, in pixels
 
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """A plan to be looked at: printed, shown in a notebook, or written to a file.
+    """A plan for people: it can be printed, shown in a notebook, or written to a file.
 
-    ``plan`` is the plan itself, ``hardware`` what its forecast is for.  Each export has a method of its name.
+    ``plan`` is the plan itself, ``hardware`` the devices of its forecast.  Each file format has a method of its name.
     """
 
     plan: Plan
     hardware: Hardware
 
     def write(self, path: str | Path) -> Path:
-        """Write the plan to a file: .html, .svg, .dot, .json, .txt, or the orders alone as .csv.
+        """Write the plan to a file: .html, .svg, .dot, .json, .txt, or only the orders as .csv.
 
-        Raises ShowError for another ending, and for a place that cannot be written.
+        Raises ShowError for another suffix, and if the file cannot be written.
         """
         return formats.write(self.plan, self.hardware, path)
 
     def html(self) -> str:
-        """One page with graphs, timeline, memory and communications, for any browser."""
+        """One HTML page with graphs, timeline, memory and communications."""
         return self._export(".html")
 
     def svg(self) -> str:
-        """Timeline, logical graph and actors as one still picture."""
+        """Timeline, logical graph and actors as one static picture."""
         return self._export(".svg")
 
     def dot(self) -> str:
@@ -58,11 +58,11 @@ class PlanView:
         return self._export(".json")
 
     def text(self) -> str:
-        """The plan and a short forecast for people."""
+        """The plan and a short forecast, as text for people."""
         return self._export(".txt")
 
     def csv(self) -> str:
-        """The orders, as torch's pipeline schedules load them."""
+        """The orders in the format that torch's pipeline schedules load."""
         return self._export(".csv")
 
     def _export(self, suffix: str) -> str:
@@ -77,7 +77,7 @@ class PlanView:
         return f"<plan {found.name} for {ranks}, {len(found.actors)} actors; .write('plan.html') draws it>"
 
     def _repr_html_(self) -> str:
-        """The page, in a frame of a notebook."""
+        """The page in an iframe, for a notebook."""
         return (
             f'<iframe srcdoc="{escape(self.html())}" style="width:100%;height:{HEIGHT}px;border:0" '
             f'title="plan of {escape(self.plan.name)}"></iframe>'
@@ -85,17 +85,17 @@ class PlanView:
 
 
 def plan(job: Job, *args: Any, devices: int | None = None, hardware: str = "", **kwargs: Any) -> PlanView:
-    """The plan of a job, to be looked at.
+    """The plan of a job, for people.
 
-    After a call of the job, ``flow.plan(train_step)`` is the plan of its last call; on the master, which alone has
-    that of all ranks.  With arguments of a call the job is compiled for them and for as many ``devices``, which need
-    not exist; nothing runs and nothing changes:
+    After a call of the job, ``flow.plan(train_step)`` is the plan of its last call; call it on the master, because only
+    the master has the plan of all ranks.  With the arguments of a call the job is compiled for them and for ``devices``
+    devices, which need not exist; nothing runs and nothing changes:
 
     >>> flow.plan(train_step, tokens, targets, devices=4).write("plan.html")
 
-    ``hardware`` is a file that describes the devices (docs/hardware.md); without it, they are taken to be like this
-    machine's.  Raises CallError for what is no job, for a job that was not called yet and has no arguments here, and
-    on another rank than the master.
+    ``hardware`` is a file that describes the devices (docs/hardware.md); without it they are assumed to be like those
+    of this machine.  Raises CallError if ``job`` is no job, if it has not been called yet and no arguments are given,
+    and on a rank other than the master.
     """
     if not isinstance(job, Job):
         raise CallError(f"flow.plan was given {job!r}; expected: a job, a function with @flow.global_function")
@@ -122,7 +122,7 @@ def plan(job: Job, *args: Any, devices: int | None = None, hardware: str = "", *
 
 
 def _compiled_for(job: Job, devices: int, hardware: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """The plan of a call on a pretended cluster, compiled on a copy of the job, which itself does not change."""
+    """The plan of a call on a pretended cluster; it is compiled on a copy of the job, so the job does not change."""
     apart = copy(job)
     apart.body, apart.keys = job.body.copied(), None
     settings = Settings(world=devices, devices=devices, pretend=True, plan_job=job.name, hardware=hardware)

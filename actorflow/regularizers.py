@@ -12,7 +12,7 @@ __all__ = ["Regularizer", "l1", "l1_l2", "l2"]
 
 @dataclass(frozen=True, slots=True)
 class Regularizer:
-    """Adds ``l1 · sign(variable) + l2 · variable`` to the gradient, before clipping; the loss is as it was."""
+    """Adds ``l1 · sign(variable) + l2 · variable`` to the gradient, before clipping; the loss value does not change."""
 
     l1: float
     l2: float
@@ -24,15 +24,15 @@ class Regularizer:
 
 
 def l1_l2(l1: float = 0.01, l2: float = 0.01) -> Regularizer:
-    """Both: ``l1 · Σ|w| + l2 / 2 · Σw²``.  Raises StateError for factors below 0."""
+    """Both penalties: ``l1 · Σ|w| + l2 / 2 · Σw²``.  Raises StateError for factors below 0."""
     return Regularizer(l1, l2)
 
 
 def l1(l: float = 0.01) -> Regularizer:  # noqa: E741 (OneFlow's name)
-    """``l · Σ|w|``, which makes weights sparse.  Raises StateError for a factor below 0."""
+    """The penalty ``l · Σ|w|``, which makes weights sparse.  Raises StateError for a factor below 0."""
     return Regularizer(l, 0.0)
 
 
 def l2(l: float = 0.01) -> Regularizer:  # noqa: E741 (OneFlow's name)
-    """``l / 2 · Σw²``, which is weight decay for SGD.  Raises StateError for a factor below 0."""
+    """The penalty ``l / 2 · Σw²``, which is weight decay for SGD.  Raises StateError for a factor below 0."""
     return Regularizer(0.0, l)

@@ -1,4 +1,4 @@
-"""How a tensor lies over devices, as users write it: ``sbp.split(0)``, ``sbp.broadcast``, ``sbp.partial_sum``."""
+"""``flow.sbp``: layouts of a tensor on devices: ``sbp.split(0)``, ``sbp.broadcast``, ``sbp.partial_sum``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["broadcast", "partial_sum", "split"]
 
 
 class _Broadcast(values.Broadcast):
-    """Every device holds the whole tensor; ``broadcast()`` is the same."""
+    """Every device holds the whole tensor; ``broadcast()`` is the same as ``broadcast``."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class _Broadcast(values.Broadcast):
 
 
 class _PartialSum(values.PartialSum):
-    """Every device holds a term of the sum that is the tensor; ``partial_sum()`` is the same."""
+    """Every device holds one term of a sum, which is the tensor; ``partial_sum()`` is the same as ``partial_sum``."""
 
     __slots__ = ()
 
@@ -37,7 +37,10 @@ class _PartialSum(values.PartialSum):
 
 
 def split(dim: int) -> values.Split:
-    """Dimension ``dim`` is cut over the devices, as evenly as possible."""
+    """A layout that splits dimension ``dim`` over the devices, as evenly as possible.
+
+    Raises LayoutError if ``dim`` is no integer.
+    """
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise LayoutError(f"split({dim!r}) was found; the number of a dimension was expected: split(0)")
     return values.Split(dim)

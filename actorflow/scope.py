@@ -1,4 +1,4 @@
-"""Scopes for ops inside a job, under the name that scripts import: ``with flow.scope.placement("cpu", [0, 1]): …``."""
+"""``flow.scope``: scopes for ops inside a job, such as ``with flow.scope.placement("cpu", [0, 1]): …``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of this package that are torch's own: listed here, and looked up in torch when they are first used.
+"""The public names of this package that come from torch; each is looked up in torch on first use.
 
 Functions that create tensors with a placement are in ``actorflow.eager.constructors``.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints as OneFlow's older scripts write them: ``check_point = flow.train.CheckPoint(); check_point.init()``."""
+"""Checkpoints in the form of older OneFlow scripts: ``check_point = flow.train.CheckPoint(); check_point.init()``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class CheckPoint:
     """``flow.checkpoint`` as an object."""
 
     def init(self) -> None:
-        """Nothing: variables are initialised when the first call of a job makes them."""
+        """Do nothing: variables are initialised when the first call of a job makes them."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """See ``flow.checkpoint.save``."""

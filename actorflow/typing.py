@@ -1,4 +1,4 @@
-"""What the arguments and results of a first-generation job function are: ``import actorflow.typing as tp``.
+"""The types of arguments and results of a first-generation job function: ``import actorflow.typing as tp``.
 
 >>> @flow.global_function(type="train")
 ... def train_job(
@@ -24,11 +24,11 @@ Form = TypeVar("Form")
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What one argument of a job has to be: made by ``tp.Numpy.Placeholder`` and ``tp.ListNumpy.Placeholder``."""
+    """The required form of one argument, made by ``tp.Numpy.Placeholder`` and ``tp.ListNumpy.Placeholder``."""
 
-    shape: tuple[int, ...]  # exactly; of one item where there is one for each device
+    shape: tuple[int, ...]  # the exact shape; that of one item if there is one for each device
     dtype: torch.dtype
-    each: bool  # a list with one item for each device
+    each: bool  # whether the argument is a list with one item for each device
 
     def __str__(self) -> str:
         kind = "ListNumpy" if self.each else "Numpy"
@@ -36,16 +36,16 @@ class Placeholder:
 
 
 class Numpy:
-    """An argument or a result that is one array: the whole (logical) batch, on all devices together."""
+    """An argument or a result that is one array: the whole (logical) batch of all devices."""
 
     each: ClassVar[bool] = False
 
     @classmethod
     def Placeholder(cls, shape: Sequence[int], dtype: torch.dtype = torch.float) -> Placeholder:  # noqa: N802 (OneFlow's name)
-        """An argument of this shape and dtype, as a NumPy array or a tensor.
+        """An argument of this shape and dtype, passed as a NumPy array or a tensor.
 
-        An array of the same kind of numbers is converted: floating numbers to the placeholder's precision, integers
-        where every value fits.  Raises CallError for what is no shape or dtype.
+        An array of the same kind of numbers is converted: floating-point numbers to the placeholder's precision,
+        integers if every value fits.  Raises CallError for an invalid shape or dtype.
         """
         try:
             sizes = tuple(shape)
@@ -66,16 +66,16 @@ class Numpy:
 
 
 class ListNumpy(Numpy):
-    """An argument or a result with one array for each device, in a list: the mirrored view."""
+    """An argument or a result that is a list with one array for each device, in the mirrored view."""
 
     each: ClassVar[bool] = True
 
 
 class Callback(Generic[Form]):
-    """``-> tp.Callback[tp.Numpy]``: a call returns at once with a function, which takes a callback.
+    """``-> tp.Callback[tp.Numpy]``: a call returns at once with a function that takes a callback.
 
-    The callback is called once, with the result, on a thread of its own; callbacks run in the order in which they
-    were given.
+    The callback is called once, with the result, on a separate thread; callbacks run in the order in which they were
+    given.
 
     >>> train_job(images, labels)(lambda loss: print(loss.mean()))
     """

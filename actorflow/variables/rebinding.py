@@ -120,7 +120,7 @@ class RebindingSite:
         self._put(self._with(self._renewed(holder, states)))
 
     def depart(self, holder: RebindingBackend, states: Iterable[ScriptState]) -> None:
-        """Do the same if the script has put the stand-ins into other places; the value that it has put here stays."""
+        """Renew the stand-ins, which the script has put into other places; the value that it has put here stays."""
         self.leaves = self._renewed(holder, states)
         self._departed = True
 
@@ -137,7 +137,10 @@ class RebindingSite:
         return [others[id(leaf)] for leaf in self.leaves]
 
     def changed(self, values: Sequence[Tensor]) -> None:
-        """Note that a step changed the old tensors in place before it put others there; ``values`` are the results."""
+        """Give the tensors that this call leaves to the script the values that they had before the rebinding.
+
+        This is for a step that changed them in place first; ``values`` are these values, as results of the call.
+        """
         for number, tensor in self.left:
             value = wait_for_values(values[number])
             if isinstance(tensor, OwnedTensor):
