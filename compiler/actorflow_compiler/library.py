@@ -1,4 +1,4 @@
-"""Ops of actorflow's own that plans may name: ``actorflow.NAME`` is ``OPS[NAME]``."""
+"""The ops that actorflow adds to torch's: a plan's op ``actorflow.NAME`` is the function ``OPS[NAME]``."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def op(name: str) -> Callable[[Kernel], Kernel]:
 
 @op("embedding_part")
 def embedding_part(weight: Tensor, indices: Tensor, first: int, whole: int) -> Tensor:
-    """Look up rows of a part of a table, whose row 0 is row ``first`` of the whole; zeros for rows that are elsewhere.
+    """Look up rows in a part of a table, whose row 0 is row ``first`` of the whole; zeros for rows of other parts.
 
     weight (rows, width), indices any shape → (*indices, width); the sum over all parts is the whole lookup.  An index
-    that is none of the ``whole`` rows fails as it does in an embedding that is not cut.
+    outside the ``whole`` rows raises the same error as an embedding that is not split.
     """
     if not weight.shape[0]:
         return weight.new_zeros(*indices.shape, weight.shape[1])
@@ -59,5 +59,5 @@ def embedding_part_backward(grad: Tensor, indices: Tensor, first: int, rows: int
     """The gradient of ``embedding_part``'s weight (rows, width); row ``skip`` of the whole table gets none."""
     at = (indices - first).reshape(-1)
     here = (at >= 0) & (at < rows) & (at != skip - first)
-    out = grad.new_zeros(rows + 1, grad.shape[-1])  # the last row takes what belongs elsewhere
+    out = grad.new_zeros(rows + 1, grad.shape[-1])  # the last row collects gradients of rows of other parts
     return out.index_add_(0, torch.where(here, at, rows), grad.reshape(at.numel(), grad.shape[-1]))[:rows]

@@ -38,7 +38,7 @@ INSTEAD = "expected: p.copy_(x) under torch.no_grad(), which gives p the values 
 
 
 def _by_user(frame: FrameType | None) -> bool:
-    """Whether the user's code made the call, apart from other modes."""
+    """Whether the user's code made the call; frames of other ``TorchFunctionMode``s do not count."""
     while frame is not None and frame.f_code.co_name == "__torch_function__":
         frame = frame.f_back
     return frame is not None and is_users(frame.f_code.co_filename)

@@ -135,7 +135,7 @@ def averaged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             instead="x[mask & ~x.isnan()].mean()",
         )
     if not (v._whole.is_floating_point() or v._whole.is_complex() or dtype is not None):
-        return func(v._whole)  # torch says that there is no mean of whole numbers
+        return func(v._whole)  # torch raises, as it takes no mean of whole numbers
     return mean(v, over, bool(given.get("keepdim")), dtype)
 
 

@@ -113,7 +113,7 @@ class MaskedRows(Tensor):
         return dispatchers[0](func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # of a method that is no more
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own is a disabled stub
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         (first, *_) = tensors_in((args, kwargs))

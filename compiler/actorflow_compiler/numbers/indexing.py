@@ -172,7 +172,7 @@ def _is_tensor(item: Any) -> bool:
 
 
 def _rows(item: Any, size: int, device: torch.device) -> Tensor | None:
-    """The rows of ``size`` that an item of an index selects; None where they, or their number, must be constants."""
+    """The rows that an item of an index selects in a dim of ``size``; None where these or their count stay constant."""
     if _is_tensor(item):
         return _row_index(item, size)
     if isinstance(item, slice):

@@ -189,7 +189,7 @@ def _fill_with_integers(draw: UniformSource, given: Given) -> Tensor:
 
 
 def _below(draw: UniformSource, shape: Sequence[int], low: int, high: int | Tensor) -> Tensor:
-    """int64 in [low, high): a 64-bit number modulo the range, so no value is off by more than range·2⁻⁶⁴."""
+    """int64 in [low, high): a 64-bit number modulo the range; relative error of probabilities ≤ range·2⁻⁶⁴."""
     bits = draw(shape, torch.int64)
     if isinstance(high, Tensor):
         return bits.remainder(high - low) + low

@@ -30,7 +30,7 @@ from actorflow_compiler.values.gradients import GradientEffects
 __all__ = ["CHECKED", "UNKNOWN_TEXT", "Retrace", "Check", "BranchExplorer", "ExceptionRecord", "within_branch"]
 
 CHECKED = "actorflow.checked.default"  # op in a trace: a check's condition, and the variables as they are there
-MAX_EXPLORED = 8  # decisions at one place of which each side is traced; later ones there are taken to be like them
+MAX_EXPLORED = 8  # decisions at one place of which each side is traced; later ones there are assumed to be like these
 UNKNOWN_TEXT = "…"  # stands for a value in the text of an exception
 TRACING = tuple(f"/torch/{part}" for part in (
     "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations", "_decomp", "_dynamo", "_higher_order_ops",
