@@ -42,42 +42,45 @@ class RegisterStore:
     at: int  # position in the writes of a firing
     slots: Slots
     outputs: tuple[int, ...]  # output number of each tensor
-    all: bool  # the outputs are the token, as they come
-    summed: tuple[int, ...]  # places in the token of sums that the actor itself adds to, see ``SummingKernel``
+    all: bool  # the token is all outputs of the actor, in order
+    summed: tuple[int, ...]  # positions in the token of the sums that the actor's kernel adds to (``SummingKernel``)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorUnit:
     """An actor, ready to fire; each subclass is one way of firing.
 
-    An operand is ``boxes[box][key]``.  The boxes are the tokens of ``reads``, then, where ``outer``:
-    variables, constants, the call's inputs, its scalars, and the piece.
+    An operand is ``boxes[box][key]``.  The list of boxes holds the tokens of ``reads``.  If ``outer``, it goes on with
+    the variables, the constants, the call's inputs, the call's scalars, and ``(piece,)``, the micro-batch's number.
     """
 
     computes: ClassVar[bool] = False  # it runs a body, which may take long
     communicates: ClassVar[bool] = False
 
     actor: Actor
-    rate: int
+    rate: int  # firings per call
     finished: ActorFinished
     inline: bool  # fires on the compute thread
     stream: ActorStream  # its queue on the device, and the events that order it with others
     reads: tuple[tuple[int, Slots], ...]  # (position in the reads of a firing, register)
-    outer: bool
-    operands: tuple[tuple[int, int | str], ...]  # (box, key)
+    outer: bool  # an operand comes from elsewhere than a register
+    operands: tuple[tuple[int, int | str], ...]  # (index into the list of boxes, key in that box)
     stores: tuple[RegisterStore, ...] = ()
     variables: tuple[tuple[int, str], ...] = ()  # (output, variable that it overwrites)
     results: tuple[tuple[int, int, bool], ...] = ()  # (output, result, whether it must be copied)
-    borrows: tuple[int, ...] = ()  # registers in shared memory; outputs, which are kept, may be views of their tokens
-    undone: tuple[str, ...] = ()  # variables whose values before a call are kept, for the case that it is given up
+    borrows: tuple[int, ...] = ()  # registers read in shared memory: outputs that are views of their tokens get copied
+    undone: tuple[str, ...] = ()  # variables that it changes, whose old values are kept in case the call is given up
 
     @property
     def ordered(self) -> bool:
-        """Whether it is one of the communications that all ranks launch in one order (``collective_order.py``)."""
+        """Whether it is a communication that all ranks must launch in the same order (``collective_order.py``)."""
         return False
 
     def outputs(self, operands: list[Any], fire: Fire, transport: Transport) -> Sequence[Any]:
-        """Fire on the calling thread, inside the queue's context; may empty the list of operands."""
+        """Fire on the calling thread and return the outputs.
+
+        The caller has entered the queue's context.  May empty the list of operands.
+        """
         raise NotImplementedError
 
 
@@ -106,16 +109,16 @@ class ComputeUnit(ActorUnit):
 
 @dataclass(frozen=True, slots=True)
 class SummingKernel:
-    """A body whose outputs are summed over several firings: from the second on its kernel adds to the sums itself."""
+    """Runs a body whose outputs are summed over firings: from the second firing on, its kernel adds to the sums."""
 
     first: Kernel
-    later: Kernel  # takes the sums behind the body's operands, store by store
+    later: Kernel  # takes the body's operands, then the sums, store by store
     stores: tuple[RegisterStore, ...]
 
     def __call__(self, operands: list[Any]) -> Sequence[Any]:
-        """The outputs, with the sums so far added; empties the list of operands."""
+        """Return the outputs, to which the sums so far have been added.  Empties the list of operands."""
         sums: list[Tensor] = [tensor for store in self.stores for tensor in store.slots.sums(store.summed)]
-        if not sums:  # the first firing of its tokens
+        if not sums:  # the first firing that fills these tokens
             return self.first(operands)
         operands += sums
         del sums  # each tensor dies at its last use in the kernel
@@ -124,7 +127,7 @@ class SummingKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendUnit(ActorUnit):
-    """A transfer to another rank, where it fills one register."""
+    """A transfer to another rank, which fills one register there."""
 
     communicates: ClassVar[bool] = True
 
@@ -164,7 +167,7 @@ class PlaneSendUnit(SendUnit):
     """The tensors go over a data plane."""
 
     plane: DataPlane
-    in_order: bool  # the other rank knows when to receive; else a message announces the token
+    in_order: bool  # the other rank posts the receive by the plan's order; if False, a message announces the token
 
     @property
     def ordered(self) -> bool:

@@ -18,25 +18,25 @@ from actorflow_compiler.core.errors import ActorError, ActorflowError, CallError
 
 
 class TakesBack(Protocol):
-    """What a call has changed in the script."""
+    """What a call has changed in the script, and how to take it back."""
 
     @property
     def places(self) -> Sequence[str]:
-        """Where that is, for people."""
+        """Names of the changed places, for messages."""
 
     @property
     def lines(self) -> Collection[str]:
-        """The lines of the user's code at which it can be taken back."""
+        """The lines of the user's code at which a failure can be taken back."""
 
     def carry_out(self, line: str) -> None:
-        """Leave the script as it is in PyTorch where an op of this line fails."""
+        """Put the script into the state in which PyTorch leaves it when an op of this line fails."""
 
 
 class Call:
     """The handle of one issued call on one rank.
 
-    ``results[i]`` is None until the sink of result i has fired on this rank; what it holds may be read when
-    ``marks[i]`` has passed, where there is one.
+    ``results[i]`` is None until the sink of result i has fired on this rank.  If ``marks[i]`` holds a mark, the tensor
+    may be read once that mark has passed.
     """
 
     __slots__ = (
@@ -82,20 +82,20 @@ class Call:
         self.plan = plan
         self.inputs = inputs
         self.scalars = scalars
-        self.leaves = leaves  # what the script has changed beside the plan's variables because of it
-        self.undo = undo  # what else it has changed, which can be taken back
-        self.failed_at = ""  # the line of the user's code where it was given up
-        self.left = left  # firings on this rank until it is done
-        self.begun = False  # its actors may fire
-        self.issued = time.perf_counter_ns()  # when the script made it
-        self.fired = False  # every actor of this rank has, for this call
-        self.start = device.here().mark()  # after what the caller had put on the device before
-        self.ended: Sequence[Mark] = ()  # once it has fired: when these have passed, the device is done with it
-        self.marks: dict[int, Mark | None] = {}  # by result: when it can be read; None: it could be, and was
+        self.leaves = leaves  # names of what the call changes in the script for good, beside the plan's variables
+        self.undo = undo  # takes back the call's other changes in the script
+        self.failed_at = ""  # the line of the user's code at which the call failed
+        self.left = left  # firings on this rank until the call is done
+        self.begun = False  # the call's actors may fire
+        self.issued = time.perf_counter_ns()  # when the script made the call
+        self.fired = False  # every firing of this call on this rank has ended on the host
+        self.start = device.here().mark()  # passes after the work that the caller had put on the device before
+        self.ended: Sequence[Mark] = ()  # set when ``fired``: once these have passed, the device is done with the call
+        self.marks: dict[int, Mark | None] = {}  # by result: passes when it can be read; None once it has passed
         self.results: list[Tensor | None] = [None] * (max(results, default=-1) + 1)
-        self.lost: BaseException | None = None  # why it was given up, where nothing else was lost with it
-        self.told = False  # whether the script has got that
-        self.before: dict[str, Tensor] = {}  # values of variables that it has changed, where they can be put back
+        self.lost: BaseException | None = None  # why the call alone was given up; the run goes on
+        self.told = False  # ``lost`` was raised in the script
+        self.before: dict[str, Tensor] = {}  # old values of variables that the call has changed, to put them back
         self._kinds = results
         self._changed = changed
         self._failure = failure
@@ -103,7 +103,7 @@ class Call:
 
     @property
     def done(self) -> bool:
-        """Whether all that this rank does for the call is done, on its device as well; never blocks."""
+        """Whether all work of this rank for the call is done, on its device as well.  Never blocks."""
         if self.fired and self.ended and all(mark.passed() for mark in self.ended):
             self._settle()
         return self.fired and not self.ended
@@ -111,8 +111,8 @@ class Call:
     def wait(self, timeout: float | None = None, *, tell: bool = True) -> None:
         """Return when the call is done on this rank.
 
-        Raises what it failed with, for the script to ``tell``, the worker's failure, or TimeoutError after ``timeout``
-        seconds.
+        Raises the error of the call if it was given up (only if ``tell``, see the method of that name), the worker's
+        failure, or TimeoutError after ``timeout`` seconds.
         """
         end = None if timeout is None else time.monotonic() + timeout
         self._until(lambda: self.fired, end, timeout, "its end")
@@ -125,8 +125,8 @@ class Call:
     def result(self, index: int, timeout: float | None = None) -> Tensor:
         """Return result ``index`` as soon as it can be read; it belongs to the caller.
 
-        Raises what the call failed with, the worker's failure, CallError where this rank gets no such result, and
-        TimeoutError after ``timeout`` seconds.
+        Raises the error of a call that was given up, the worker's failure, CallError if this rank gets no such result,
+        and TimeoutError after ``timeout`` seconds.
         """
         if index not in self._kinds:
             raise CallError(f"result {index} of call {self.number} was asked for; this rank gets {sorted(self._kinds)}")
@@ -140,19 +140,20 @@ class Call:
             if mark is not None:
                 self._pass(mark, end, timeout, f"result {index}")
                 self.marks[index] = None
-            self._device.here().use([found])  # its memory is the runtime's, and the caller lets go of it at any time
+            self._device.here().use([found])  # a queue of the runtime allocated it; the caller may free it at any time
         return found
 
     def lose(self, error: BaseException, line: str) -> None:
-        """Give it up: it has failed at a ``line`` and changed nothing; on the compute thread."""
+        """Give the call up: it has failed at ``line`` of the user's code.  For the compute thread."""
         with self._changed:
             self.lost, self.failed_at = error, line
             self._changed.notify_all()
 
     def tell(self, more: str = "") -> None:
-        """Raise what it failed with, if it has: the script knows it then, and has what it had changed taken back.
+        """Raise the error of the call in the script if the call was given up; else do nothing.
 
-        ``more`` is one more sentence for it.
+        The first time, what the call had changed in the script is taken back before.  ``more`` is one more sentence
+        for the message.
         """
         if self.lost is None:
             return
@@ -164,7 +165,7 @@ class Call:
         raise told(self.lost, more) if more else fresh(self.lost)
 
     def give(self, found: Iterable[tuple[int, Tensor]], mark: Mark | None) -> None:
-        """Results are there, or will be when the mark has passed; on the compute thread."""
+        """Hand over results, which may be read when ``mark`` has passed (None: now).  For the compute thread."""
         with self._changed:
             for index, value in found:
                 if mark is not None:
@@ -173,9 +174,10 @@ class Call:
             self._changed.notify_all()
 
     def keep(self) -> None:
-        """The worker fails: what can be read now can be read later, too; never blocks.
+        """Note which marks have passed, so that results which can be read now stay readable.  Never blocks.
 
-        Called before transfers are given up: what passes after that may be what one of them left.
+        The worker calls it when it fails, before transfers are aborted: a mark that passes after that may guard memory
+        which an aborted transfer left half written.
         """
         for index, mark in tuple(self.marks.items()):
             with suppress(RuntimeError):  # a device that has failed says nothing
@@ -185,7 +187,7 @@ class Call:
             _ = self.done
 
     def _settle(self) -> None:
-        """The device is done with the call."""
+        """Forget the marks: the device is done with the call."""
         self.ended = ()
         self.marks = dict.fromkeys(self.marks)
 
@@ -214,21 +216,24 @@ class Call:
 
 
 class Behind:
-    """Calls whose actors have all fired, and that a device which runs ahead may not be done with yet."""
+    """Calls whose actors have all fired, but whose work the device may not have finished.
+
+    There are some only on a device that runs ahead of the host, such as a GPU.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: deque[Call] = deque()  # from the first to the last that fired
+        self._calls: deque[Call] = deque()  # in the order in which they fired
 
     def add(self, call: Call) -> None:
-        """A call has fired."""
+        """Add a call whose actors have all fired."""
         with self._lock:
             self._calls.append(call)
 
     def keep_pace(self, before: Sized, most: int, end: float | None = None) -> None:
-        """Block until fewer than ``most`` calls are behind, those in ``before``, which have not fired, among them.
+        """Block until fewer than ``most`` calls are unfinished: those in ``before``, which have not fired, and these.
 
-        Raises TimeoutError where ``time.monotonic()`` comes to ``end`` before.
+        Raises TimeoutError if ``time.monotonic()`` reaches ``end`` first.
         """
         while self._calls:
             with self._lock:
@@ -240,12 +245,12 @@ class Behind:
             late.wait(None if end is None else max(0.0, end - time.monotonic()))
 
     def has(self, plans: Collection[int]) -> bool:
-        """Whether a call of one of these plans is behind."""
+        """Whether the device is not done with a call of one of these plans."""
         with self._lock:
             return any(call.plan in plans and not call.done for call in self._calls)
 
     def wait(self, end: float | None = None) -> None:
-        """Block until no call is behind.  Raises TimeoutError where ``time.monotonic()`` comes to ``end`` before."""
+        """Block until the device is done with all calls; TimeoutError if ``time.monotonic()`` reaches ``end`` first."""
         self.keep_pace((), 1, end)
 
     def keep(self) -> None:
@@ -256,16 +261,16 @@ class Behind:
 
 
 def passes(mark: Mark, end: float) -> bool:
-    """Whether a mark passes before ``time.monotonic()`` is ``end``.
+    """Wait for a mark until ``time.monotonic()`` is ``end``, and return whether it passed.
 
-    A device can only be waited for without an end, so a thread does that.
+    Waiting for a mark has no timeout, so a background thread does it.
     """
     if mark.passed():
         return True
     passed = threading.Event()
 
     def wait() -> None:
-        with suppress(RuntimeError):  # who asks for the mark itself gets it
+        with suppress(RuntimeError):  # the caller meets the same error when it waits for the mark
             mark.wait_on_host()
         passed.set()
 
@@ -274,7 +279,7 @@ def passes(mark: Mark, end: float) -> bool:
 
 
 def fresh(failure: BaseException) -> BaseException:
-    """A failure to raise once more, on whatever thread waits: its own message and cause, no traceback of others."""
+    """A copy of a failure, to raise on another thread: same message and cause, without the traceback so far."""
     if not isinstance(failure, ActorflowError):
         return failure
     again = copy.copy(failure)

@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NcclCall:
-    """One call of one iteration, as one rank makes it."""
+    """One NCCL call of an iteration, as one rank makes it."""
 
     kind: str  # a ``CollectiveKind``, "send" or "receive"
-    comm: int  # the logical communication; those who take part share it
-    ranks: tuple[int, ...]  # who take part; (from, to) of a send and its receive
-    actor: int  # who communicates; of a receive the sender
-    name: str  # the actor's, for people
-    register: int = -1  # that a send fills, and its receive
+    comm: int  # id of the communication; the same on all ranks that take part
+    ranks: tuple[int, ...]  # the ranks that take part; (from, to) for a send and its receive
+    actor: int  # the actor that communicates; for a receive, the sending actor
+    name: str  # of the actor, for messages
+    register: int = -1  # the register that a send and its receive fill
 
     def __str__(self) -> str:
         ranks = ">".join(map(str, self.ranks)) if self.kind in ("send", "receive") else list(self.ranks)
@@ -66,21 +66,21 @@ def nccl_calls(plan: Plan, rank: int) -> tuple[NcclCall, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PostedReceive:
-    """A receive that is next in the order."""
+    """A receive whose place in the order has come."""
 
     plan: int
-    register: int  # that it fills
+    register: int  # the register that it fills
     sequence: int  # number of the token since the plan was installed
     call: NcclCall
 
 
 class CollectiveOrder(Generic[T]):
-    """The NCCL calls of one rank: firings come in any order, and are launched in the order of the calls.
+    """Puts the NCCL calls of one rank in order: firings come in any order and are launched in the plan's order.
 
     ``T`` is a firing of a communication; receives are ``PostedReceive``.
 
-    On a device that runs ahead a receiver may launch a receive, and all that reads it, before the sender has
-    fired: its credit comes early, and is kept for the firing that it is for.
+    On a device that runs ahead, a receiver may launch a receive and all that reads its token before the sender has
+    fired.  The credit then comes early, and is held back until the send fires.
     """
 
     def __init__(self) -> None:
@@ -90,14 +90,14 @@ class CollectiveOrder(Generic[T]):
         self._free: dict[tuple[int, int], int] = {}  # (plan, register) → free slots
         self._posted: dict[tuple[int, int], int] = {}  # (plan, register) → number of the next token
         self._sends: dict[tuple[int, int], int] = {}  # (plan, actor) → register that it fills on another rank
-        self._lent: dict[tuple[int, int], int] = {}  # (plan, register) → its firings without the credits; may be < 0
+        self._lent: dict[tuple[int, int], int] = {}  # (plan, register) → tokens sent − credits; < 0: they came early
 
     def __bool__(self) -> bool:
         """Whether a call is still to be launched."""
         return bool(self._next)
 
     def install(self, plan: int, made: tuple[NcclCall, ...], registers: Mapping[int, tuple[int, int]]) -> None:
-        """Take in a plan by its number: its calls, and register → (slots, initial tokens) of what they fill."""
+        """Add a plan by its number, with its NCCL calls and, by register that they fill, (slots, initial tokens)."""
         self._plans[plan] = made
         for call in made:
             if call.register >= 0:
@@ -117,13 +117,14 @@ class CollectiveOrder(Generic[T]):
                 del known[key]
 
     def begin(self, plan: int) -> None:
-        """One more iteration of a plan was called; every rank calls them in the same order."""
+        """Add the calls of one more iteration of a plan; every rank begins iterations in the same order."""
         self._next.extend((plan, call) for call in self._plans[plan])
 
     def fired(self, plan: int, actor: int, firing: T) -> int | None:
-        """A communication has fired.
+        """Note that a communication has fired, to be launched in its place.
 
-        Returns a register whose credit has come already, and may be given to the machine now; else None.
+        Returns the register that it fills if the credit for this firing came early and can be handed to the machine
+        now; else None.
         """
         self._fired.setdefault((plan, actor), deque()).append(firing)
         register = self._sends.get((plan, actor))
@@ -133,7 +134,7 @@ class CollectiveOrder(Generic[T]):
         return register if self._lent[plan, register] <= 0 else None
 
     def credited(self, plan: int, register: int) -> bool:
-        """A credit has come; whether to give it to the machine now, rather than when the actor fires."""
+        """Note a credit; return whether to hand it to the machine now, rather than when the send fires."""
         lent = self._lent.get((plan, register))
         if lent is None:
             return True
@@ -141,12 +142,12 @@ class CollectiveOrder(Generic[T]):
         return lent > 0
 
     def freed(self, plan: int, register: int) -> None:
-        """A slot of a register is free again; ignored where no receive fills it."""
+        """Note that a slot of a register is free again; ignored for a register that no receive fills."""
         if (plan, register) in self._free:
             self._free[plan, register] += 1
 
     def ready(self) -> list[T | PostedReceive]:
-        """What can be launched now, in order; each is returned once."""
+        """The firings and receives that can be launched now, in order; each is returned once."""
         leaving: list[T | PostedReceive] = []
         while self._next:
             plan, call = self._next[0]
@@ -166,7 +167,7 @@ class CollectiveOrder(Generic[T]):
         return leaving
 
     def waiting(self) -> str:
-        """What the next call waits for, as text; empty where there is none."""
+        """What the next NCCL call waits for, as text; empty if there is none."""
         if not self._next:
             return ""
         plan, call = self._next[0]

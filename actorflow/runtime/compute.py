@@ -1,7 +1,8 @@
-"""The compute thread of one rank: it runs the actor machines and fires what computes.
+"""The compute thread of one rank: it runs the state machines of the plans and fires actors that compute.
 
-The thread owns all state of the plans.  Messages, permits and calls come to its inbox; communication, which blocks,
-goes to queue threads (``transfers.py``), whose outputs come back to the inbox.  Nothing polls and nothing sleeps.
+The thread owns all state of the plans.  Messages, permits and calls come to its inbox.  Communication that blocks goes
+to queue threads (``transfers.py``), which put their outputs into the inbox.  The thread waits for events and never
+polls.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ OTHERS = "other calls are done as ever"
 
 
 class Compute:
-    """The thread that fires one rank's actors; its public methods are for any thread and return at once.
+    """The thread that fires one rank's actors; any thread may call its public methods, all but ``join`` at once.
 
-    ``variables`` is what plans read and write.  Where ``gated``, call n waits for ``permit(n)``.  ``installed`` waits
-    for the plan of a number, and gives None where the run ends before.  ``fired`` is told of each call whose
-    actors have all fired, ``lost`` of each that is given up, ``fail`` of what ended the thread.
+    ``variables`` are the tensors that plans read and write, by name.  If ``gated``, call n waits for ``permit(n)``.
+    ``installed(number)`` waits for the plan of that number and returns None if the run ends first.  ``is_last(number)``
+    says whether no later call was issued.  Callbacks: ``fired`` for each call whose actors have all fired, ``lost`` for
+    each call that is given up, ``fail`` with the error that ended the thread.
     """
 
     def __init__(
@@ -68,18 +70,18 @@ class Compute:
         self._rank, self._on, self._transport, self._record = rank, on, transport, record
         self._variables, self._gated = variables, gated
         self._fired, self._lose, self._is_last, self._fail = fired, lost, is_last, fail
-        self.say: Callable[[Word], object] | None = None  # tells the coordinator of calls that fail
+        self.say: Callable[[Word], object] | None = None  # sends the coordinator what this rank says of failed calls
         self._jobs: dict[int, InstalledPlan] = {}
-        self._pending: deque[tuple[InstalledPlan, ActorUnit, Fire]] = deque()  # fires for this thread
-        self._order: CollectiveOrder[Task] = CollectiveOrder()  # of what all ranks launch in one order
+        self._pending: deque[tuple[InstalledPlan, ActorUnit, Fire]] = deque()  # firings for this thread
+        self._order: CollectiveOrder[Task] = CollectiveOrder()  # communications that all ranks launch in one order
         self._waiting: deque[tuple[InstalledPlan, Call]] = deque()  # issued, not begun
         self._permits: set[int] = set()
         self._early: dict[int, list[tuple[int, Message]]] = {}  # messages for plans that are not installed
         self._dropped: set[int] = set()  # numbers of plans
-        self._current: InstalledPlan | None = None  # that of the calls which are under way
-        self._doing: tuple[ActorUnit, Fire] | None = None
+        self._current: InstalledPlan | None = None  # the plan of the calls under way
+        self._doing: tuple[ActorUnit, Fire] | None = None  # the firing in progress, for errors and texts
         self._cores = cores
-        self._start = 0  # of the firing that the thread is at, in ns, where it is recorded
+        self._start = 0  # when the firing in progress began, in ns, if it is recorded
         self._stopped = False
         self._inbox = Inbox()  # (method, *arguments)
         self._transfers = Transfers(
@@ -87,50 +89,53 @@ class Compute:
             self._arrive, installed, fail,
         )  # fmt: skip
         self._lines = PeerSockets(self._inbox, self._deliver_here)
-        self.active = 0  # calls that are begun and unfinished
-        self._lost = 0  # of these, those that have failed and are given up
-        self._enqueued = -1  # the last call that has come
-        self._held: dict[int, list[Callable[[], None]]] = {}  # what calls that failed on some rank would do next
-        self._raised: dict[int, tuple[BaseException, str]] = {}  # what failed here of these, and why the run has to end
-        self._given_up: dict[int, tuple[BaseException, str]] = {}  # calls that have not come yet: why, at which line
+        self.active = 0  # calls that have begun and are unfinished
+        self._lost = 0  # those of ``active`` that were given up
+        self._enqueued = -1  # number of the last call that was enqueued
+        self._held: dict[int, list[Callable[[], None]]] = {}  # by call that failed on some rank: postponed steps
+        self._raised: dict[int, tuple[BaseException, str]] = {}  # by call that failed here: error, obstacle to going on
+        self._given_up: dict[int, tuple[BaseException, str]] = {}  # calls that have not begun here: error, user's line
         self._thread = threading.Thread(target=self._run, name=f"actorflow rank {rank} compute", daemon=True)
         self._thread.start()
 
     # --- for any thread ---
 
     def install(self, job: InstalledPlan) -> None:
-        """Take in a plan."""
+        """Add a plan."""
         self._inbox.put(self._install, job)
 
     def drop(self, job: InstalledPlan) -> None:
-        """Let go of a plan whose calls are done."""
+        """Remove a plan whose calls are done."""
         self._inbox.put(self._drop, job)
 
     def enqueue(self, job: InstalledPlan, call: Call) -> None:
-        """Do a call after those before it."""
+        """Execute a call after those that were enqueued before."""
         self._inbox.put(self._enqueue, job, call)
 
     def permit(self, number: int) -> None:
-        """Let call ``number`` start."""
+        """Let call ``number`` begin: every rank has issued it."""
         self._inbox.put(self._allow, number)
 
     def obey(self, order: Order) -> None:
-        """Do what the coordinator says of a call that has failed on some rank."""
+        """Follow the coordinator's order about a call that has failed on some rank."""
         self._inbox.put(self._decide if isinstance(order, Decision) else self._vote, order)
 
     def deliver(self, peer: int, message: Message) -> None:
-        """Take a message of another rank, whose messages come in order; early ones are kept for later."""
+        """Process a message of another rank; messages of one rank must come in order.
+
+        A message for a plan that is not installed yet is kept until it is.
+        """
         if isinstance(message, Ready) and message.payload is None:
             self._transfers.receive(peer, message)
         else:
             self._inbox.put(self._take_in, peer, message)
 
     def attach(self, line: Line) -> None:
-        """Read the messages of another rank from a socket from now on."""
+        """Read another rank's messages from this socket from now on."""
         self._inbox.put(self._lines.watch, line)
 
     def stop(self) -> None:
-        """End all threads when they have done what they have."""
+        """Ask all threads to end; returns at once (see ``join``)."""
         self._inbox.put(self._stop)
         self._transfers.stop()
 
@@ -142,12 +147,12 @@ class Compute:
 
     @property
     def current(self) -> InstalledPlan | None:
-        """The job of the calls that are under way, or were last."""
+        """The plan of the calls under way, or of the last ones."""
         return self._current
 
     @property
     def doing(self) -> str:
-        """What is fired now, for people; empty: nothing."""
+        """The firing in progress, as text; empty if there is none."""
         at = self._doing
         return "" if at is None else firing(*at)
 
@@ -156,7 +161,7 @@ class Compute:
         return self._gated and number not in self._permits
 
     def explain(self) -> list[str]:
-        """What every thread is at."""
+        """What every thread is doing, as lines of text."""
         waiting = self._order.waiting()
         return [
             f"thread compute: {self.doing or 'waits for an event'}",
@@ -183,7 +188,7 @@ class Compute:
                     if inbox.look(wait=False):
                         continue
                     if not pending or pending[0][1].computes:
-                        lines.flush()  # what came of short firings leaves together, before a kernel or sleep
+                        lines.flush()  # messages of short firings leave together, before a kernel or before sleep
                 if pending:
                     fire(*pending.popleft())
                 else:
@@ -199,7 +204,7 @@ class Compute:
         inbox.close()
 
     def _deliver_here(self, peer: int, message: Message) -> None:
-        """What a line brings: a transfer that blocks goes to its queue thread, the rest is done here."""
+        """Process a message from a socket: a transfer that blocks goes to its queue thread, the rest is done here."""
         if type(message) is Ready and message.payload is None:
             self.deliver(peer, message)
         else:
@@ -231,7 +236,7 @@ class Compute:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin the calls that may: a call of another plan than the running one waits until that is done."""
+        """Begin the calls that may begin; a call of another plan waits until the calls of the current one are done."""
         while self._waiting:
             job, call = self._waiting[0]
             if self._gated and call.number not in self._permits:
@@ -250,7 +255,7 @@ class Compute:
                 continue
             if call.number in self._given_up:
                 self._give_up(call, *self._given_up.pop(call.number))
-            self._current = job  # the last one that had something to do here: the next one's queues wait for its
+            self._current = job  # of plans with actors here: the next plan's queues wait for its
             self.active += 1
             if self._record is not None:
                 self._record.began(job.number, job.begun, call.issued)
@@ -261,7 +266,7 @@ class Compute:
 
     def _take_in(self, peer: int, message: Message) -> None:
         job = self._jobs.get(message.plan)
-        if job is None and message.plan in self._dropped:  # a slot is free again that nobody fills any more
+        if job is None and message.plan in self._dropped:  # such as a credit that nobody needs any more
             if isinstance(message, Region):
                 os.close(message.descriptor)
         elif job is None:
@@ -322,7 +327,7 @@ class Compute:
         elif unit.inline:
             if unit.computes:
                 self._pending.append((job, unit, fire))
-            else:  # it is short, and others may wait for it
+            else:  # it is short, and other ranks may wait for it
                 self._pending.appendleft((job, unit, fire))
         elif unit.ordered:
             came = self._order.fired(job.number, fire.actor, self._task(job, unit, fire))
@@ -334,7 +339,7 @@ class Compute:
     def _gather(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> list[Any]:
         held = fire.reads
         boxes: list[Any] = [slots.take(held[at][1]) for at, slots in unit.reads]
-        if self._lost and job.calls[fire.firing // unit.rate].lost is not None:  # it moves what nobody looks at
+        if self._lost and job.calls[fire.firing // unit.rate].lost is not None:  # contents do not matter
             boxes = [token or slots.blank() for token, (_, slots) in zip(boxes, unit.reads, strict=True)]
         if unit.outer:
             iteration, piece = divmod(fire.firing, unit.rate)
@@ -343,11 +348,11 @@ class Compute:
         return [boxes[box][key] for box, key in unit.operands]
 
     def _task(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> Task:
-        """A firing for another thread."""
+        """A firing for another thread, with its operands and the marks that its queue must wait for."""
         return job, unit, fire, self._gather(job, unit, fire), unit.stream.waits(fire)
 
     def _fire_in_context(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> None:
-        """Fire on a device that runs ahead; elsewhere a context does nothing, and costs a tiny call 1 % of its time."""
+        """Fire inside the queue's context, which only a device that runs ahead needs; it costs a tiny call 1 %."""
         with unit.stream.queue.context():
             self._fire(job, unit, fire)
 
@@ -369,7 +374,7 @@ class Compute:
         values = self._gather(job, unit, fire)
         memory = stream.place(values) if stream.moves else NO_MEMORY
         try:
-            if isinstance(unit, ComputeUnit):  # most firings, so without a call between
+            if isinstance(unit, ComputeUnit):  # most firings: this saves a Python call
                 outputs = unit.execute(values)
             else:
                 outputs = unit.outputs(values, fire, self._transport)
@@ -383,18 +388,19 @@ class Compute:
             job.stream_events.sweep()
 
     def _broken(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, error: Exception) -> None:
-        """A body has failed: give its call up if it has changed nothing yet, on no rank.
+        """Handle the failure of a firing: give its call up if no rank has kept a change of it, else end the run.
 
-        Buffers may have changed on one device: in PyTorch a forward pass that fails leaves those that it has come to
-        changed, too.  On several ranks those are put back that a call has changed: each may be at another point.
+        On one device, buffers may stay changed: in PyTorch, too, a forward pass that fails leaves the buffers changed
+        that it had reached.  On several ranks, changed buffers are put back, as each rank may have reached another
+        point.
 
-        Its other actors fire without computing, so that the calls around it find everything as ever.  Raises what is
-        the end of the run.
+        The other actors of a call that is given up fire without computing, so that other calls find all registers as
+        usual.  Raises the error that ends the run where the call cannot be given up.
         """
         raised = actor_error(self._rank, unit, fire, error, job.plan)
         if not isinstance(unit, ComputeUnit) or raised is error or (job.plan.world > 1 and ran_out(error)):
             raise raised
-        if self._on.ahead:  # what the device has changed since is not known
+        if self._on.ahead:  # it is not known what the device has changed meanwhile
             raise raised
         iteration = fire.firing // unit.rate
         call = job.calls[iteration]
@@ -418,10 +424,10 @@ class Compute:
         self._forgo(job, unit, fire)
 
     def _takes_back(self, call: Call, line: str) -> tuple[str, Sequence[str]]:
-        """The line at which the script takes back what a call has changed of it; and what it cannot.
+        """Whether a call's changes in the script can be taken back: (the line to take them back at, changes that stay).
 
-        It can where the step has changed the same whenever it came to that line, and nobody has seen what the call has
-        changed: no later call is issued before this one is given up.
+        They can if the step always makes the same changes before that line (``TakesBack.lines``) and nobody has seen
+        them, so this call is the last one issued.  Then the second part is empty; otherwise the line is empty.
         """
         if call.undo is None:
             return "", ()
@@ -435,7 +441,7 @@ class Compute:
     # --- calls that fail on some of several ranks ---
 
     def _hold(self, call: Call | int) -> list[Callable[[], None]]:
-        """Start nothing more of a call; what it would do next."""
+        """Start no more firings of a call; return the list of its postponed steps, to append to."""
         number = call if isinstance(call, int) else call.number
         held = self._held.setdefault(number, [])
         for entry in [e for e in self._pending if e[0].calls[e[2].firing // e[1].rate].number == number]:
@@ -444,12 +450,15 @@ class Compute:
         return held
 
     def _holding(self, call: Call, unit: ActorUnit) -> list[Callable[[], None]] | None:
-        """Where a firing waits, if its call is held, or changes what one before it may have to put back."""
+        """The list of postponed steps that a firing must join, or None if it may fire.
+
+        It must wait if its call is held, or if it changes variables that a held call before it may have to put back.
+        """
         first = min(self._held)
         return self._held[first] if unit.undone and call.number > first else self._held.get(call.number)
 
     def _vote(self, order: Order) -> None:
-        """Hold a call, and say whether it can be given up here."""
+        """Hold a call, and tell the coordinator whether it can be given up on this rank."""
         assert isinstance(order, Hold)
         number = order.call
         self._hold(number)
@@ -469,7 +478,7 @@ class Compute:
         self.say(Vote(number, obstacle))
 
     def _obstacle(self, job: InstalledPlan, iteration: int, changed: Sequence[str]) -> str:
-        """Why a call cannot be given up on this rank; empty where it can."""
+        """Why a call cannot be given up on this rank; empty if it can."""
         call = job.calls[iteration]
         if self._on.ahead:
             return f"{self._on.where} runs ahead of what is known of its calls"
@@ -480,7 +489,7 @@ class Compute:
         return "registers carry values from call to call" if job.carries else ""
 
     def _decide(self, decision: Order) -> None:
-        """Give a call up that every rank holds, or end the run."""
+        """Give up a call that every rank holds, or end the run, as the coordinator decided."""
         assert isinstance(decision, Decision)
         number, failed = decision.call, decision.failed
         raised, _ = self._raised.pop(number, (None, ""))
@@ -496,17 +505,17 @@ class Compute:
             for name, value in call.before.items():
                 self._variables[name].copy_(value)
             self._give_up(call, error, failed.line)
-        for go_on in self._held.pop(number):  # what another call holds is held again
+        for go_on in self._held.pop(number):  # a step that another held call holds back is postponed again
             go_on()
 
     def _keep(self, call: Call, unit: ActorUnit) -> None:
-        """Remember the values of variables that a firing is about to change."""
+        """Keep copies of the small variables that a firing is about to change, to put them back if the call fails."""
         for name in unit.undone:
             if name not in call.before:
                 call.before[name] = self._variables[name].clone()
 
     def _forgo(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> None:
-        """Finish a firing of a call that is given up: nothing changes, and its tokens are empty."""
+        """Finish a firing of a call that is given up, without computing: no variable changes, its tokens are empty."""
         if self._record is not None:
             self._record.firing(job.number, unit.actor, fire.firing, self._start)
         for store in unit.stores:
@@ -515,9 +524,9 @@ class Compute:
         self._end(job, unit, fire, job.calls[fire.firing // unit.rate])
 
     def _finish(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, outputs: Sequence[Any]) -> None:
-        """Put the outputs where they belong and tell the machine."""
+        """Store the outputs of a firing in registers, variables and results, and tell the machine that it ended."""
         call = job.calls[fire.firing // unit.rate]
-        if self._held and call.number in self._held:  # a transfer has ended meanwhile
+        if self._held and call.number in self._held:  # a transfer that had started before the call was held
             self._held[call.number].append(partial(self._finish, job, unit, fire, outputs))
             return
         self._doing = (unit, fire)
@@ -552,7 +561,7 @@ class Compute:
         self._fired(call)
 
     def _end(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, call: Call) -> None:
-        """Tell the machine, and with the last firing of a call whoever waits for its end."""
+        """Tell the machine that a firing ended; after the last firing of a call, end the call and begin the next."""
         self._doing = None
         self._apply(job, job.machine.handle(unit.finished))
         call.left -= 1
@@ -565,7 +574,7 @@ class Compute:
             self._begin()
 
     def _finish_transfer(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, outputs: Sequence[Any]) -> None:
-        """Finish a firing of a queue thread."""
+        """Finish a firing whose outputs a queue thread has made."""
         with unit.stream.queue.context():
             self._finish(job, unit, fire, outputs)
         if job.stream_events.leaving:
@@ -577,5 +586,5 @@ class Compute:
 
 
 def _but(line: str) -> str:
-    """What is not taken back of a call that is given up at a line of the user's code, as a clause."""
+    """A clause about the changes that a failed call leaves: Python code of its step before ``line``; or empty."""
     return " but what its step does in Python before that line" if line else ""

@@ -33,7 +33,7 @@ __all__ = ["InstalledPlan", "open_planes"]
 class InstalledPlan:
     """A plan that is installed on one rank.
 
-    Raises PlanError where the plan cannot be run here.
+    The constructor raises PlanError if the plan cannot run here.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class InstalledPlan:
             constants = dict(zip((c.name for c in plan.constants), _constants(plan, device.where), strict=True))
         self.constants = constants
         self.nccl_calls = nccl_calls(self.plan, rank)  # of one iteration
-        self.begun = 0  # iterations
-        self.calls: dict[int, Call] = {}  # by iteration; those that are under way
-        self.shared: dict[int, SharedSlots] = {}  # by register: what this rank fills, and reads, in shared memory
+        self.begun = 0  # number of iterations that have begun
+        self.calls: dict[int, Call] = {}  # the calls under way, by iteration
+        self.shared: dict[int, SharedSlots] = {}  # by register: slots in shared memory that this rank fills or reads
         self.slots: dict[int, Slots] = {r.id: Slots(r, device.where) for r in plan.registers if plan.home(r) == rank}
         self.stream_events = StreamEvents(plan, rank, device, self.slots)
         self._rank = rank
@@ -83,17 +83,18 @@ class InstalledPlan:
             prepare(plan, rank, compiled, kernels, {**variables, **constants}, device.where)
 
     def join(self, before: InstalledPlan | None, call: Call) -> None:
-        """Let a call's work on the device begin after that of another plan, and after what its caller launched."""
+        """Make the device's queues wait, before a call's work, for the work of plan ``before`` and of the caller."""
         if before is not None and before is not self:
             barrier(before.queues, self.queues)
         for queue in self.queues:
             queue.wait(call.start)
 
     def changed_in(self, iteration: int, failed: ActorUnit | None = None, step: int | None = None) -> list[str]:
-        """The variables that may have changed here since an iteration began, in which ``failed`` has failed in a step.
+        """The variables that actors of this rank may have changed since an iteration began, sorted by name.
 
-        What a body works on in place may have changed up to that step, or anywhere where it is not known; what it puts
-        into variables it puts there when it has ended.
+        ``failed`` is the unit that failed in it, if any, at ``step`` of its body (None: unknown).  Of that body, only
+        changes in place up to the step count, or all of them if the step is unknown: outputs are written to variables
+        when a body has ended.
         """
         found: set[str] = set()
         if failed is not None:
@@ -109,7 +110,7 @@ class InstalledPlan:
         return any(r.initial and r.tensors for r in self.plan.registers)
 
     def check(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
-        """Raise CallError that names an argument which the plan needs on this rank and the call lacks."""
+        """Raise CallError, with their names, if a call lacks arguments that the plan needs on this rank."""
         missing = sorted((self.inputs - inputs.keys()) | (self.scalars - scalars.keys()))
         if missing:
             raise CallError(
@@ -118,7 +119,7 @@ class InstalledPlan:
             )
 
     def expect(self, peer: int, ready: Ready) -> None:
-        """Raise PlanError unless what a peer announces is what the plan says."""
+        """Raise PlanError unless the token that a peer announces has the register and the sizes of the plan."""
         where = f"plan {self.plan.name!r}: rank {peer} announces"
         source = self.sources.get(ready.register)
         if source is None or source.rank != peer:
@@ -133,9 +134,9 @@ class InstalledPlan:
             )
 
     def lend(self) -> list[tuple[int, Region]]:
-        """Make the shared memory that this rank fills: the regions, and the rank that each is for.
+        """Make the shared memory that this rank fills; return pairs of the rank to send it to and the region.
 
-        Raises ClusterError where there is too little memory.
+        Raises ClusterError if there is too little memory.
         """
         made = []
         for home in self.plan.peers(self._rank):
@@ -148,7 +149,7 @@ class InstalledPlan:
         return made
 
     def borrow(self, peer: int, region: Region) -> None:
-        """Map the shared memory that a peer fills.  Raises ClusterError where it is not what the plan says."""
+        """Map the shared memory that a peer fills.  Raises ClusterError if it does not have the plan's size."""
         try:
             self.shared.update(map_region(region.descriptor, shared_registers(self.plan, peer, self._rank)))
         except ClusterError as e:
@@ -157,7 +158,7 @@ class InstalledPlan:
             os.close(region.descriptor)
 
     def token(self, peer: int, filled: Filled) -> Sequence[Tensor]:
-        """The token that a peer has put into its slot.  Raises PlanError where the plan knows no such register."""
+        """The token in shared memory that a peer has announced; PlanError if the peer shares no such register."""
         source, shared = self.sources.get(filled.register), self.shared.get(filled.register)
         if shared is None or source is None or source.rank != peer:
             raise PlanError(
@@ -167,14 +168,17 @@ class InstalledPlan:
         return shared.slots[filled.sequence % len(shared.slots)]
 
     def plane_of(self, register: int) -> DataPlane:
-        """The data plane that fills a register of this rank from another one."""
+        """The data plane over which another rank fills a register of this one."""
         source = self.sources[register]
         assert source.comm is not None
         return plane_of(self._planes, self.plan, source, source.comm)
 
 
 def open_planes(plan: Plan, rank: int, planes: Mapping[str, DataPlane]) -> None:
-    """Make the communicators that a plan needs on this rank; every rank of the plan must do so, plan by plan."""
+    """Make the communicators that a plan needs on this rank.
+
+    Every rank of the plan must call it, and all ranks for the same plans in the same order.
+    """
     for name in sorted(planes):
         pairs: set[tuple[int, int]] = set()
         groups: set[tuple[int, ...]] = set()

@@ -9,25 +9,25 @@ from actorflow.transport.messages import Line, Message
 
 
 class PeerSockets:
-    """The sockets that the owner of an inbox reads and writes itself; only that thread may use them."""
+    """The sockets that the owner of an inbox reads and writes.  For that thread only."""
 
     def __init__(self, inbox: Inbox, deliver: Callable[[int, Message], object]) -> None:
         self._inbox = inbox
-        self._deliver = deliver  # gets the peer and each message
+        self._deliver = deliver  # called with the peer and each message
         self._lines: list[Line] = []
-        self._stuck: set[Line] = set()  # those that the inbox watches until they can be written to
+        self._stuck: set[Line] = set()  # sockets with full buffers: the inbox watches until they are writable
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
     def watch(self, line: Line) -> None:
-        """Read a socket, until it ends, whenever the inbox finds that there is something."""
+        """Read a socket whenever it is readable, until the peer closes it."""
         line.own()
         self._lines.append(line)
         self._inbox.watch(line, self._read, line)
 
     def flush(self) -> None:
-        """Let leave what was queued on all of them."""
+        """Send the messages that are queued on all sockets."""
         for line in self._lines:
             if line.unsent:
                 self._flush(line)

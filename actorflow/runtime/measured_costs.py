@@ -39,23 +39,23 @@ from actorflow_compiler.signatures.discovery.cache import directory, keep
 from actorflow_scheduler.hardware_file import read_hardware
 from actorflow_scheduler.work_digest import work_digest
 
-FORMAT = 1  # changes with the meaning of what is written
-BUDGET = 60.0  # seconds for all bodies of a plan; the most work first, the rest is estimated from what was measured
-RUNS = (5, 25)  # of one body, at least and at most …
-EACH = 0.3  # … where this many seconds do not suffice
+FORMAT = 1  # of the file; increase it when the meaning of its fields changes
+BUDGET = 60.0  # seconds for all bodies; the largest are measured first, those left over are estimated
+RUNS = (5, 25)  # least and most runs of one body …
+EACH = 0.3  # … between which it is run until this many seconds are spent
 PROBE = Path(__file__).resolve().parents[1] / "link_probe.py"
 PROBE_TIMEOUT = 120.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something was measured: what else could make the same work take longer."""
+    """The circumstances of a measurement, on which the time of the same work depends."""
 
     device: str  # "cpu", "cuda"
     threads: int  # that an op may use
 
     def path(self) -> Path | None:
-        """The file of this machine's measurements; None if nothing is kept."""
+        """The file of this machine's measurements; None if there is no cache folder or no such device."""
         where = directory()
         if where is None or not count(self.device):
             return None
@@ -65,16 +65,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What plans are made for: the hardware of a file, or this machine."""
+    """The hardware that plans are made for: that of a file, or this machine."""
 
-    file: str = ""  # of the hardware; empty: this machine, by what is kept of measurements
-    measure: bool = False  # what is not kept
-    threads: int = 0  # that a rank has; 0: as many as this process
+    file: str = ""  # path of a hardware file; empty: this machine, with its stored measurements
+    measure: bool = False  # measure the bodies for which no measurement is stored
+    threads: int = 0  # threads of a rank; 0: as many as this process has
 
     def hardware(
         self, device: str, plans: Callable[[], Iterable[Plan]] = tuple, doing: Callable[[str], None] = lambda _: None
     ) -> Hardware:
-        """What the scheduler reckons with.  Raises HardwareError for a file that cannot be used."""
+        """The hardware for the scheduler's cost model.  Raises HardwareError for a file that cannot be used."""
         if self.file:
             return read_hardware(self.file)
         threads = self.threads or torch.get_num_threads()
@@ -88,15 +88,15 @@ HERE = Target()
 
 @dataclass(slots=True)
 class Costs:
-    """What was measured."""
+    """The measurements of one ``Place``."""
 
-    work: dict[str, float] = field(default_factory=dict)  # name of the work → seconds
-    flops_per_s: float = 0.0  # over all work that has any; 0: none was measured
+    work: dict[str, float] = field(default_factory=dict)  # digest of the work (``work_digest``) → seconds
+    flops_per_s: float = 0.0  # over all measured bodies that have floating-point operations; 0: none was measured
     latency: float = 0.0  # seconds of a send between two ranks of this machine
     bandwidth: float = 0.0  # bytes/s of one; 0: not measured
 
     def hardware(self, device: str) -> Hardware:
-        """This machine with this kind of device, as far as it was measured."""
+        """This machine with this kind of device; defaults where nothing was measured."""
         found = UNMEASURED[device]
         if self.work:
             found = replace(found, measured=dict(self.work), name="this machine, as measured")
@@ -108,7 +108,7 @@ class Costs:
 
 
 def read(place: Place) -> Costs:
-    """What is kept of earlier measurements here; empty if there is nothing, or nothing that can be read."""
+    """The stored measurements of a place; empty if there are none or the file cannot be read."""
     path = place.path()
     try:
         found = json.loads(path.read_text()) if path is not None else {}
@@ -121,7 +121,7 @@ def read(place: Place) -> Costs:
 
 
 def here(device: str, threads: int | None = None) -> Hardware:
-    """This machine, by what earlier measurements kept of it; the defaults where there were none."""
+    """This machine by its stored measurements; defaults where there are none."""
     return read(Place(device, threads or torch.get_num_threads())).hardware(device)
 
 
@@ -134,11 +134,11 @@ def measure(
     budget: float = BUDGET,
     doing: Callable[[str], None] = lambda _: None,
 ) -> Hardware:
-    """Measure what the bodies of some plans, and a send if they have any, take on this machine, and keep it.
+    """Measure how long the bodies of plans, and a send if there is one, take on this machine, and store the times.
 
-    What is kept from earlier is not measured again.  Bodies run alone, by the kernels of a run, on
-    tensors of the plan's shapes.  One that cannot run so, or for which ``budget`` seconds do not
-    suffice, is estimated by its floating-point operations.
+    Times that are stored already are not measured again.  Each body runs alone, with the kernels of a run, on tensors
+    of the plan's shapes.  A body that cannot run alone, or that is not reached within ``budget`` seconds, is estimated
+    from its floating-point operations.
     """
     place, on = Place(device, threads), make_device(device)
     costs = read(place)
@@ -176,7 +176,7 @@ def measure(
 
 
 def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device) -> float | None:
-    """The median of the seconds that a body takes; None if it cannot run on invented values."""
+    """The median of the seconds that a body takes; None if it cannot run on made-up values."""
     assert actor.body is not None
     try:
         kernel = kernels.kernel(plan.bodies[actor.body])
@@ -197,7 +197,7 @@ def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device) -> float | Non
 
 
 def _value(plan: Plan, actor: Actor, operand: Operand, device: torch.device) -> Any:
-    """A value like those of a run: numbers in [0, 1), whole numbers 0, which are legal indices."""
+    """A made-up value for an operand: floats in [0, 1), and 0 for integers, as it is a legal index."""
     match operand:
         case FromRegister(register, index):
             return _tensor(plan.register(register).tensors[index], device)

@@ -18,14 +18,17 @@ _WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB|B)")
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an exception says that there was too little memory, of whatever device."""
+    """Whether an exception says that there was too little memory, on the host or on a device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _CPU in str(error)
 
 
 def out_of_memory(rank: int, plan: Plan, where: str, error: BaseException) -> ActorError:
-    """The error of an actor of ``plan`` that got no memory: what it asked for, what the plan needs, what needs less."""
+    """The error for an actor of ``plan`` that ran out of memory.
+
+    It says how much the actor asked for, how much the plan needs by its own count, and what would reduce that.
+    """
     variables, registers, workspace = (
         found(plan).get(rank, 0) for found in (variable_bytes, register_bytes, max_workspace_bytes)
     )
@@ -44,7 +47,7 @@ def out_of_memory(rank: int, plan: Plan, where: str, error: BaseException) -> Ac
 
 
 def _advice(plan: Plan, variables: int, registers: int) -> list[str]:
-    """What would reduce it, the largest part first."""
+    """What would reduce the memory that the plan needs, beginning with the larger of variables and registers."""
     pieces = (
         f"micro_batches={2 * plan.pieces} or more (it is {plan.pieces}), so that less of the batch is there at a time"
     )

@@ -1,4 +1,4 @@
-"""What looks on at a process's calls: live views, traces, callbacks."""
+"""The interface of observers of a process's calls, such as live views, traces and callbacks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["Observer"]
 
 
 class Observer:
-    """Is told what happens to calls, and changes none; methods that are not overridden do nothing."""
+    """Base class of observers, whose methods are called on events of calls.  The defaults do nothing."""
 
-    keeps_plans = False  # plans that nobody can call any more stay installed
+    keeps_plans = False  # if True, plans that nobody can call any more stay installed
 
     def recorder(self) -> Recorder | None:
-        """Where the worker is to note what it does; asked once, just before the worker is made."""
+        """The recorder for the worker, if any; called once, just before the worker is made."""
         return None
 
     def started(self, worker: Worker) -> None:
-        """The worker is there."""
+        """The worker was made."""
 
     def installed(self, number: int, plan: Plan) -> None:
-        """The worker has another plan: whole on the master, else this rank's part."""
+        """The worker has installed a plan: the whole plan on the master, elsewhere this rank's part."""
 
     def issued(self, call: Call, plan: Plan, rows: int, trains: bool) -> None:
-        """A call is under way; ``rows`` is the first dim of its first argument, 0 where it has none."""
+        """A call was issued; ``rows`` is the size of dim 0 of its first argument, 0 if it has none."""
 
     def finish(self) -> None:
-        """The script has ended, and all calls are done.  What it raises ends the run."""
+        """The script has ended and all calls are done.  An exception raised here ends the run."""

@@ -16,7 +16,10 @@ __all__ = ["assemble", "part", "sources"]
 
 
 def part(tensor: Tensor, placement: Placement, sbp: NdSbp, index: int) -> Tensor:
-    """The part that device ``index`` of the placement holds; a copy.  Of a deferred tensor nothing else is made."""
+    """A copy of the part that device ``index`` of the placement holds.
+
+    Of a deferred tensor only that part is computed (``deferred.shard``).
+    """
     lines = held(tensor.shape, sbp, placement, index)
     if isinstance(tensor, deferred.DeferredTensor):
         return deferred.shard(tensor, lines)
@@ -28,7 +31,10 @@ def part(tensor: Tensor, placement: Placement, sbp: NdSbp, index: int) -> Tensor
 
 
 def sources(placement: Placement, sbp: NdSbp, rank: int) -> tuple[int, ...]:
-    """The devices (positions in the placement) whose parts make the tensor; ``rank``'s own among them if it has one."""
+    """Positions in the placement of the devices whose parts make up the tensor.
+
+    Of devices that hold the same, it is the one with ``rank``'s coordinates, if ``rank`` is in the placement.
+    """
     mine = coordinates(placement, placement.index(rank)) if rank in placement else (0,) * len(placement.hierarchy)
     return tuple(
         index

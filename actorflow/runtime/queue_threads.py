@@ -1,4 +1,4 @@
-"""The thread of a queue: it does the tasks that are put to it in order."""
+"""The thread of a queue, which does tasks in the order in which they are put."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 
 class QueueThread(Generic[T]):
-    """A thread that does the tasks put to it, one after the other, without gradients.
+    """A thread that calls ``work(task)`` for each task put to it, in order, with gradients off.
 
-    An exception goes to ``fail`` with the task that raised it, and ends the thread.
+    An exception ends the thread, after ``fail(error, task)`` was called.
     """
 
     def __init__(
         self, name: str, device: Device, work: Callable[[T], None], fail: Callable[[BaseException, T], None]
     ) -> None:
         self.name = name
-        self.doing: T | None = None  # the task that it is at
+        self.doing: T | None = None  # the task in progress
         self._device = device
         self._work = work
         self._fail = fail
@@ -35,7 +35,7 @@ class QueueThread(Generic[T]):
         self.thread.start()
 
     def put(self, task: T) -> None:
-        """Do a task after those that were put before."""
+        """Add a task, to be done after those that were put before."""
         self._tasks.put(task)
 
     def stop(self) -> None:
@@ -58,7 +58,7 @@ class QueueThread(Generic[T]):
 
 
 def prepare_thread(device: Device, cores: Set[int] = frozenset()) -> None:
-    """Make this thread one that runs tensor code of a plan on ``device``, on some cores (none: on any)."""
+    """Prepare the calling thread to run a plan's tensor code on ``device``; pin it to ``cores`` (empty: no pinning)."""
     torch.set_grad_enabled(False)
     if cores:
         with contextlib.suppress(OSError):  # a sandbox may forbid it, or a core may be gone

@@ -1,7 +1,7 @@
-"""Handles on the results of finished calls, and what other ranks ask of large ones.
+"""Handles on the results of calls, and this rank's answers when other ranks read its parts of them.
 
-A result that this rank holds whole is read here.  Any other stays with its owners: a handle pulls it
-when it is read, and each owner keeps its part until the handles of all ranks are gone.
+If every rank holds a result whole, its handle reads the local copy.  Any other result stays with its owners: a handle
+pulls the parts when it is read, and each owner keeps its part until the handles of all ranks are gone.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = ["Peers", "ResultDropped", "ResultPart", "Results", "fetch_part"]
 class ResultPart(Request):
     """Asks for a rank's part of a result."""
 
-    call: int  # counted alike on all ranks
-    index: int  # of the result
+    call: int  # number of the call, the same on all ranks
+    index: int  # number of the result
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +51,39 @@ class ResultDropped(Request):
     index: int
 
 
-_Drop = tuple[tuple[int, ...], int, int]  # the owners of a result of which a handle is gone, its call and its number
+_Drop = tuple[tuple[int, ...], int, int]  # a result whose handle is gone: its owners, the number of its call, its index
 
 
 class Peers(Protocol):
-    """What of a cluster is used here."""
+    """The part of a cluster's interface that this module uses."""
 
     rank: int
     world: int
 
     def pull(self, rank: int, request: Request) -> bytes:
-        """What a rank answers."""
+        """Send a request to a rank and return its answer."""
 
 
 class Results:
-    """The results of one rank."""
+    """The results of one rank: makes handles, and keeps this rank's parts of results that others may read."""
 
     def __init__(self, peers: Peers, on: Device) -> None:
         self._peers = peers
         self._on = on
         self._device = on.where
-        self._kept: dict[tuple[int, int], TensorFuture] = {}  # by (call, result): this rank's parts of large ones
-        self._open: deque[tuple[Call, list[weakref.ref[TensorFuture]]]] = deque()  # what handles still take from calls
-        self._dropped: defaultdict[tuple[int, int], int] = defaultdict(int)  # handles that are gone, of all ranks
+        self._kept: dict[tuple[int, int], TensorFuture] = {}  # by (call, result): parts that other ranks may pull
+        self._open: deque[tuple[Call, list[weakref.ref[TensorFuture]]]] = deque()  # calls whose futures are not settled
+        self._dropped: defaultdict[tuple[int, int], int] = defaultdict(int)  # by (call, result): ranks without a handle
         self._lock = threading.Lock()
         self._drops: SimpleQueue[_Drop | None] | None = None
 
     def handles(self, number: int, call: Call, results: Sequence[plans.Result]) -> list[LazyTensor]:
-        """Handles on the results of call ``number`` (counted alike on all ranks)."""
-        while self._open and self._open[0][0].done:  # a handle that is kept must not keep the other results of its call
+        """Handles on the results of a call, whose ``number`` is the same on all ranks."""
+        while self._open and self._open[0][0].done:  # so that a handle keeps no other results of its call
             before, given = self._open.popleft()
             for ref in given:
                 promise = ref()
-                if promise is not None and before.lost is None:  # else its error is for whoever reads it
+                if promise is not None and before.lost is None:  # if it was given up, reading the handle raises
                     promise.settle()
         refs: list[weakref.ref[TensorFuture]] = []
         found = [self._handle(number, call, result, refs) for result in results]
@@ -109,13 +109,13 @@ class Results:
         return LazyTensor.of(whole, shape, dtype, self._device, dropped)
 
     def serve(self, number: int, index: int) -> bytes:
-        """This rank's part of a large result, for a rank that reads it."""
+        """This rank's part of a result as bytes, for a rank that reads it."""
         with self._lock:
             part = self._kept[number, index]
         return encode(self._on.to_host([part.value()]))[0]
 
     def forget(self, number: int, index: int) -> None:
-        """One rank's handle is gone; with the last one the part goes as well."""
+        """Note that one rank's handle is gone; when those of all ranks are, free this rank's part."""
         with self._lock:
             self._dropped[number, index] += 1
             if self._dropped[number, index] == self._peers.world:
@@ -123,14 +123,15 @@ class Results:
                 self._kept.pop((number, index), None)
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """End the thread that tells owners about handles that are gone."""
         if self._drops is not None:
             self._drops.put(None)
 
     def _telling(self) -> SimpleQueue[_Drop | None]:
-        """The queue of this rank's handles that are gone, and the thread that tells their owners.
+        """The queue of this rank's handles that are gone, which a background thread reads to tell the owners.
 
-        It begins with the first such handle, as handles go at any moment and within locks, also those of threads.
+        The thread starts when the first such handle is made: a handle may die at any moment, even while locks are held,
+        where no thread may be started.
         """
         if self._drops is None:
             self._drops = SimpleQueue()
@@ -144,12 +145,12 @@ class Results:
                 if owner == self._peers.rank:
                     self.forget(number, index)
                 else:
-                    with suppress(Exception):  # it keeps this part; of the others it hears none the less
+                    with suppress(Exception):  # the owner keeps this part; it still hears of others
                         self._peers.pull(owner, ResultDropped(number, index))
 
 
 class _Fetch:
-    """Makes a result from its owners' parts."""
+    """Assembles a result from its owners' parts when it is called."""
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class _Fetch:
 
     def __call__(self) -> Tensor:
         result, peers = self._result, self._peers
-        self._call.wait()  # one that was given up is so on all ranks, and this one's script is told here
+        self._call.wait()  # raises if the call was given up, which it then was on all ranks
 
         def one(index: int) -> Tensor:
             owner = result.placement.ranks[index]
@@ -182,5 +183,5 @@ class _Fetch:
 def fetch_part(
     peers: Peers, owner: int, asked: Request, shape: tuple[int, ...], dtype: str, device: torch.device
 ) -> Tensor:
-    """One rank's part of a tensor, pulled."""
+    """Pull one rank's part of a tensor, of the given shape, to ``device``."""
     return decode([peers.pull(owner, asked)], [TensorSpec(shape, dtype, "")], device)[0]

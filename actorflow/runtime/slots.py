@@ -1,7 +1,7 @@
 """The tokens in the slots of one register.
 
-Outputs of firings enter, and each reader takes a token for each of its firings.  Slots hold references, so nothing is
-copied and a tensor dies as soon as its last reader has taken it.  Only the compute thread touches them.
+Firings put their outputs into slots, and each reader takes a token for each of its firings.  Slots hold references, so
+nothing is copied, and a slot drops its token as soon as the last reader has taken it.  For the compute thread only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Token = Sequence[Any]  # a tensor for each of the register's specs
 class Slots:
     """The tokens that a register holds on the rank of its readers.
 
-    Initial tokens are zeros.  Raises PlanError for a way of combining that does not exist.
+    Initial tokens are zeros.  The constructor raises PlanError for an unknown way to combine firings.
     """
 
     __slots__ = ("_combine", "_count", "_left", "_parts", "_values", "fill", "id", "nbytes", "specs", "uses")
@@ -33,7 +33,7 @@ class Slots:
         self.specs = register.tensors
         self.nbytes = register.nbytes
         self.fill = register.fill
-        self.uses = sum(read.firings for read in register.readers)  # takings of each token
+        self.uses = sum(read.firings for read in register.readers)  # how often each token is taken
         self._count = register.slots
         self._combine = tuple(_combination(register.id, spec) for spec in register.tensors) if self.fill > 1 else ()
         self._parts: list[Any] = []
@@ -47,7 +47,7 @@ class Slots:
 
     @property
     def owns(self) -> bool:
-        """Whether its tensors are new ones that nobody else holds once their only reader has taken them."""
+        """Whether its tokens are new tensors that nothing else refers to once their only reader has taken them."""
         return self.uses == 1 and self.fill > 1 and all(c is not None for c in self._combine)
 
     def held(self, slot: int) -> Token | None:
@@ -55,21 +55,21 @@ class Slots:
         return self._values[slot]
 
     def put(self, sequence: int, token: Token) -> None:
-        """Fill the slot of token number ``sequence``."""
+        """Put token number ``sequence`` into its slot."""
         if self.uses:
             slot = sequence % self._count
             self._values[slot] = token
             self._left[slot] = self.uses
 
     def sums(self, places: Collection[int]) -> list[Tensor]:
-        """The sums at some places of the token that is being made; empty before its first firing."""
+        """The sums so far at some positions of the token that is being made; empty before its first firing."""
         return [self._parts[i] for i in places] if self._parts else []
 
     def add(self, sequence: int, outputs: Token, complete: bool, summed: Collection[int] = ()) -> None:
-        """Add one of several firings to the token; with the last one the slot is filled.
+        """Add the outputs of one firing to the token that is being made; if ``complete``, put it into its slot.
 
-        At the places in ``summed`` the first firing gives a tensor that nobody else holds, and each later one has
-        added to it already.
+        At the positions in ``summed``, the kernel does the sum itself: its first output is a new tensor, to which later
+        firings have added in place.
         """
         parts = self._parts
         if not parts:
@@ -83,7 +83,7 @@ class Slots:
             elif i in summed:
                 parts[i] = value
             elif parts[i] is None:
-                parts[i] = (value,)  # not ours: others may hold it
+                parts[i] = (value,)  # may be shared, so the next firing must not add to it in place
             elif isinstance(parts[i], tuple):
                 parts[i] = parts[i][0] + value
             else:
@@ -93,18 +93,18 @@ class Slots:
             self.put(sequence, [_finish(how, part) for how, part in zip(self._combine, parts, strict=True)])
 
     def forgo(self, sequence: int, complete: bool) -> None:
-        """Count a firing of a call that is given up: its token is empty, and whoever takes it looks at nothing."""
+        """Count a firing of a call that is given up: it fills its slot with an empty token, which readers ignore."""
         if self.fill > 1:
             self._parts = []
         if complete:
             self.put(sequence, ())
 
     def blank(self) -> list[Tensor]:
-        """What moves to other ranks in place of an empty token: memory that nobody has written."""
+        """Uninitialized tensors, which a transfer sends in place of an empty token."""
         return [torch.empty(t.shape, dtype=dtype_of(t.dtype)) for t in self.specs]
 
     def take(self, sequence: int) -> Token:
-        """The token for one firing of one reader; the slot lets go of it with the last taking."""
+        """Take the token for one firing of one reader; the last reader empties the slot."""
         slot = sequence % self._count
         token = self._values[slot]
         assert token is not None, f"register {self.id} holds no token {sequence}"
@@ -118,7 +118,10 @@ class Slots:
 
 
 def of_one_firing(spec: TensorSpec, fill: int) -> TensorSpec:
-    """What each of ``fill`` firings gives to a tensor of a register: of one that is joined, an equal part."""
+    """The shape and dtype of one firing's output, if ``fill`` firings make the tensor ``spec`` of a register.
+
+    If the outputs are concatenated, each is an equal part along that dim; else each has the shape of ``spec``.
+    """
     how, _, dim = spec.combine.partition(":")
     if how != "cat" or fill == 1:
         return spec
@@ -127,7 +130,7 @@ def of_one_firing(spec: TensorSpec, fill: int) -> TensorSpec:
 
 
 def _combination(register: int, spec: TensorSpec) -> int | None:
-    """A dim to join along, -1 to sum, None to keep the last."""
+    """How to combine firings: the dim to concatenate along, -1 to sum, None to keep the last output."""
     if spec.combine == "":
         return None
     if spec.combine == "sum":

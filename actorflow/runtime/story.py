@@ -1,4 +1,4 @@
-"""Texts and errors that say what the threads of a rank do, and what went wrong there."""
+"""Texts that say what the threads of a rank are doing, and errors that say what failed there."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from actorflow_scheduler.machine import Fire
 
 
 def firing(unit: ActorUnit, fire: Fire) -> str:
-    """What a thread does that fires an actor."""
+    """Describe a thread that fires an actor."""
     comm = unit.actor.comm
     what = "fires" if comm is None else f"{comm.label} {comm.id} with ranks {list(comm.ranks)} for"
     return f"{what} {unit.actor.name}, firing {fire.firing}"
 
 
 def receiving(what: Ready | PostedReceive | Filled) -> str:
-    """What a thread does that receives a token."""
+    """Describe a thread that receives a token."""
     return f"receives token {what.sequence} of register {what.register} of plan {what.plan}"
 
 
 def explain_plans(job: InstalledPlan | None, waits: tuple[Call, InstalledPlan] | None, early: bool) -> list[str]:
-    """What the queues of a plan that runs wait for; and what a call and its plan do, other ranks where ``early``."""
+    """Lines that say what the queues of the running plan ``job`` wait for, and what the next call ``waits`` for.
+
+    ``early``: that call waits for other ranks to issue it, not for the calls before it.
+    """
     lines = []
     if job is not None:
         lines.append(f"plan {job.number} {job.plan.name!r}:")
@@ -49,8 +52,8 @@ def actor_error(
 ) -> BaseException:
     """The error to raise for an actor that failed.
 
-    It names rank, actor, firing, the op or communication, and the user's line that ``plan`` has it from; where memory
-    ran out, what ``plan`` needs.
+    It names the rank, the actor, the firing, the op or communication, and the line of the user's code that the op comes
+    from by ``plan``.  If memory ran out, it also says what ``plan`` needs.
     """
     comm, body = unit.actor.comm, _body(unit)
     step = None if body is None else culprit(body, error)
@@ -65,7 +68,7 @@ def actor_error(
 
 
 def line_of(unit: ActorUnit, error: BaseException, plan: Plan) -> str:
-    """The line of the user's code that an actor has failed at; "" where it is not known."""
+    """The line of the user's code at which an actor failed; "" if it is not known."""
     body = _body(unit)
     step = None if body is None else culprit(body, error)
     place = None if step is None else plan.origins.place_of(unit.actor.id, step)
@@ -85,7 +88,7 @@ def _source_line(plan: Plan, actor: int, step: int) -> str:
 
 
 def too_late(rank: int, started: Started, setting: str, explained: str) -> ClusterError:
-    """The error of a transfer that has not ended in time, with what everything on the rank waits for."""
+    """The error for a transfer that has not ended in time; ``explained`` says what everything on the rank waits for."""
     return ClusterError(
         f"rank {rank}: {started.what} over NCCL has not ended in {started.seconds:.0f} s ({setting}); a rank that "
         f"takes part has not come to it, or the network between them is cut:\n{explained}"
@@ -93,7 +96,7 @@ def too_late(rank: int, started: Started, setting: str, explained: str) -> Clust
 
 
 def wrapped(error: BaseException, where: str) -> BaseException:
-    """An ActorflowError as it is, anything else as the cause of one that says where it was raised."""
+    """Return an ActorflowError unchanged; wrap any other exception into an ActorError that says where it was raised."""
     if isinstance(error, ActorflowError):
         return error
     made = ActorError(f"{where}: {type(error).__name__}: {error}")
@@ -102,14 +105,17 @@ def wrapped(error: BaseException, where: str) -> BaseException:
 
 
 def cause_of(error: BaseException) -> tuple[str, str]:
-    """The name of the builtin exception that is behind an error, and its message; for ``again``."""
+    """The class name and message of an error's cause if it is a builtin exception, else two empty strings.
+
+    They can be sent to another rank, which rebuilds the error by ``again``.
+    """
     cause = error.__cause__
     name = type(cause).__name__
     return (name, str(cause)) if getattr(builtins, name, None) is type(cause) else ("", "")
 
 
 def again(text: str, cause: str, message: str) -> BaseException:
-    """The error of another rank's actor, with the same cause."""
+    """Rebuild the error of another rank's actor from its text and what ``cause_of`` gave."""
     made = ActorError(text)
     kind = getattr(builtins, cause, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
@@ -118,5 +124,5 @@ def again(text: str, cause: str, message: str) -> BaseException:
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """The first of some names."""
+    """The first ``most`` names as a list in text, with an ellipsis if there are more."""
     return ", ".join((*names[:most], *("…",) * (len(names) > most)))

@@ -1,16 +1,17 @@
 """Order the firings of one rank on its device, by stream events (marks) that queues record and wait for.
 
-On a device that runs ahead of the host the machine is told that an actor has finished when its work is launched.
-What the machine keeps apart must then be kept apart on the device, too: a token is read after it is written, a slot is
-written again after the last token in it is read, and a queue's firings follow each other.  A queue of the device sees
-to the last itself.  For the other two, a queue records a mark, and the reader's or the next writer's queue waits for
-it.  Variables are ordered as well, by registers without tensors between their readers and their writer.
+On a device that runs ahead of the host, the machine learns that an actor has finished when its work is launched, not
+when it is done.  So the device must keep the machine's order, too: a token is read after it is written, a slot is
+written again after its last token is read, and the firings of a queue follow each other.  Each queue of the device is
+in order by itself, which gives the third.  For the other two, a queue records a mark, and the queue of the reader or
+of the next writer waits for it.  Variables are ordered in the same way, by registers without tensors between the
+actors that read a variable and the one that writes it.
 
-The caching allocator gives a token's memory back to the queue that made it.  Where another queue reads the token,
-``RegisterEvents`` holds it until the maker's queue has waited for its readers, or they have passed.  The host never
-waits, and no register holds more tokens than it has slots.
+The caching allocator gives the memory of a freed token back to the queue that made it.  If another queue reads the
+token, ``RegisterEvents`` keeps it alive until the maker's queue has waited for the readers' marks, or these have
+passed.  The host never waits, and no register holds more tokens than it has slots.
 
-On a CPU work is done when its call returns: all queues are one null queue, so no register needs events.
+On a CPU, work is done when its call returns: all queues are one null queue, so no register needs marks.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from actorflow_scheduler.machine import Fire
 
 __all__ = ["NO_MEMORY", "ActorStream", "EventWaits", "RegisterEvents", "StreamEvents", "barrier"]
 
-Holder = list[Token]  # one token; empty once the token may die
+Holder = list[Token]  # keeps one token alive; emptied when its memory may be freed
 NO_MEMORY: frozenset[int] = frozenset()
 
 
 class RegisterEvents:
-    """The marks of one register's slots, where its maker and a reader are on different queues."""
+    """The marks of the slots of one register whose maker and readers are on different queues."""
 
     __slots__ = ("_count", "_held", "_made", "_read", "_slots", "maker")
 
@@ -43,34 +44,37 @@ class RegisterEvents:
         self._slots = slots
         self._count = register.slots
         self._made: list[Mark | None] = [None] * register.slots
-        self._read: list[dict[str, Mark]] = [{} for _ in range(register.slots)]  # by queue: its last reading
+        self._read: list[dict[str, Mark]] = [{} for _ in range(register.slots)]  # by queue: mark of its last read
         self._held: list[Holder] = [[] for _ in range(register.slots)]
         for slot in range(register.initial):
             self._hold(slot)
 
     def made(self, sequence: int, mark: Mark | None) -> None:
-        """A token is complete, and in its slot, when ``mark`` has passed."""
+        """Note that a token, which is in its slot, is complete on the device when ``mark`` has passed."""
         slot = sequence % self._count
         self._made[slot] = mark
         self._hold(slot)
 
     def ready(self, sequence: int) -> Mark | None:
-        """The mark of what made a token; None for one that was there from the start."""
+        """The mark after the work that made a token; None for an initial token."""
         return self._made[sequence % self._count]
 
     def read(self, sequence: int, queue: Queue, mark: Mark) -> None:
-        """A queue has read a token when ``mark`` has passed."""
+        """Note that a queue is done reading a token when ``mark`` has passed."""
         self._read[sequence % self._count][queue.name] = mark
 
     def reuse(self, sequence: int) -> tuple[list[Mark], Holder]:
-        """Before a token is made: the marks of who read the one before in its slot, and that one, to let go of then."""
+        """Prepare to write token ``sequence``: return what concerns the token that was in its slot before.
+
+        The result is the marks of its readers, to wait for, and its holder, to clear once the wait is launched.
+        """
         slot = sequence % self._count
         marks, held = self._read[slot], self._held[slot]
         self._read[slot], self._held[slot] = {}, []
         return list(marks.values()), held
 
     def released(self, sequence: int) -> tuple[list[Mark], Holder]:
-        """All readings of a token are launched: their marks, and the token, to let go of when they have passed."""
+        """The marks of a token's reads, all of which are launched, and its holder, to clear when they have passed."""
         slot = sequence % self._count
         return list(self._read[slot].values()), self._held[slot]
 
@@ -81,14 +85,14 @@ class RegisterEvents:
 
 @dataclass(frozen=True, slots=True)
 class EventWaits:
-    """What a queue has to wait for before one firing, and the tokens that may die once it does."""
+    """The marks that a queue must wait for before one firing, and the tokens that may be freed after that."""
 
     queue: Queue
     marks: Sequence[Mark | None]
     dying: Sequence[Holder]
 
     def begin(self) -> None:
-        """Let the queue wait."""
+        """Make the queue wait, and free the tokens.  Does not block the host."""
         for mark in self.marks:
             self.queue.wait(mark)
         for holder in self.dying:
@@ -101,16 +105,16 @@ class ActorStream:
 
     device: Device
     queue: Queue
-    reads: tuple[tuple[int, RegisterEvents], ...]  # (position in the reads of a firing, register) made by another
-    writes: tuple[tuple[int, RegisterEvents], ...]  # (position in the writes, register) that another queue reads
-    foreign: tuple[int, ...]  # operands in memory of another queue, or of the caller, that outputs may be views of
-    inputs: tuple[int, ...]  # operands that the caller gave, on a device: they may lie in host memory
-    prepares: bool  # takes only what the caller gave: it runs in host memory, and its outputs are copied to the device
-    ordered: bool  # a firing has to wait for, or to record, marks: it reads or writes registers of two queues
-    moves: bool  # operands or outputs may have to be copied: ``place`` and ``own`` are not for nothing
+    reads: tuple[tuple[int, RegisterEvents], ...]  # (position in a firing's reads, register that another queue fills)
+    writes: tuple[tuple[int, RegisterEvents], ...]  # (position in a firing's writes, register used by two queues)
+    foreign: tuple[int, ...]  # operands in memory of another queue or of the caller, of which outputs may be views
+    inputs: tuple[int, ...]  # operands that the caller passed and that may lie in host memory; empty on a CPU
+    prepares: bool  # all tensor operands are the caller's: it runs on the host, and outputs are copied to the device
+    ordered: bool  # it reads or writes registers used by two queues, so firings wait for marks or record them
+    moves: bool  # operands or outputs may have to be copied, so ``place`` and ``own`` must be called
 
     def waits(self, fire: Fire) -> EventWaits:
-        """What a firing has to wait for."""
+        """The marks that a firing must wait for, and the tokens that it may free."""
         marks = [events.ready(fire.reads[at][1]) for at, events in self.reads]
         dying = []
         for at, events in self.writes:
@@ -121,10 +125,10 @@ class ActorStream:
         return EventWaits(self.queue, tuple(once.values()), dying)
 
     def place(self, values: list[Any]) -> frozenset[int]:
-        """Copy operands to the device where needed, in the list, inside the queue's context.
+        """Replace operands in the list by copies on the device where needed.  Call it inside the queue's context.
 
-        Returns the addresses of memory that outputs may not keep, as it is given back, or changed by the caller,
-        without regard to the outputs' readers: pass it to ``own``.
+        Returns the addresses of storages that outputs must not share, because the memory may be freed, or changed by
+        the caller, before the readers of the outputs are done.  Pass them to ``own``.
         """
         given = [values[at] for at in self.inputs]
         self.queue.use(given)
@@ -135,7 +139,7 @@ class ActorStream:
         return memory
 
     def own(self, outputs: Sequence[Any], memory: frozenset[int]) -> Sequence[Any]:
-        """The outputs of a firing on the device, copied where they lie in ``memory`` (see ``place``)."""
+        """The outputs of a firing, on the device; those in ``memory``, which ``place`` returned, are copied."""
         if self.prepares:
             outputs = self.device.to_device(outputs)
         if memory:
@@ -143,9 +147,9 @@ class ActorStream:
         return outputs
 
     def end(self, fire: Fire, result: bool = False) -> Mark | None:
-        """Record a mark after all that the firing has launched; None where nobody can wait for it.
+        """Record a mark after the work of a firing, note it in the registers, and return it.
 
-        Other queues can wait for it, and for a ``result`` the host.
+        Returns None if nobody will wait for it: no register used by two queues, and no ``result`` for the host.
         """
         made = [(events, fire.writes[at][1]) for at, events in self.writes if fire.writes[at][2]]
         if not (made or self.reads or result):
@@ -159,10 +163,10 @@ class ActorStream:
 
 
 class StreamEvents:
-    """The marks of a plan's registers on one rank, and the tokens to let go of.  For the compute thread.
+    """The marks of a plan's registers on one rank, and the tokens to free.  For the compute thread, except ``bring``.
 
-    ``registers`` are those that two queues use: none on a CPU.  ``leaving`` holds tokens whose readings have all been
-    launched, with the marks of these readings.
+    ``registers`` are the registers that two queues use: none on a CPU.  ``leaving`` holds the tokens whose reads have
+    all been launched, with the marks of these reads.
     """
 
     def __init__(self, plan: Plan, rank: int, device: Device, slots: Mapping[int, Slots]) -> None:
@@ -176,19 +180,19 @@ class StreamEvents:
             producer = plan.actor(register.producer)
             queue = device.queue(producer.queue if producer.rank == rank else receiving(producer.rank))
             readers = [device.queue(plan.actor(read.actor).queue) for read in register.readers]
-            for slot in range(register.initial):  # their memory comes from the thread that installs the plan
+            for slot in range(register.initial):  # initial tokens were allocated by the thread that installs the plan
                 for reader in readers:
                     reader.use(slots[register.id].held(slot) or ())
             if any(reader != queue for reader in readers):
                 self.registers[register.id] = RegisterEvents(register, slots[register.id], queue)
 
     def actor_stream(self, actor: Actor, host: bool) -> ActorStream:
-        """The queue of an actor and its marks; ``host`` where its body would run in host memory as well."""
+        """The ``ActorStream`` of an actor; ``host`` says that its body can also run on tensors in host memory."""
         plan, known, queue = self._plan, self.registers, self._device.queue(actor.queue)
         reads = [(at, known[r.id]) for at, r in enumerate(plan.inputs_of[actor.id]) if r.id in known]
         writes = [(at, known[r.id]) for at, r in enumerate(plan.outputs_of[actor.id]) if r.id in known]
         away = {r.id for r in plan.inputs_of[actor.id] if r.id in known and known[r.id].maker != queue}
-        ahead = self._device.ahead  # else inputs lie where they are used, unchanged until the call is done
+        ahead = self._device.ahead  # else inputs are used where they lie; they stay unchanged until the call is done
         inputs = tuple(i for i, o in enumerate(actor.operands) if ahead and isinstance(o, OfInput))
         keeps = any(isinstance(target, FromRegister) for target in actor.targets)
         prepares = host and bool(inputs) and all(isinstance(o, OfInput | OfScalar | OfPiece) for o in actor.operands)
@@ -212,9 +216,10 @@ class StreamEvents:
     def bring(
         self, register: int, sequence: int, take: Callable[[], Sequence[Tensor]]
     ) -> tuple[Sequence[Tensor], Mark]:
-        """Put a token of another rank on the device, when its slot there is free: what ``take`` returns, and its mark.
+        """Bring a token of another rank to the device once its slot is free there.
 
-        On the thread that receives the token.
+        ``take`` receives it inside the queue's context.  Returns the token and the mark after which it may be read.
+        For the thread that receives the token.
         """
         waits = self._receive(register, sequence)
         with waits.queue.context():
@@ -230,26 +235,26 @@ class StreamEvents:
         return EventWaits(events.maker, marks, [held])
 
     def received(self, register: int, sequence: int, mark: Mark | None) -> None:
-        """A token from another rank is in its slot when the mark has passed."""
+        """Note that a token from another rank, which is in its slot, is complete when the mark has passed."""
         events = self.registers.get(register)
         if events is not None:
             events.made(sequence, mark)
 
     def release(self, register: int, sequence: int) -> None:
-        """All readings of a token are launched."""
+        """Note that all reads of a token are launched; ``sweep`` frees it when they are done."""
         events = self.registers.get(register)
         if events is not None:
             self.leaving.append(events.released(sequence))
 
     def sweep(self) -> None:
-        """Let go of the tokens whose readings have passed."""
+        """Free the tokens whose reads are done on the device."""
         leaving = self.leaving
         while leaving and all(mark.passed() for mark in leaving[0][0]):
             leaving.popleft()[1].clear()
 
 
 def receiving(peer: int) -> str:
-    """The name of the queue on which tokens of another rank come in."""
+    """The name of the queue that receives tokens of another rank."""
     return f"receive:{peer}"
 
 
@@ -258,7 +263,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def barrier(before: Iterable[Queue], after: Iterable[Queue]) -> None:
-    """Let all that is put into the queues ``after`` from now on wait for all that is in the queues ``before``."""
+    """Make work that is put into the queues ``after`` from now on wait for all work now in the queues ``before``."""
     queues = list(after)
     for queue in before:
         mark = queue.mark()

@@ -8,11 +8,11 @@ from pathlib import Path
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.notation import observed
 
-ITERATIONS = 100  # of each plan; later ones fire in the same order
+ITERATIONS = 100  # recorded of each plan; later iterations fire in the same order
 
 
 def write(folder: str, rank: int, fired: Iterable[tuple[Plan, tuple[int, ...]]]) -> None:
-    """Write ``rankN.txt``: for each plan its name, then a line of the compute queue's firings for each iteration."""
+    """Write ``rankN.txt``: for each plan its name, then one line of compute-queue firings for each iteration."""
     path = Path(folder) / f"rank{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [line for plan, actors in fired for line in (f"plan {plan.name}", *observed(plan, rank, actors))]

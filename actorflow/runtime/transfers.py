@@ -1,7 +1,7 @@
-"""The queue threads of one rank: they fire and receive what would hold the compute thread up.
+"""The queue threads of one rank, which do the firings and receives that would block the compute thread.
 
-Each queue has a thread of its own, as transfers block, and so do copies from a caller's memory.  Outputs and tokens go
-to the compute thread's inbox.
+Transfers block, and so do copies from a caller's memory, so each queue has its own thread.  The threads put outputs and
+received tokens into the compute thread's inbox.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from actorflow_scheduler.machine import Fire
 
 __all__ = ["Coming", "Task", "Transfers"]
 
-Task = tuple[InstalledPlan, ActorUnit, Fire, list[Any], EventWaits]  # a firing; its operands are gathered already
-Coming = Ready | PostedReceive | Filled  # what is known of a token of another rank before it is here
+Task = tuple[InstalledPlan, ActorUnit, Fire, list[Any], EventWaits]  # a firing with its operands
+Coming = Ready | PostedReceive | Filled  # announces a token of another rank, or says that it can be received
 
 
 class Transfers:
-    """Starts a thread for each queue of one rank when it is first needed, and gives it tasks.
+    """Gives tasks to one thread for each queue of a rank, which is started when it is first needed.
 
-    ``finish`` and ``arrive`` are what the compute thread does with outputs and with tokens; they go to
-    ``inbox``.  ``installed`` waits for the plan of a number, and gives None where the run ends before.
-    ``fail`` is told of the first error of a thread, which ends that thread.
+    ``finish`` and ``arrive`` are put into ``inbox``, for the compute thread to call with outputs and with received
+    tokens.  ``installed(number)`` waits for the plan of that number and returns None if the run ends first.  ``fail``
+    is called with the error that ends a thread.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class Transfers:
     # --- for any thread ---
 
     def fire(self, task: Task) -> None:
-        """Fire on the thread of the actor's queue."""
+        """Do a firing on the thread of the actor's queue."""
         self._put(task[1].actor.queue, self._fire, task)
 
     def launch_in_order(self, task: Task | PostedReceive) -> None:
-        """Do what is next in the collective order, on the one thread that launches all of it."""
+        """Launch the next call of the collective order, on the one thread that launches all of them."""
         self._put(Plane.NCCL, self._launch, task)
 
     def receive(self, peer: int, coming: Coming) -> None:
-        """Receive a token on the thread that serves a peer."""
+        """Receive a token on the thread that receives from this peer."""
         self._put(f"receive:{peer}", lambda what: self._receive(peer, what), coming)
 
     def stop(self) -> None:
-        """End all threads when they have done what they have; nothing more is taken."""
+        """Ask all threads to end after the tasks that they have; returns at once.  No thread is started after that."""
         with self._lock:
             self._ended = True
             for thread in self._threads.values():
@@ -85,7 +85,7 @@ class Transfers:
                 thread.thread.join(max(0.0, end - time.monotonic()))
 
     def explain(self) -> list[str]:
-        """What every thread is at."""
+        """What every thread is doing, as lines of text."""
         lines = []
         for thread in tuple(self._threads.values()):
             task = thread.doing

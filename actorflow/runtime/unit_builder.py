@@ -52,15 +52,15 @@ from actorflow_scheduler.machine import ActorFinished
 
 __all__ = ["UnitBuilder", "plane_of"]
 
-UNDONE = 1 << 20  # bytes; the values of larger variables are not kept while a call changes them
-QUICK = 1 << 20  # bytes; up to here the compute thread copies a token itself, as a hand-over costs more
+UNDONE = 1 << 20  # bytes; old values of larger variables are not kept, so a call that changed one cannot be given up
+QUICK = 1 << 20  # bytes; the compute thread copies tokens up to this size itself, as handing over would cost more
 
 
 class UnitBuilder:
-    """Builds the units of a plan that is being installed as number ``number``.
+    """Builds the units of a plan that is being installed as plan ``number``.
 
-    ``shared`` is the memory shared with other ranks, by register; it is filled later.  All methods raise PlanError
-    where the plan cannot be run here.
+    ``shared`` is the memory shared with other ranks, by register; the caller may fill it after the units are built.
+    All methods raise PlanError if the plan cannot run here.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class UnitBuilder:
             **self._common(actor, actor.operands, self._stores(actor, None)),
         )
 
-    # ---- what they share
+    # ---- what the ways to fire have in common
 
     def _common(
         self,
@@ -148,8 +148,8 @@ class UnitBuilder:
     ) -> dict[str, Any]:
         """The fields of ``ActorUnit``.
 
-        ``host``: it would run in host memory as well; ``quick``: a communication that does not block the compute
-        thread for long where operands lie in host memory.
+        ``host``: its body can also run on tensors in host memory.  ``quick``: a communication that does not block the
+        compute thread for long if its operands lie in host memory.
         """
         taken = [(at, self._slots[r.id]) for at, r in enumerate(self._plan.inputs_of[actor.id]) if r.tensors]
         box = {slots.id: i for i, (_, slots) in enumerate(taken)}
@@ -172,13 +172,13 @@ class UnitBuilder:
             "results": tuple(
                 (i, t.index, self._must_copy(actor, i)) for i, t in enumerate(actor.targets) if isinstance(t, ToResult)
             ),
-            # a device with memory of its own has copies of these tokens, and does not know in time that a call failed
+            # a device with its own memory reads copies of these tokens, and learns too late that a call has failed
             "borrows": borrowed if stores and not self._device.ahead else (),
             "undone": () if self._device.ahead else self._undone(actor),
         }
 
     def _stores(self, actor: Actor, body: Body | None) -> tuple[RegisterStore, ...]:
-        """The registers that an actor's outputs fill; its kernel adds to sums itself where a ``body`` is given."""
+        """The registers that an actor's outputs fill; with a ``body``, its kernel may add to sums itself."""
         writes = enumerate(self._plan.outputs_of[actor.id])
         return tuple(self._store(actor, body, at, register) for at, register in writes if register.tensors)
 
@@ -230,9 +230,9 @@ class UnitBuilder:
         return not owned or actor.operands.count(operand) > 1
 
     def _undone(self, actor: Actor) -> tuple[str, ...]:
-        """The small variables beside parameters and optimizers' state that an actor of several ranks' plans changes.
+        """The small buffers and other tensors, but not parameters or optimizer state, that an actor changes.
 
-        One rank may have changed its part of them when a call fails on another one.
+        Empty in a plan for one rank.  With several ranks, one may have changed them when the call fails on another.
         """
         if self._plan.world == 1:
             return ()
@@ -244,17 +244,17 @@ class UnitBuilder:
         comm = self._plan.actor(self._plan.register(register).producer).comm
         return comm is not None and comm.plane == Plane.SHARED
 
-    # ---- of single ways
+    # ---- helpers of single ways to fire
 
     def _run(self, actor: Actor, body: Body) -> BodyRunner | None:
-        """What fires a compiled or captured body of the compute queue; None where its ops run one by one."""
+        """The runner of a body that is compiled or captured; None if its ops run one by one."""
         if self._mode == Mode() or actor.queue != "compute":
             return None
         numbers = [i for i, o in enumerate(actor.operands) if isinstance(o, OfScalar | OfPiece)]
         return self._runs.of(body, numbers, self._mode)
 
     def _in_order(self, actor: Actor, writes: tuple[Register, ...]) -> tuple[Operand, ...]:
-        """The operands of a send in the order of the register that they fill on the other rank."""
+        """The operands of a send, in the order of the tensors of the register that they fill on the other rank."""
         filled = dict(zip(actor.targets, actor.operands, strict=True))
         wanted = [FromRegister(r.id, i) for r in writes for i in range(len(r.tensors))]
         if len(writes) != 1 or writes[0].fill != 1 or filled.keys() != set(wanted):
@@ -264,7 +264,7 @@ class UnitBuilder:
         return tuple(filled[target] for target in wanted)
 
     def _spec(self, actor: Actor, target: int) -> TensorSpec:
-        """What a collective gives to one of its targets."""
+        """The shape and dtype of a collective's output for one of its targets."""
         found = actor.targets[target]
         if isinstance(found, FromRegister):
             register = self._plan.register(found.register)
@@ -282,7 +282,7 @@ class UnitBuilder:
 
 
 def plane_of(planes: Mapping[str, DataPlane], plan: Plan, actor: Actor, comm: Comm) -> DataPlane:
-    """The data plane of a communication.  Raises PlanError where this rank does not have it."""
+    """The data plane of a communication.  Raises PlanError if this rank does not have it."""
     found = planes.get(comm.plane)
     if found is None:
         raise PlanError(
@@ -293,6 +293,6 @@ def plane_of(planes: Mapping[str, DataPlane], plan: Plan, actor: Actor, comm: Co
 
 
 def _makes_tensors(body: Body) -> bool:
-    """Whether a body makes tensors on the device of a rank, wherever its operands lie."""
+    """Whether a body has a step that makes a tensor on the rank's device, wherever its operands lie."""
     args = [(*step.args, *(value for _, value in step.kwargs)) for step in body.steps]
     return any(isinstance(arg, Symbol) and arg.text.startswith("device:") for some in args for arg in some)

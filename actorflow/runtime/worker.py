@@ -1,6 +1,6 @@
 """The runtime of one rank, as the script's thread sees it: it installs plans, issues calls, and waits for them.
 
-This is the side that the script's thread sees; what fires, and when, is the compute thread's.
+The compute thread (``compute.py``) decides which actors fire, and when.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from actorflow_scheduler.machine import CallIssued
 
 _ISSUED = CallIssued()
 NOT_MADE = "this was a call before; the one that raises it has not been made"
-_JOIN = 5.0  # seconds that close() waits for threads, which a peer that stands still may hold for ever
+_JOIN = 5.0  # seconds that close() waits for threads: a peer that hangs may block them for ever
 _open: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 class Worker:
     """The runtime of one rank.
 
-    ``variables`` is the one state that all plans share.  ``in_flight`` calls may be unfinished at a
-    time.  Where ``gated``, call n waits for ``permit(n)``.  ``library`` holds the ops named
-    ``actorflow.NAME``; the compiler's own by default.  ``record`` is told what happens, and when.
-    ``cores`` are those that it computes on; where there are none, on any.
+    All plans share the tensors in ``variables``.  At most ``in_flight`` calls are unfinished at a time.  If ``gated``,
+    call n waits for ``permit(n)``.  ``library`` holds the ops named ``actorflow.NAME`` (default: the compiler's).
+    ``record`` records firings and tokens with their times.  The compute thread is pinned to ``cores`` (empty: not
+    pinned).
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class Worker:
         self._in_flight, self._gated = in_flight, gated
         self._kernels = Kernels(self.device, _library() if library is None else library)
         self._runs = BodyCompiler(self.on, self._kernels)
-        self._changed = threading.Condition()  # guards what the threads of users see: the next seven
+        self._changed = threading.Condition()  # guards the attributes below, up to ``_closed``
         self._jobs: dict[int, InstalledPlan] = {}
-        self._before = 0  # how much has moved in plans that were dropped
-        self._issued = 0
-        self._unfinished: deque[Call] = deque()
-        self._behind = Behind()
-        self._lost: list[Call] = []  # given up, and the script does not know it from ``check``
-        self._last: Call | None = None  # that was issued
-        self._stays_last = -1  # a call that may be given up, behind which none is issued until then
-        self._known = 0  # those of which it knows
+        self._before = 0  # the share of dropped plans in ``moved``
+        self._issued = 0  # number of calls
+        self._unfinished: deque[Call] = deque()  # calls with actors that have not fired
+        self._behind = Behind()  # calls that have fired, but with work left on the device
+        self._lost: list[Call] = []  # calls that were given up and that ``check`` has not handled yet
+        self._last: Call | None = None  # the last call that was issued
+        self._stays_last = -1  # a call that may be given up: no later call is issued until that is decided
+        self._known = 0  # calls that were given up and that ``check`` has handled
         self._failure: BaseException | None = None
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._closed = False
@@ -98,11 +98,11 @@ class Worker:
         variables: Mapping[str, Tensor] | None = None,
         constants: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Take in this rank's part of a plan; every rank installs the same plans in the same order.
+        """Install this rank's part of a plan; every rank installs the same plans in the same order.
 
-        Variables that the worker holds already keep their tensors.  Without ``constants`` those
-        of the plan are used.  Blocks until all ranks that the plan joins have connected.  Raises
-        PlanError where the plan cannot be run here, and the worker's failure.
+        Variables that the worker already has keep their tensors.  Without ``constants``, those of the plan are used.
+        Blocks until the communicators of the plan are connected.  Raises PlanError if the plan cannot run here, and the
+        worker's failure.
         """
         with self._changed:
             self._raise_failure()
@@ -111,7 +111,7 @@ class Worker:
             for name, tensor in (variables or {}).items():
                 self.variables.setdefault(name, tensor.detach())
         if MODES[plan.mode].replays and self.on.replays:
-            self.wait_all(tell=False)  # what is captured is captured while nothing else runs
+            self.wait_all(tell=False)  # a CUDA graph can only be captured while nothing else runs
         job = InstalledPlan(
             number, plan, self.rank, self.on, self._kernels, self._runs, self._planes, self.variables, constants
         )
@@ -120,7 +120,7 @@ class Worker:
             self.record.install(number, plan)
         for home, region in job.lend():
             self._transport.send(home, region)
-        self.on.synchronize()  # what the caller and this have put there, for whatever thread uses it first
+        self.on.synchronize()  # any thread may use the new tensors first
         with self._changed:
             self._raise_failure()
             self._jobs[number] = job
@@ -133,11 +133,11 @@ class Worker:
     ) -> Call:  # fmt: skip
         """Call plan ``number`` once more; calls execute in the order in which they are issued.
 
-        Returns at once, unless ``in_flight`` calls are unfinished; then it waits for the first of
-        them.  ``inputs`` must stay as they are until the call is done.  ``leaves`` names what its caller changes
-        beside variables: a call that has changed something cannot be given up; ``undo`` takes back what else it
-        changes.  Raises CallError for missing arguments, what a call before has failed with (this one is not issued
-        then), and the worker's failure.
+        Returns at once, unless ``in_flight`` calls are unfinished; then it waits for the first of them.  ``inputs``
+        must not change until the call is done.  ``leaves`` names changes in the script, beside variables, that cannot
+        be taken back: with any, the call cannot be given up.  ``undo`` takes back the script's other changes.  Raises
+        CallError for missing arguments, the error of an earlier call that was given up (then this call is not issued),
+        and the worker's failure.
         """
         self.check(NOT_MADE)
         inputs, scalars = dict(inputs or {}), dict(scalars or {})
@@ -174,7 +174,7 @@ class Worker:
         return under_way or self._behind.has(numbers)
 
     def drop(self, numbers: Set[int]) -> None:
-        """Let go of plans that no rank calls any more, and whose calls here are done; variables stay."""
+        """Remove plans that no rank calls any more and whose calls here are done.  Their variables stay."""
         with self._changed:
             jobs = [job for number in sorted(numbers) if (job := self._jobs.pop(number, None)) is not None]
             self._before += sum(job.machine.moved() for job in jobs)
@@ -187,28 +187,32 @@ class Worker:
         return self._jobs.keys()
 
     def observed(self) -> list[tuple[Plan, tuple[int, ...]]]:
-        """Each plan and the actors of its compute queue in the order in which they fired, as far as it is recorded."""
+        """Each plan with the actors of its compute queue in the order in which they fired, as far as recorded."""
         if self.record is None:
             return []
         return [(job.plan, self.record.order(number, job.plan)) for number, job in sorted(self._jobs.items())]
 
     def permit(self, number: int) -> None:
-        """Let call ``number`` start: every rank has issued it."""
+        """Let call ``number`` begin: every rank has issued it."""
         self._compute.permit(number)
 
     def deliver(self, peer: int, message: Message) -> None:
-        """Take a message of another rank, whose messages come in order; early ones are kept for later."""
+        """Process a message of another rank; messages of one rank must come in order.
+
+        A message for a plan that is not installed yet is kept until it is.
+        """
         self._compute.deliver(peer, message)
 
     def attach(self, line: Line) -> None:
-        """Read the messages of another rank from a socket from now on."""
+        """Read another rank's messages from this socket from now on."""
         self._compute.attach(line)
 
     def check(self, more: str = "", *, settled: bool = False) -> None:
-        """Raise what a call has failed with that was given up, once, unless the script has got it from the call.
+        """Raise the error of a call that was given up, unless the script has already got it from the call itself.
 
-        ``more`` is one more sentence for it.  Of several ranks each tells its script at the same call: one that as
-        many calls have followed as can be unfinished, or any where all are ``settled``.
+        Each error is raised once; ``more`` is one more sentence for its message.  All ranks of a ``gated`` run must
+        raise it at the same point of their scripts, so it is raised only after ``in_flight`` further calls were issued,
+        or if all calls are ``settled``.
         """
         with self._changed:
             last = self._issued if settled or not self._gated else self._issued - self._in_flight
@@ -225,23 +229,25 @@ class Worker:
 
     @property
     def known_lost(self) -> int:
-        """Of how many calls that were given up the script knows."""
+        """The number of calls that were given up and whose error the script has got."""
         with self._changed:
             return self._known + sum(call.told for call in self._lost)
 
     def on_lost(self, say: Callable[[Word], object]) -> None:
-        """Tell the coordinator of calls that fail, whose orders ``obey`` takes; without one the run ends with them."""
+        """Set how to send words about failed calls to the coordinator, whose orders go to ``obey``.
+
+        Without it, a call that fails on one of several ranks ends the run.
+        """
         self._compute.say = say
 
     def obey(self, order: Order) -> None:
-        """Do what the coordinator says of a call that has failed on some rank."""
+        """Follow the coordinator's order about a call that has failed on some rank."""
         self._compute.obey(order)
 
     def wait_all(self, timeout: float | None = None, *, tell: bool = True) -> None:
         """Return when every issued call is done.
 
-        Raises the worker's failure, what ``check`` raises unless not ``tell``, or TimeoutError after ``timeout``
-        seconds.
+        Raises the worker's failure, TimeoutError after ``timeout`` seconds, or, if ``tell``, what ``check`` raises.
         """
         end = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -258,19 +264,19 @@ class Worker:
             self.check(settled=True)
 
     def fail(self, failure: BaseException) -> None:
-        """End the work: everyone who waits, now and later, gets ``failure``.  Only the first one counts."""
+        """End the worker: all methods that wait, now or later, raise ``failure``.  Only the first failure counts."""
         with self._changed:
             if self._failure is not None:
                 return
             self._failure = failure
             callbacks, self._callbacks = self._callbacks, []
             self._halt()
-        with ExitStack() as stack:  # each hears of it, also where telling another one fails
+        with ExitStack() as stack:  # call all callbacks, even if one raises
             for callback in callbacks:
                 stack.callback(callback, failure)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call back once when the worker fails, on the thread where it does; at once if it has."""
+        """Call ``callback`` once when the worker fails, on the thread that fails; at once if it has failed already."""
         with self._changed:
             failure = self._failure
             if failure is None:
@@ -292,17 +298,17 @@ class Worker:
         self._compute.join(time.monotonic() + _JOIN)
 
     def standing(self) -> tuple[InstalledPlan | None, bool, str]:
-        """The job of the calls that are under way; whether the next call waits for other ranks; what is fired now."""
+        """The plan of the calls under way, whether the next call waits for other ranks, and the firing in progress."""
         call = next((c for c in tuple(self._unfinished) if not c.begun), None)
         early = call is not None and self._compute.waits_for_peers(call.number)
         return self._compute.current if self._compute.active else None, early, self._compute.doing
 
     def moved(self) -> int:
-        """A number that grows with whatever happens here: calls, firings, tokens that come and go."""
+        """A number that grows with every event of this rank: calls, firings, tokens and credits."""
         return self._issued + self._before + sum(job.machine.moved() for job in tuple(self._jobs.values()))
 
     def explain(self) -> str:
-        """What every queue and thread of the rank is at, and what it waits for."""
+        """What every queue and thread of the rank is doing and what it waits for, as text."""
         _, early, _ = self.standing()
         call = next((c for c in tuple(self._unfinished) if not c.begun), None)
         return "\n".join([
@@ -317,18 +323,18 @@ class Worker:
             raise fresh(self._failure)
 
     def _halt(self) -> None:
-        """Wake everyone and end the threads; the caller holds ``_changed``."""
+        """Wake all waiting threads and end the worker's own; the caller holds ``_changed``."""
         self._behind.keep()
         for call in self._unfinished:
             call.keep()
         self._changed.notify_all()
         self._compute.stop()
         for plane in self._planes.values():
-            with suppress(Exception):  # a device that has failed may refuse whatever it is asked; the others end
+            with suppress(Exception):  # a failed device may refuse any call; close the other planes none the less
                 plane.close()
 
     def _installed(self, number: int) -> InstalledPlan | None:
-        """The job of this number, when it is installed; None when the worker ends before."""
+        """Wait for the plan of this number to be installed and return it; None if the worker ends first."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._jobs or self._failure is not None)
             return None if self._failure is not None else self._jobs[number]
@@ -349,7 +355,7 @@ class Worker:
             self._lost.append(call)
 
     def _is_last(self, number: int) -> bool:
-        """Whether no call behind this one was issued; then none is until it is given up, or the run ends."""
+        """Whether no later call was issued; if so, none will be until this one is given up or the run ends."""
         with self._changed:
             if self._issued > number + 1:
                 return False
@@ -357,9 +363,10 @@ class Worker:
             return True
 
     def _lost_before(self) -> Call | None:
-        """The last call, if it was given up and the script does not know; waits where that is not decided yet.
+        """The last call, if it was given up and the script has not got its error; waits while that is undecided.
 
-        The script takes back what it has changed, which the call to come was made with.  The caller holds ``_changed``.
+        The script then takes back its changes, on which the new call's arguments depend, so the new call must not be
+        issued.  The caller holds ``_changed``.
         """
         last = self._last
         if last is None or last.number != self._stays_last:
@@ -372,7 +379,7 @@ class Worker:
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that is in an op when the interpreter goes away would end the process with SIGABRT."""
+    """Close all workers at exit: a thread inside an op when the interpreter ends would abort the process (SIGABRT)."""
     for worker in tuple(_open):
         worker.close()
 

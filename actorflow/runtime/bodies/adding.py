@@ -1,6 +1,7 @@
-"""Rewrite a body whose outputs are summed over firings, so that its products are added to the sums directly.
+"""Rewrite a body whose outputs are summed over firings, so that its matrix products are added to the sums directly.
 
-A product that is added to a sum while it is made needs no memory of its own and no second pass over the sum.
+A product that is added to the sum while it is computed (such as ``addmm_``) needs no memory of its own and no second
+pass over the sum.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from actorflow_compiler.plan.workspace import INTO, products
 
 
 def adding(body: Body, outputs: Sequence[int]) -> Body:
-    """A body that takes one more operand for each of ``outputs``, in order, and adds the product to it in place.
+    """The body with one more operand for each of ``outputs``, in order, to which it adds that output in place.
 
     >>> adding(Body(2, (Step("aten.mm.default", (Ref(0), Ref(1)), (), (2,)),), (2,)), [0])
     Body(inputs=3, steps=(Step(op='aten.addmm_.default', args=(Ref(index=2), Ref(index=0), Ref(index=1)), ...

@@ -1,9 +1,9 @@
 """Split a body around the steps that use Python numbers, so that the rest can be compiled or captured.
 
-A body becomes up to three, which run one after the other.  The middle one computes on tensors alone and changes none:
-torch's compiler may join its ops, and a GPU may replay it.  Before it come steps that take numbers of a call (a
-micro-batch's part of the batch, random numbers), after it steps that change tensors in place (the optimizer), or read
-what these change.
+A body becomes up to three parts, which run one after the other.  The middle part computes on tensors alone and changes
+none of them: inductor may fuse its ops, and a CUDA graph may replay it.  Before it come steps that need numbers of the
+call (such as the index of the micro-batch) or draw random numbers.  After it come steps that change tensors in place
+(such as the optimizer's), and steps that read what these change.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from actorflow_compiler.plan.plan import Body, Step
 __all__ = ["CHANGES", "DRAWS", "PLAIN", "BodyPart", "divide"]
 
 PLAIN, DRAWS, CHANGES = range(3)
-"""What a step does: it computes on what it reads; it gives something else each time; it changes what it reads."""
+"""Kinds of steps: it only computes on its operands; it draws random numbers; it changes an operand in place."""
 
 _BEFORE, _INSIDE, _AFTER = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class BodyPart:
-    """A body that is part of another one, whose values it reads and makes."""
+    """A body that is a part of another, "whole" body."""
 
     body: Body
-    reads: tuple[int, ...]  # operand i is this value of the whole
-    makes: tuple[int, ...]  # output i is this one
-    last: frozenset[int]  # of what it reads: what nothing needs after it
-    inside: bool  # on tensors alone, without changing any
+    reads: tuple[int, ...]  # operand i is this value of the whole body
+    makes: tuple[int, ...]  # output i is this value of the whole body
+    last: frozenset[int]  # the values in ``reads`` that nothing needs after this part
+    inside: bool  # the middle part: it computes on tensors alone and changes none
 
 
 def divide(body: Body, numbers: Collection[int], does: Callable[[Step], int]) -> tuple[BodyPart, ...]:
     """The parts of a body, in order; those without steps are left out.
 
-    ``numbers`` are positions of operands.  ``does`` says what a step does: PLAIN, DRAWS or CHANGES.
+    ``numbers`` are the positions of operands that are Python numbers.  ``does`` gives the kind of a step: PLAIN, DRAWS
+    or CHANGES.
     """
-    where = dict.fromkeys(range(body.inputs), _BEFORE)  # value → the part after which it is there
+    where = dict.fromkeys(range(body.inputs), _BEFORE)  # value → the part that makes it
     number = set(numbers)
     steps: tuple[list[Step], list[Step], list[Step]] = ([], [], [])
     for step in body.steps:
@@ -52,7 +53,7 @@ def divide(body: Body, numbers: Collection[int], does: Callable[[Step], int]) ->
             at = max(latest, _INSIDE)
         steps[at].append(step)
         where.update(dict.fromkeys((v for v in step.outs if v >= 0), at))
-        if what == CHANGES:  # what reads it now reads what was changed
+        if what == CHANGES:  # later readers must see the change
             where.update(dict.fromkeys(reads, at))
     parts = [(at, tuple(of)) for at, of in enumerate(steps) if of]
     found = []

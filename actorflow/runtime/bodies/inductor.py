@@ -15,15 +15,16 @@ from actorflow_compiler.plan.modes import Mode
 
 __all__ = ["joined"]
 
-_one_at_a_time = threading.Lock()  # torch's tracers and compilers have state of their process
+_one_at_a_time = threading.Lock()  # torch's tracers and compilers have process-wide state
 
 
 def joined(plain: Kernel, operands: Sequence[Tensor], mode: Mode) -> Kernel:
-    """The kernel for operands like these, which have no memory; one that comes with other strides is copied into these.
+    """Compile a kernel for operands of these shapes and strides, which are given as fake tensors.
 
-    To be called in the mode of tensors without memory.  Raises what any part of torch's compiler raises.
+    When the compiled kernel is called, an operand with other strides is copied first.  Must be called inside a
+    FakeTensorMode.  Raises any exception of torch's compiler.
     """
-    # each operand is one of its own, so that no kernel counts on two of them being the same
+    # give each operand its own tensor, so that the kernel does not assume that two of them are the same
     apart = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in operands]
     name = "max-autotune-no-cudagraphs" if mode.autotune else "default"
     with _one_at_a_time, torch.no_grad():

@@ -21,7 +21,7 @@ from actorflow_compiler.custom_ops.native_kernels import native_kernel
 from actorflow_compiler.plan.plan import Body, Step
 
 Kernel = Callable[[list[Any]], tuple[Any, ...]]
-"""Takes the operands in a list, which it empties so that each dies at its last use; returns the outputs."""
+"""Takes the operands in a list and returns the outputs.  Empties the list, so that operands die at their last use."""
 
 # Namespaces of torch that print, raise, read files or talk to other ranks behind the runtime's back.
 _REFUSED = frozenset({"prim", "profiler", "c10d", "_c10d_functional", "symm_mem", "rpc", "inductor", "higher_order"})
@@ -31,7 +31,7 @@ _SYMBOLS = (torch.dtype, torch.layout, torch.memory_format)
 
 
 class Kernels:
-    """Makes the kernel of each distinct body once, for one device.
+    """Generates the kernel of each distinct body once, for one device.
 
     ``library`` holds the ops named ``actorflow.NAME``; each takes tensors and plain Python
     arguments (tuples for lists) and returns a tensor, or a tuple where its step has several outputs.
@@ -45,7 +45,7 @@ class Kernels:
     def kernel(self, body: Body) -> Kernel:
         """The function of a body.
 
-        It has to run where gradients are off.  Raises PlanError for an op or a symbol that is not allowed.
+        It must run with gradients off.  Raises PlanError for an op or a symbol that is not allowed.
         """
         found = self._made.get(body)
         if found is None:
@@ -54,7 +54,7 @@ class Kernels:
 
 
 class _Writer:
-    """Turns one body into source, in which everything but small numbers is named by position."""
+    """Turns one body into Python source, in which all names are generated, so that a plan cannot inject code."""
 
     def __init__(self, device: torch.device, library: Mapping[str, Callable[..., Any]]) -> None:
         self._device = device
@@ -84,7 +84,7 @@ class _Writer:
         return kernel
 
     def _step(self, step: Step) -> str:
-        """One line: line 3 of the source is step 0."""
+        """The line of source for a step; step 0 is line 3, which ``culprit`` relies on."""
         op, unpack = self._op(step)
         args = [self._arg(a, step) for a in step.args]
         for key, value in step.kwargs:
@@ -152,12 +152,12 @@ class _Writer:
 
 
 def resolve(op: str, library: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The callable that an op name stands for.
+    """The callable of an op's name.
 
     >>> resolve("aten.mm.default", {})
     <OpOverload(op='aten.mm', overload='default')>
 
-    Raises PlanError, which says what is allowed, for anything else.
+    Raises PlanError, which says what is allowed, for an op that is unknown or refused.
     """
     namespace, _, rest = op.partition(".")
     if namespace == "actorflow":
@@ -180,7 +180,7 @@ def resolve(op: str, library: Mapping[str, Callable[..., Any]]) -> Callable[...,
 
 
 def culprit(body: Body, error: BaseException) -> int | None:
-    """The step of a body in which ``error`` was raised; None if it came from elsewhere."""
+    """The index of the body's step in which ``error`` was raised; None if it was raised elsewhere."""
     name = _source_name(body)
     trace = error.__traceback__
     while trace is not None:

@@ -1,7 +1,7 @@
 """Compile and capture the bodies of one rank's part of a plan before its first call.
 
-Operands' sizes are in the plan, their strides are found out: bodies run on tensors without memory, in the order in
-which registers join them.  What comes from the script or from another rank is taken to be contiguous.
+The plan says the sizes of operands but not their strides.  To find these, all bodies run once on fake tensors, in the
+order of the registers between them.  Tensors from another rank are assumed to be contiguous.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actorflow_compiler.plan.plan import Actor, FromRegister, OfInput, OfPiece, 
 
 __all__ = ["prepare"]
 
-SHOWN = 6  # actors in a warning
+SHOWN = 6  # most actors that a warning names
 
 
 def prepare(
@@ -35,10 +35,10 @@ def prepare(
     held: Mapping[str, Tensor],
     device: torch.device,
 ) -> None:
-    """Prepare what fires bodies: ``runs``, by actor.  ``held`` are variables and constants.
+    """Compile and capture the bodies of ``runs``, by actor.  ``held`` are the variables and constants by name.
 
-    To be called while nothing runs on the device.  Warns of bodies that cannot be compiled or captured, which run
-    as they are, and says why.
+    Must be called while nothing runs on the device.  Warns about bodies that cannot be compiled or captured, with the
+    reason; these run op by op.
     """
     told = _Told(plan)
     mode = MODES[plan.mode]
@@ -61,7 +61,7 @@ def prepare(
                         made = run.join(operands)
                         ready.append(actor)
                         doing(f"{len(ready)} of {len(runs)}")
-                except Exception as error:  # an op needs values, or it comes from any part of torch, triton, a compiler
+                except Exception as error:  # an op needs values, or torch, triton or a compiler failed
                     if run is not None:
                         told.refused("torch's inductor cannot compile" if mode.inductor else NOT_CAPTURED, actor, error)
                 likeness.learn(actor, made)
@@ -79,7 +79,7 @@ NOT_CAPTURED = "no CUDA graph can be made of"
 
 
 class _Likeness:
-    """Tensors without memory that are like what operands will be."""
+    """Fake tensors with the shapes, dtypes and strides that operands will have."""
 
     def __init__(self, plan: Plan, held: Mapping[str, Tensor], device: torch.device) -> None:
         self._plan, self._held = plan, held
@@ -104,14 +104,14 @@ class _Likeness:
                 raise ValueError("what the script gives is not in the plan")
 
     def learn(self, actor: Actor, outputs: Sequence[Any]) -> None:
-        """What an actor makes is like this."""
+        """Use an actor's fake outputs, with their strides, for the operands of the actors that read them."""
         for target, tensor in zip(actor.targets, outputs, strict=False):
             if isinstance(target, FromRegister) and self._plan.register(target.register).fill == 1:
                 self._tokens[target.register][target.index] = tensor
 
 
 class _Told:
-    """What was refused, and why: one warning for each reason."""
+    """Collects the actors that could not be compiled or captured, to warn once for each reason."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -130,7 +130,7 @@ class _Told:
 
 
 def _in_order(plan: Plan, rank: int) -> Iterator[Actor]:
-    """The actors of a rank, each behind those whose tokens it reads, but for tokens that are there at first."""
+    """The actors of a rank in topological order of its registers; registers with initial tokens do not count."""
     after: dict[int, list[int]] = {a.id: [] for a in plan.actors if a.rank == rank}
     for register in plan.registers:
         if not register.initial and register.producer in after:
@@ -139,5 +139,5 @@ def _in_order(plan: Plan, rank: int) -> Iterator[Actor]:
                     after[read.actor].append(register.producer)
     try:
         yield from (plan.actor(number) for number in TopologicalSorter(after).static_order())
-    except CycleError:  # through other ranks' tokens, which have no order here
+    except CycleError:  # a cycle through this rank's registers: any order will do
         yield from (plan.actor(number) for number in after)

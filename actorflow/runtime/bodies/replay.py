@@ -1,8 +1,8 @@
-"""Capture the work of a kernel on a device once, and replay it from then on.
+"""Capture the work of a kernel once (a CUDA graph), and replay it at each call.
 
-A capture reads and writes the memory that it was made with: variables where they lie, and of each other operand a place
-that is its own, to which the operand is copied.  Captures share what memory they need while they run, so what one has
-computed lasts until the next one is replayed: outputs are copied at once, in the same queue, and are tensors as any.
+A capture reads and writes fixed addresses: it uses variables where they lie, and each other operand is copied to a
+tensor that belongs to the capture.  All captures share one memory pool, so the outputs of one are overwritten when the
+next is replayed.  Outputs are therefore copied to new tensors at once, in the same queue.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from actorflow.runtime.bodies.kernels import Kernel
 
 __all__ = ["QUEUE", "replayed"]
 
-QUEUE = "compute"  # of the plan: the one in which captures are replayed
-WARM = 2  # calls before the capture: libraries choose kernels and take workspaces
+QUEUE = "compute"  # the plan's queue in which captures are replayed
+WARM = 2  # calls before the capture, in which libraries choose kernels and allocate workspaces
 
 
 def replayed(kernel: Kernel, device: Device, operands: Sequence[Tensor], fixed: Mapping[int, Tensor]) -> Kernel:
-    """The kernel, captured for operands like these, which have no memory; ``fixed`` are those that never are others.
+    """Capture a kernel for operands of these shapes and strides, which are given as fake tensors.
 
-    Computes on what happens to lie in new memory, so it must not change anything.  To be called while the device's
-    queues have nothing to do and no other thread uses it.  Raises RuntimeError for work that cannot be captured.
+    ``fixed`` holds the operands, by position, that are the same tensor at every call (variables).  The kernel is run on
+    them and on zeros, so it must not change an operand.  Must be called while the device is idle and no other thread
+    uses it.  Raises RuntimeError for work that cannot be captured.
     """
     elsewhere = {str(x.device) for x in operands if x.device.type != device.where.type}
     if elsewhere:
@@ -43,7 +44,7 @@ def replayed(kernel: Kernel, device: Device, operands: Sequence[Tensor], fixed: 
     into, at = list(places.values()), list(places)
 
     def run(inputs: list[Any]) -> tuple[Any, ...]:
-        if any(inputs[i] is not tensor for i, tensor in fixed.items()):  # somebody has put another one there
+        if any(inputs[i] is not tensor for i, tensor in fixed.items()):  # a variable's tensor was replaced
             return kernel(inputs)
         if into:
             torch._foreach_copy_(into, [inputs[i] for i in at])

@@ -1,4 +1,4 @@
-"""Run a body in the mode of its plan, with parts of it compiled or replayed."""
+"""Run a body in the mode of its plan, with its middle part compiled by inductor, replayed as a CUDA graph, or both."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from actorflow_compiler.plan.plan import Body, Step
 
 __all__ = ["BodyRunner", "BodyCompiler"]
 
-FEWEST = 2  # ops that are worth the trouble
+FEWEST = 2  # steps in the middle part below which compiling it does not pay
 
 
 class BodyCompiler:
-    """Makes the runners of bodies whose plan does not run them op by op, for one device."""
+    """Makes the runners of bodies that are compiled or replayed, for one device."""
 
     def __init__(self, device: Device, kernels: Kernels) -> None:
         self.device, self.kernels = device, kernels
-        self._joined: dict[object, Kernel] = {}  # equal bodies of operands of equal sizes and strides are one
+        self._joined: dict[object, Kernel] = {}  # by body, mode, and the operands' shapes, strides and dtypes
 
     def of(self, body: Body, numbers: Collection[int], mode: Mode) -> BodyRunner | None:
-        """What fires a body, of whose operands ``numbers`` are no tensors.
+        """The runner of a body; ``numbers`` are the positions of operands that are Python numbers.
 
-        None where the mode leaves nothing to do but to run it op by op.
+        None if there is nothing to compile or replay, so that the body runs op by op.
         """
         replays = mode.replays and self.device.replays
         parts = divide(body, numbers, self._does)
@@ -41,14 +41,14 @@ class BodyCompiler:
         return BodyRunner(body, parts, mode, replays, self)
 
     def joined(self, part: BodyPart, operands: Sequence[Tensor], mode: Mode) -> Kernel:
-        """A part for operands like these, joined by inductor; raises what that raises."""
+        """A part compiled by inductor for operands like these fake tensors; see ``inductor.joined`` for errors."""
         key = (part.body, mode.autotune, tuple((x.shape, x.stride(), x.dtype) for x in operands))
         if key not in self._joined:
             self._joined[key] = joined(self.kernels.kernel(part.body), operands, mode)
         return self._joined[key]
 
     def _does(self, step: Step) -> int:
-        """See ``divide``."""
+        """The kind of a step, for ``divide``."""
         if not step.outs:
             return CHANGES
         op = resolve(step.op, self.kernels.library)
@@ -60,7 +60,7 @@ class BodyCompiler:
 
 
 def _drops_nothing(op: OpOverload, step: Step) -> bool:
-    """Whether an op draws random numbers only to drop elements, and is told to drop none: torch's attention, say."""
+    """Whether an op draws random numbers only for dropout, and its dropout is 0, as in torch's attention."""
     names = [argument.name for argument in schema_of(op).arguments]
     values = dict(zip(names, step.args, strict=False)) | dict(step.kwargs)
     asked = [name for name in names if name.startswith("dropout")]
@@ -69,21 +69,21 @@ def _drops_nothing(op: OpOverload, step: Step) -> bool:
 
 
 class BodyRunner:
-    """A body in parts: between what runs op by op, one that is joined, replayed, or both, once it is prepared.
+    """Runs a body in up to three parts; once prepared, the middle part is compiled, replayed, or both.
 
-    It has to run where gradients are off.
+    It must run with gradients off.
     """
 
     def __init__(self, body: Body, parts: Sequence[BodyPart], mode: Mode, replays: bool, runs: BodyCompiler) -> None:
         self._outputs, self._parts = body.outputs, tuple(parts)
         self._mode, self._replays, self._runs = mode, replays, runs
         self._kernels: list[Kernel] = [runs.kernels.kernel(part.body) for part in parts]
-        self._given: list[Tensor] = []  # what the middle part's operands are like
+        self._given: list[Tensor] = []  # fake tensors like the middle part's operands
 
     def join(self, operands: Sequence[Any]) -> Sequence[Tensor]:
-        """Compile for operands like these, tensors without memory and numbers; returns outputs without memory.
+        """Compile the middle part for operands like these fake tensors and numbers; return fake outputs.
 
-        Raises what an op raises that needs values, and what torch's compiler raises; then it runs as it did.
+        Raises the exception of an op that needs values, or of torch's compiler; the body then still runs op by op.
         """
         held = dict(enumerate(operands))
         for at, part in enumerate(self._parts):
@@ -96,9 +96,9 @@ class BodyRunner:
         return [held[v] for v in self._outputs]
 
     def capture(self, fixed: Mapping[int, Tensor]) -> None:
-        """Have what was joined replayed, where the mode says so; ``fixed`` are operands that never are others.
+        """Capture the middle part if the mode replays; ``fixed`` are operands that are the same tensor at every call.
 
-        See ``replayed`` for when it may be called, and for what it raises.
+        See ``replayed`` for when it may be called and what it raises.
         """
         for at, part in enumerate(self._parts):
             if self._replays and part.inside:
@@ -107,7 +107,7 @@ class BodyRunner:
         self._given = []
 
     def __call__(self, operands: list[Any]) -> tuple[Any, ...]:
-        """Compute; the list of operands is emptied."""
+        """Compute the outputs.  Empties the list of operands."""
         held = dict(enumerate(operands))
         operands.clear()
         for part, kernel in zip(self._parts, self._kernels, strict=True):
