@@ -1,1 +1,1 @@
-"""Ways to move tensors between ranks; each implements ``actorflow.transport.messages.DataPlane``."""
+"""Move tensors and messages between ranks; data planes implement ``actorflow.transport.messages.DataPlane``."""

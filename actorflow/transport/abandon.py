@@ -1,7 +1,7 @@
 """Let all ranks agree whether a call that failed on one of them is given up, or the run ends.
 
-A two-phase commit, which only a failure begins: the rank that failed tells the coordinator, every rank holds the call
-and votes, and the coordinator decides.  Pure: no clock, no I/O, no tensors.
+This is a two-phase commit that runs only after a failure: the rank that failed tells the coordinator, every rank holds
+the call and votes, and the coordinator decides.  This module has no clock, no I/O and no tensors.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ __all__ = ["Coordinator", "Decision", "Failed", "Hold", "Order", "Vote", "Word"]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A rank → the coordinator: a body of a call has failed here, and the call is held."""
+    """A rank → the coordinator: a body of a call has failed on this rank, which holds the call."""
 
-    call: int  # its number in the worker, equal on all ranks
-    text: str  # the error, as its script would get it
-    cause: str  # the name of the builtin exception behind it; empty where it is none
-    message: str  # that of the cause
-    line: str = ""  # of the user's code, where scripts take back what the call has changed there; see ``Hold``
+    call: int  # the call's number in the worker, the same on all ranks
+    text: str  # the error's message for the script
+    cause: str  # class name of the builtin exception that caused it; empty if the cause is no builtin exception
+    message: str  # of the cause
+    line: str = ""  # of the user's code, at which scripts can take back the call's changes; see ``Hold``
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A rank → the coordinator: the call is held here."""
+    """A rank → the coordinator: this rank holds the call."""
 
     call: int
-    obstacle: str  # why it cannot be given up; empty where it can
+    obstacle: str  # why the call cannot be given up on this rank; empty if it can
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The coordinator → every rank: start nothing more of a call, and vote.
+    """The coordinator → every rank: start no more firings of a call, and vote.
 
-    With a ``line`` it can only be given up where no later call has been issued: each script takes back what the call
-    has changed of it, as if the step had ended at that line.
+    With a ``line``, the call can only be given up if no rank has issued a later call: each script takes back its
+    changes, as if the step had failed at that line.
     """
 
     call: int
@@ -44,9 +44,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The coordinator → every rank: what becomes of a call that is held."""
+    """The coordinator → every rank: whether to give up a held call or to end the run."""
 
-    failed: Failed  # what came first
+    failed: Failed  # the first failure of the call that was reported
     obstacle: str  # why the run ends; empty: all ranks give the call up
 
     @property
@@ -67,7 +67,7 @@ class _Open:
 
 
 class Coordinator:
-    """What the ranks say of calls that have failed; messages of one rank come in their order.
+    """Collects the votes on failed calls and decides.  Messages of one rank must come in the order they were sent.
 
     >>> coordinator = Coordinator(world=2)
     >>> failed = Failed(7, "label out of range", "IndexError", "Target 9 is out of bounds.")
@@ -83,7 +83,7 @@ class Coordinator:
         self._open: dict[int, _Open] = {}
 
     def hear(self, rank: int, word: Word) -> Order | None:
-        """What every rank is told because of it."""
+        """Process a rank's message; return the order to send to every rank, or None."""
         if isinstance(word, Failed):
             if word.call in self._open:  # it has failed on another rank, too
                 return None

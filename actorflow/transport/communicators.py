@@ -1,7 +1,7 @@
 """Make, keep, abort and close communicators: torch.distributed's process groups among some ranks of the run.
 
-Each user has a registry and a part of the run's store of its own: a data plane of a session (``gloo.py``, ``nccl.py``),
-and the global tensors of a script (``actorflow.eager``).  They share this code but no communicator, even between the
+Each data plane of a session (``gloo.py``, ``nccl.py``) and the global tensors of a script (``actorflow.eager``) have
+their own registry and their own prefix in the run's store.  They share this code but no communicator, even between the
 same ranks, because that would not be safe:
 
 - Gloo and NCCL match operations by the order in which the ranks issue them.  A job issues its operations from the
@@ -35,24 +35,23 @@ from actorflow_compiler.core.torch_internals import nccl_options
 
 __all__ = ["CommunicatorRegistry", "Maker", "Scope", "abort_all", "break_connections", "over_gloo", "over_nccl"]
 
-NO_TIMEOUT = timedelta(days=1)  # of torch's watchdog, which would end the process without a word: see ``Patience``
-# What torch's own threads do when they see an error, a timeout or each other stand still, and poll the store for: end
-# the process, most of them.
+NO_TIMEOUT = timedelta(days=1)  # keeps torch's watchdog from ending the process; ``Patience`` notices late calls
+# Switch off torch's own threads, which poll the store, and at an error, a timeout or a hang mostly end the process.
 _QUIET = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
 }
-_UNANSWERED_TAG = 2**31 - 1  # of a receive that no rank answers; other receives have smaller tags
+_UNANSWERED_TAG = 2**31 - 1  # tag of a receive that no rank answers; all other receives have smaller tags
 _environment_lock = threading.Lock()
 
 
 class Communicator(Protocol):
-    """What is used of ``torch.distributed``'s process groups; ranks are positions in the group.
+    """The part of a ``torch.distributed`` process group that is used; ranks are positions in the group.
 
-    Calls return torch's ``Work``, or None where the current stream does the operation.  Only Gloo is asked to send and
-    receive, and only NCCL to broadcast.
+    Calls return torch's ``Work``, or None if the operation was put into the current stream.  ``send`` and ``recv`` are
+    used only with Gloo, ``broadcast`` only with NCCL.
     """
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Any: ...
@@ -66,21 +65,21 @@ class Communicator(Protocol):
     def shutdown(self) -> None: ...
 
 
-Maker = Callable[[Store, int, int], Communicator]  # store of this communicator alone, position, number of ranks
+Maker = Callable[[Store, int, int], Communicator]  # (this communicator's own store, position, number of ranks)
 
 
 class Scope(StrEnum):
-    """What a communicator is for; there may be one of each between the same ranks."""
+    """The purpose of a communicator; the same ranks may have one for each purpose."""
 
-    PAIR = "pair"  # two ranks; in a data plane the first of them sends and the second receives
+    PAIR = "pair"  # transfers between two ranks; in a data plane the first sends and the second receives
     GROUP = "group"  # collectives of some ranks
 
 
 def over_nccl(store: Store, rank: int, size: int) -> Communicator:
-    """Make a communicator of NCCL.  Raises ClusterError where this torch has none.
+    """Make an NCCL communicator.  Raises ClusterError if this torch has no NCCL.
 
-    Left to itself torch ends the process when an operation takes too long or a peer is lost; here the plane
-    tells how far the plan has come, and the control plane notices who was lost.
+    By default torch ends the process when an operation takes too long or a peer is lost.  That is switched off: the
+    data plane reports late calls, and the control plane notices lost ranks.
     """
     group: Any = getattr(distributed_c10d, "ProcessGroupNCCL", None)
     if group is None:
@@ -90,9 +89,9 @@ def over_nccl(store: Store, rank: int, size: int) -> Communicator:
 
 
 def over_gloo(store: Store, rank: int, size: int, timeout: timedelta = NO_TIMEOUT) -> Communicator:
-    """Make a communicator of Gloo; calls that take longer than ``timeout`` fail.
+    """Make a Gloo communicator, whose calls fail after ``timeout``.
 
-    It also stands in for NCCL where there is no GPU.
+    Tests without a GPU use it in place of NCCL, too.
     """
     return cast(Communicator, ProcessGroupGloo(store, rank, size, timeout))
 
@@ -100,9 +99,9 @@ def over_gloo(store: Store, rank: int, size: int, timeout: timedelta = NO_TIMEOU
 class CommunicatorRegistry:
     """One rank's communicators over one backend, at most one for each scope and tuple of ranks.
 
-    All ranks of a communicator open it; ``make`` gets a store that is only for it.  ``failure`` is the text of the
-    ClusterError where that fails, with ``{rank}``, ``{ranks}``, ``{scope}`` and ``{error}`` in it; without a text the
-    backend's error is raised as it is.
+    All ranks of a communicator must open it.  ``make`` makes it, with a store of its own.  If that fails, ClusterError
+    is raised with the text ``failure``, in which ``{rank}``, ``{ranks}``, ``{scope}`` and ``{error}`` are filled in; if
+    ``failure`` is empty, the backend's error is raised unchanged.
     """
 
     def __init__(self, rank: int, store: Store, make: Maker, failure: str = "") -> None:
@@ -113,16 +112,16 @@ class CommunicatorRegistry:
         return key in self._made
 
     def __getitem__(self, key: tuple[Scope, tuple[int, ...]]) -> Communicator:
-        """One that is open."""
+        """A communicator that is open already; KeyError if it is not."""
         return self._made[key]
 
     def open(self, scope: Scope, ranks: tuple[int, ...]) -> Communicator:
-        """The communicator of ``ranks``, this one among them; the first call makes it, and is collective."""
+        """The communicator of ``ranks``, which include this one.  The first call makes it, and is collective."""
         found = self._made.get((scope, ranks))
         if found is not None:
             return found
-        # dist.new_group(use_local_synchronization=True) names a group after the number of groups that the
-        # process has, so it hangs where members are in different numbers of groups; names of our own do not.
+        # dist.new_group(use_local_synchronization=True) numbers groups by how many the process has, so it hangs
+        # if the members are in different numbers of groups.  Our names depend only on the ranks.
         store = PrefixStore(f"{scope}/{'.'.join(map(str, ranks))}", self._store)
         try:
             made = self._make(store, ranks.index(self._rank), len(ranks))
@@ -135,38 +134,38 @@ class CommunicatorRegistry:
         return made
 
     def abort(self, thread: str) -> None:
-        """Make what is under way fail, on threads called ``thread``; returns at once."""
+        """Abort all operations under way, on background threads named ``thread``; returns at once."""
         abort_all(list(self._made.values()), thread)
 
     def shut_down(self) -> None:
-        """End in order; every rank does so.  One whose peers have ended already is no error."""
+        """Shut down all communicators in order, as every rank must.  It is no error if peers have ended already."""
         for communicator in self._made.values():
             with suppress(RuntimeError):
                 communicator.shutdown()
 
     def clear(self) -> None:
-        """Let go of all; calls that are blocked stay so until their peer ends, or the timeout."""
+        """Forget all communicators; blocked calls stay blocked until their peer ends or their timeout."""
         self._made.clear()
 
 
 def abort_all(communicators: Iterable[Aborting], thread: str) -> None:
-    """Make what is under way on communicators fail; returns at once.
+    """Abort the operations under way on communicators; returns at once.
 
-    Aborting one may wait for kernels that wait for another one, so each has a thread, called ``thread``; the process
-    waits for them before it ends.
+    Aborting one communicator may wait for kernels that wait for another, so each is aborted on its own background
+    thread, named ``thread``.  The process waits for these threads before it ends.
     """
     for communicator in communicators:
         background.start(partial(_abort, communicator), thread)
 
 
 class Aborting(Protocol):
-    """What ``abort_all`` uses of a communicator."""
+    """The part of a communicator that ``abort_all`` uses."""
 
     def abort(self) -> None: ...
 
 
 def _abort(communicator: Aborting) -> None:
-    with suppress(RuntimeError):  # it may be broken already, which is why
+    with suppress(RuntimeError):  # it may be broken already, which may be why it is aborted
         communicator.abort()
 
 
@@ -179,7 +178,7 @@ def break_connections(communicator: Communicator, peer: int) -> None:
 
 @contextmanager
 def _defaults(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables that a constructor reads, but for those that the user has set."""
+    """Set environment variables for the duration of the context, except those that the user has set."""
     new = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(new)
     try:

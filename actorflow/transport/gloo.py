@@ -1,8 +1,8 @@
 """The data plane over Gloo.
 
-Gloo silently mixes up collectives that two ranks issue in different orders in one group, and a small
-message waits behind a large one in the same group.  So each directed pair of ranks and each group of
-a collective has a communicator of its own, which one thread uses in the plan's order.
+Gloo silently mixes up collectives that two ranks issue in different orders in one process group, and a small message
+waits behind a large one in the same group.  So each directed pair of ranks and each group of a collective has its own
+communicator, which one thread uses in the plan's order.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from actorflow.transport.redistribution import check, dtype_of
 from actorflow_compiler.core.tensor_bytes import as_bytes
 from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
 
-# Gloo sums no numbers of these dtypes, and sums the bytes of bools (True + True is 2); they are summed in
-# another one and cut down again.
+# Gloo cannot sum these dtypes, and sums bools as bytes (True + True is 2), so they are converted to another dtype to
+# be summed, and converted back.
 _SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _CPU = torch.device("cpu")
 
 
 class GlooPlane:
-    """A data plane over TCP for one rank, for tensors on the CPU; ``StagedPlane`` makes it one for other devices.
+    """A data plane over TCP for one rank, for tensors on the CPU; ``StagedPlane`` adapts it to other devices.
 
-    ``room`` makes the memory that it receives into.  ``store`` is shared by all ranks of the run.  A call that is
-    blocked when a peer dies fails within milliseconds; one whose peer stands still fails after ``timeout``, as
-    Gloo cannot be woken: the control plane has to notice that.
+    ``room`` allocates the memory for received tensors.  ``store`` is shared by all ranks of the run.  A call that is
+    blocked when its peer dies fails within milliseconds.  A call whose peer hangs fails only after ``timeout``, because
+    Gloo cannot be interrupted; the control plane has to notice the hang.
     """
 
     def __init__(self, rank: int, store: Store, *, timeout: timedelta = NO_TIMEOUT, room: Room = plain_room) -> None:
@@ -48,7 +48,7 @@ class GlooPlane:
         self._room = room
 
     def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
-        """See ``DataPlane``.  Raises ClusterError when a member does not come within the timeout."""
+        """See ``DataPlane``.  Raises ClusterError if a member does not connect within the timeout."""
         for pair in peers:
             self._communicators.open(Scope.PAIR, pair)
         for group in groups:
@@ -84,9 +84,10 @@ class GlooPlane:
         return [wire.view(dtype_of(spec.dtype)).view(spec.shape) for wire, spec in zip(wires, specs, strict=False)]
 
     def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
-        """See ``DataPlane``: one Gloo operation in all, or for each dtype of an all_reduce that is not small.
+        """See ``DataPlane``.  Uses one Gloo operation, or one for each dtype of a large all_reduce.
 
-        In a small all_reduce every member sends all to all, and sums in the order of the group.
+        In a small all_reduce (up to ``SMALL`` bytes), every member sends its tensors to all others and sums what it
+        receives in the order of the group.
         """
         check(comm, tensors, specs)
         group = self._communicators[Scope.GROUP, comm.ranks]
@@ -125,5 +126,5 @@ class GlooPlane:
         return ""
 
     def close(self) -> None:
-        """See ``DataPlane``; blocked calls stay blocked until their peer ends, or the timeout."""
+        """See ``DataPlane``; blocked calls stay blocked until their peer ends or the timeout."""
         self._communicators.clear()

@@ -1,7 +1,4 @@
-"""The data plane between threads of one process.
-
-It lets tests and the plan checker run a plan of many ranks in one process.
-"""
+"""The data plane between ranks that are threads of one process, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 
 _CPU = torch.device("cpu")
-_Parts = list[list[Tensor]] | None  # for each tensor its pieces; None: the switchboard was closed
+_Parts = list[list[Tensor]] | None  # the pieces of each tensor; None: the switchboard was closed
 _Key = tuple[tuple[int, ...], int, int]  # group, from, to
 
 
 class Switchboard:
-    """The queues that join the planes of one process; ``plane(rank)`` gives each rank its own."""
+    """The queues between the data planes of one process; ``plane(rank)`` makes the plane of a rank."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,11 +31,11 @@ class Switchboard:
         return MemoryPlane(rank, self, device)
 
     def put(self, key: _Key, parts: _Parts) -> None:
-        """Hand something to the one that takes from this key."""
+        """Put pieces into the queue of a key."""
         self._queue(key).put(parts)
 
     def take(self, key: _Key) -> list[list[Tensor]]:
-        """Wait for what was put first and not taken yet.  Raises ClusterError when the switchboard is closed."""
+        """Wait for the next pieces in the queue of a key.  Raises ClusterError if the switchboard is closed."""
         parts = self._queue(key).get()
         if parts is None:
             self.put(key, None)
@@ -46,7 +43,7 @@ class Switchboard:
         return parts
 
     def close(self) -> None:
-        """Wake everyone who waits, now and later."""
+        """Make all calls of ``take`` that wait, now or later, raise ClusterError."""
         with self._lock:
             self._closed = True
             for queue in self._queues.values():
@@ -63,7 +60,7 @@ class Switchboard:
 
 
 class MemoryPlane:
-    """A data plane for one of several ranks in a process.  Pieces are copied, as their owner may change them."""
+    """A data plane for one of several ranks in a process.  Tensors are copied, as their owner may change them."""
 
     def __init__(self, rank: int, board: Switchboard, device: torch.device) -> None:
         self._rank = rank
@@ -71,7 +68,7 @@ class MemoryPlane:
         self._device = device
 
     def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
-        """See ``DataPlane``; queues appear when they are used."""
+        """See ``DataPlane``; queues are made at their first use."""
 
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
         """See ``DataPlane``."""
@@ -83,7 +80,7 @@ class MemoryPlane:
         return [t.to(self._device).view(spec.shape) for t, spec in zip(tensors, specs, strict=True)]
 
     def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
-        """See ``DataPlane``; sums are taken in the order of the group, so every member has the same bits."""
+        """See ``DataPlane``; every member sums in the order of the group, so all results are bitwise equal."""
         check(comm, tensors, specs)
         for m, member in enumerate(comm.ranks):
             if comm.kind == CollectiveKind.ALL_REDUCE:

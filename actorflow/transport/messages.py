@@ -1,4 +1,4 @@
-"""What peers tell each other while a plan runs, and the two interfaces behind which it travels."""
+"""The messages between ranks while a plan runs, and the interfaces of transports, sockets and data planes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from actorflow_compiler.plan.plan import Collective, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A token of a register is on its way: its payload is inside, or follows on the data plane."""
+    """Announces a token of a register, whose tensors are inside the message or follow on the data plane."""
 
-    plan: int  # number of the plan on this run, equal on all ranks
+    plan: int  # number of the plan in this run, the same on all ranks
     register: int
     sequence: int  # number of the token since the plan was installed
     nbytes: int  # of all its tensors; checked against the plan before data moves
-    payload: tuple[bytes, ...] | None  # one for each tensor where the plane is "inline"
+    payload: tuple[bytes, ...] | None  # the bytes of each tensor if the plane is "inline", else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A token lies in its slot in shared memory, complete."""
+    """Announces a token that lies complete in its slot in shared memory."""
 
     plan: int
     register: int
@@ -41,14 +41,14 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Shared memory for the slots of all registers of a plan that the sender fills on the receiver.
+    """Hands over shared memory for the slots of all registers of a plan that the sender fills on the receiver.
 
-    It comes before the first token of the plan, and only over a transport that can carry descriptors.
+    It is sent before the first token of the plan, and only over a transport that can carry file descriptors.
     """
 
     plan: int
     nbytes: int  # of the whole region; checked against the plan
-    descriptor: int  # of the memory; whoever takes the message closes it
+    descriptor: int  # file descriptor of the memory; the receiver of the message closes it
 
 
 Message = Ready | Credit | Filled | Region
@@ -57,48 +57,48 @@ Message = Ready | Credit | Filled | Region
 class Transport(Protocol):
     """Carries messages to peers.
 
-    Incoming ones are handed to ``Worker.deliver`` on any thread, or come from a ``Line``.
+    Incoming messages are passed to ``Worker.deliver`` on any thread, or are read from a ``Line``.
     """
 
     def send(self, peer: int, message: Message) -> None:
-        """Queue a message; returns at once, may be called on any thread; messages to one peer stay in order."""
+        """Queue a message and return at once.  For any thread; messages to one peer stay in order."""
 
 
 class Line(Protocol):
     """A socket to one peer whose messages the worker reads itself (``Worker.attach``)."""
 
     peer: int
-    unsent: bool  # ``flush`` has something to do
-    stuck: bool  # the peer reads too slowly: flush again when the socket can be written to
-    ended: bool  # the peer is gone, or has closed on purpose
+    unsent: bool  # messages are queued: call ``flush``
+    stuck: bool  # the socket's buffer is full: call ``flush`` again when the socket is writable
+    ended: bool  # the peer has closed the socket or died
 
     def fileno(self) -> int:
-        """Readable when messages are there, or the end."""
+        """The file descriptor, which is readable when messages are there or the peer has closed the socket."""
 
     def own(self) -> None:
-        """Make the calling thread the one that receives; what it sends leaves with its next flush."""
+        """Make the calling thread the owner, which receives; messages that it sends wait for its next ``flush``."""
 
     def receive(self) -> list[Message]:
-        """The messages that have come, in order; never blocks.  Raises ClusterError for what is none."""
+        """The messages that have come, in order; never blocks.  Raises ClusterError for bytes that are no message."""
 
     def flush(self) -> None:
-        """Let leave what was queued; never blocks, and is no error when the peer is gone."""
+        """Send queued messages.  Never blocks; it is no error if the peer is gone."""
 
 
 class DataPlane(Protocol):
     """Moves tensors between ranks.
 
-    ``send``, ``receive`` and ``collective`` block; each runs on a thread of its queue.
+    ``send``, ``receive`` and ``collective`` may block, so they run on queue threads.
     """
 
     def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
         """Make the communicators for directed pairs (from, to) and collective groups, in this order on every rank.
 
-        Those that exist already are kept.  Only pairs and groups that hold this rank are listed.
+        Communicators that exist already are kept.  All pairs and groups include this rank.
         """
 
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
-        """Send tensors to a rank; they match what it receives from this rank in order."""
+        """Send tensors to a rank; its receives from this rank match these sends in order."""
 
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """Receive the next tensors that a rank sends."""
@@ -107,7 +107,7 @@ class DataPlane(Protocol):
         """Take part in a collective and return this rank's outputs, shaped as ``specs``; inputs are not changed."""
 
     def explain(self) -> str:
-        """What it is at that takes long, for people; nothing where that is what its threads are at."""
+        """The operation under way that is not visible from the calling threads, as text; empty if there is none."""
 
     def close(self) -> None:
-        """End: calls that are blocked fail where the medium can wake them; none may follow."""
+        """End the plane: blocked calls fail if the backend can interrupt them.  No call may follow."""

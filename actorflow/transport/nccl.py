@@ -1,15 +1,15 @@
 """The data plane over NCCL.
 
-NCCL promises nothing about two of its operations at a time, so a rank issues all of them, over all its
-communicators, on one thread and in the order that the plan freezes (``runtime/collective_order.py``).  On the device an
-operation is work of the calling thread's queue like any other; no call here waits for the device, but for ``open``.
+NCCL does not guarantee that two of its operations can run at a time, so a rank issues all of them, over all its
+communicators, on one thread and in the order that the plan fixes (``runtime/collective_order.py``).  On the device, an
+operation is work in the calling thread's queue like any other.  Only ``open`` waits for the device.
 
-Memory follows: ``asyncOp=False`` has torch put an operation into the current stream itself.  Otherwise a stream of
-the communicator's own runs it, and torch holds the tensors until somebody waits; of its send and receive, which know
-no other way, it gives memory back only when that stream has passed, however far ahead the host is by then.  So
-between two ranks a broadcast from the first one moves what a send would (torch 2.11 and 2.13).
+``asyncOp=False`` makes torch put an operation into the current stream, so that memory is freed in that stream's order.
+Otherwise the communicator's own stream runs the operation, and torch keeps the tensors until its ``Work`` is waited
+for.  Torch's send and receive always use that stream, and free memory only when it has passed, however far the host has
+run ahead by then.  So between two ranks a broadcast from the first one takes the place of a send (torch 2.11 and 2.13).
 
-The same class runs over Gloo on the CPU, where calls block until they are done: so all but NCCL itself is
+The same class runs over Gloo on the CPU, where calls block until they are done, so that everything but NCCL itself is
 tested without a GPU.
 """
 
@@ -36,12 +36,12 @@ from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 
 __all__ = ["NcclPlane", "nccl_version"]
 
-# NCCL sums no numbers of these dtypes, and bools not as numbers; they are summed in another one and cut down again.
+# NCCL cannot sum these dtypes, or bools as numbers, so they are converted to another dtype to be summed, and back.
 _SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 
 
 def _in_order(options: Any) -> Any:
-    """Of a call that the current stream does."""
+    """Options of a call, set so that the operation is put into the current stream."""
     options.asyncOp = False
     return options
 
@@ -54,9 +54,9 @@ _EXCHANGED = _in_order(distributed_c10d.AllToAllOptions())
 class NcclPlane:
     """A data plane over NCCL for one rank; ``store`` is shared by all ranks of the run.
 
-    ``open`` is called on the thread that installs plans, everything else but ``close`` on one thread, in the plan's
-    order.  A call that has not ended ``patience`` seconds after it was issued goes to ``late``, once, which
-    has to end the run.  ``make`` makes a communicator.
+    ``open`` is called on the thread that installs plans.  ``send``, ``receive`` and ``collective`` are all called on
+    one thread, in the plan's order.  The first call that has not ended after ``patience`` seconds is passed to
+    ``late``, which has to end the run.  ``make`` makes a communicator.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class NcclPlane:
         self._closed = threading.Event()
 
     def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
-        """See ``DataPlane``.  Raises ClusterError when a communicator cannot be made.
+        """See ``DataPlane``.  Raises ClusterError if a communicator cannot be made.
 
-        Each is used once, so that nothing is connected in the middle of a step: there NCCL would do it in
-        the order of first use, and connecting blocks the thread that issues.
+        Each new communicator is used once here.  NCCL connects at first use, which blocks the calling thread, and
+        should not happen in the middle of a step.
         """
         used: list[Tensor] = []
         queue = self._device.queue("nccl")
@@ -104,14 +104,15 @@ class NcclPlane:
                         ones = [1] * len(group)
                         mine = [torch.ones(len(group), dtype=torch.uint8, device=self._device.where) for _ in range(3)]
                         self._put(started, made.allreduce([mine[0]], _SUMMED))
-                        self._put(started, made.alltoall_base(mine[1], mine[2], ones, ones, _EXCHANGED))  # its own way
+                        # all-to-all needs connections of its own
+                        self._put(started, made.alltoall_base(mine[1], mine[2], ones, ones, _EXCHANGED))
                     used += mine
             mark = queue.mark() if used else None
         if mark is not None:
             mark.wait_on_host()
 
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
-        """See ``DataPlane``; returns when the device knows what to do."""
+        """See ``DataPlane``; returns when the operations are put into the queue."""
         pair = self._communicators[Scope.PAIR, (self._rank, to)]
         wires = [as_bytes(t) for t in tensors]
         small, large = by_size([w.numel() for w in wires])
@@ -126,7 +127,7 @@ class NcclPlane:
                 self._put(started, pair.broadcast([wires[i]], _MOVED))
 
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
-        """See ``DataPlane``; returns when the device knows what to do."""
+        """See ``DataPlane``; returns when the operations are put into the queue."""
         pair = self._communicators[Scope.PAIR, (source, self._rank)]
         small, large = by_size([spec.nbytes for spec in specs])
         wires = [self._room(0 if i in small else spec.nbytes) for i, spec in enumerate(specs)]
@@ -142,7 +143,7 @@ class NcclPlane:
         return [wire.view(dtype_of(spec.dtype)).view(spec.shape) for wire, spec in zip(wires, specs, strict=False)]
 
     def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
-        """See ``DataPlane``: one all-to-all, or for each dtype of an all_reduce one all-reduce."""
+        """See ``DataPlane``.  Uses one all-to-all, or one all-reduce for each dtype of an all_reduce."""
         check(comm, tensors, specs)
         group = self._communicators[Scope.GROUP, comm.ranks]
         with self._doing(f"{comm.kind} {list(comm.ranks)}") as started:
@@ -167,16 +168,16 @@ class NcclPlane:
         return [outputs[i] for i in range(len(tensors))]
 
     def close(self) -> None:
-        """See ``DataPlane``: operations under way are given up; returns at once."""
+        """See ``DataPlane``.  Operations under way are aborted in the background; returns at once."""
         if not self._closed.is_set():
             self._closed.set()
             self._patience.close()
             self._communicators.abort("actorflow nccl end")
 
     def finish(self) -> None:
-        """End in order, where all ranks are through with everything and do so, too; returns at once.
+        """Shut down in order; returns at once.  All ranks must call it, when they have done all their operations.
 
-        The process waits for the thread that does it.
+        A thread does the work, and the process waits for it before it ends.
         """
         if not self._closed.is_set():
             self._closed.set()
@@ -184,7 +185,7 @@ class NcclPlane:
             threading.Thread(target=self._communicators.shut_down, name="actorflow nccl end").start()
 
     def explain(self) -> str:
-        """The oldest call that has not ended, for people; nothing where all have."""
+        """The oldest call that has not ended, as text; empty if all have ended."""
         return self._patience.explain()
 
     def _room(self, nbytes: int) -> Tensor:
@@ -203,7 +204,7 @@ class NcclPlane:
             started.issued = True
 
     def _put(self, started: Started, work: Any) -> None:
-        """Note a call that is in the calling thread's queue; blocks only where calls do (on the CPU)."""
+        """Record a mark after an operation in the calling thread's queue.  Over Gloo, block until it is done."""
         if work is not None:
             work.wait()
         mark = self._device.here().mark()
@@ -212,7 +213,7 @@ class NcclPlane:
 
 
 def nccl_version() -> str:
-    """Of the NCCL that this process runs: "2.27.5"; empty where there is none."""
+    """The version of NCCL in this process, such as "2.27.5"; empty if there is no NCCL or no GPU."""
     if getattr(distributed_c10d, "ProcessGroupNCCL", None) is None or not torch.cuda.is_available():
         return ""
     found: object = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The data planes that a rank can use with its device, by the names that plans give them."""
+"""Make the data planes that a rank can use with its device, by their names in plans."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["planes_of"]
 def planes_of(
     rank: int, store: Store, device: Device, patience: float, late: Callable[[Started], None]
 ) -> dict[str, DataPlane]:
-    """The planes of a rank; ``store`` is shared by all ranks of the run.
+    """The data planes of a rank by name; ``store`` is shared by all ranks of the run.
 
-    An NCCL call that takes longer than ``patience`` seconds goes to ``late``, which has to end the run.
+    The first NCCL call that takes longer than ``patience`` seconds is passed to ``late``, which has to end the run.
     """
     if not device.ahead:
         return {"gloo": GlooPlane(rank, store)}

@@ -1,7 +1,7 @@
-"""Pack the tensors of one transfer into flat buffers, and unpack what came.
+"""Pack the tensors of one transfer into flat buffers, and unpack received buffers.
 
-Small tensors of a transfer travel together, as a message costs more than their bytes; in an exchange all
-that goes to one member does.
+Small tensors of a transfer share one buffer, as a message of its own would cost more than their bytes.  In an exchange,
+everything for one member shares one buffer.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from actorflow_compiler.plan.plan import Collective, TensorSpec
 
 __all__ = ["SMALL", "Parcels", "Room", "by_size", "plain_room", "side_by_side"]
 
-SMALL = 65536  # bytes; up to here a message costs more than its bytes do
+SMALL = 65536  # bytes; for tensors up to this size a message costs more than its bytes
 
 Room = Callable[[int], Tensor]
-"""Makes flat uint8 memory of so many bytes."""
+"""Allocates a flat uint8 tensor of the given number of bytes."""
 
 
 def plain_room(nbytes: int) -> Tensor:
-    """Flat uint8 memory on the CPU."""
+    """Allocate a flat uint8 tensor on the CPU."""
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def by_size(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Which of some tensors travel in one message, and which alone; empty ones do not travel."""
+    """Split tensors, by their sizes in bytes, into indices of those sent in one message and of those sent alone.
+
+    Empty tensors are in neither list, as they are not sent.
+    """
     small = [i for i, n in enumerate(sizes) if 0 < n <= SMALL]
     if len(small) < 2:
         small = []
@@ -37,7 +40,7 @@ def by_size(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def side_by_side(sizes: Sequence[int], room: Room) -> tuple[Tensor, list[Tensor]]:
-    """Flat bytes with room for several runs, and the view of each run."""
+    """Allocate one flat buffer for several runs of bytes; return it and a view of each run."""
     rooms = [padded(n) for n in sizes]
     flat = room(sum(rooms))
     return flat, [part[:n] for part, n in zip(torch.split(flat, rooms), sizes, strict=True)]
@@ -45,7 +48,7 @@ def side_by_side(sizes: Sequence[int], room: Room) -> tuple[Tensor, list[Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Parcels:
-    """One rank's part of a collective that follows exchanges: what it sends each other member, in one run of bytes."""
+    """One rank's buffers in a collective made of exchanges: one run of bytes for each other member, and from each."""
 
     comm: Collective
     me: int  # position in the group
@@ -55,7 +58,7 @@ class Parcels:
 
     @classmethod
     def of(cls, comm: Collective, rank: int, specs: Sequence[TensorSpec]) -> Parcels:
-        """The parcels of a rank, by their sizes."""
+        """The sizes of a rank's runs in a collective; ``specs`` are those of its outputs."""
         me = comm.ranks.index(rank)
         others = [m != me for m in range(len(comm.ranks))]
         pairs = list(zip(comm.exchanges, specs, strict=True))
@@ -64,7 +67,7 @@ class Parcels:
         return cls(comm, me, specs, to, come)
 
     def pack(self, tensors: Sequence[Tensor], leaving: Tensor) -> None:
-        """Copy what goes to other members into flat bytes, member after member."""
+        """Copy what other members get of ``tensors`` into the flat buffer ``leaving``, member after member."""
         offset = 0
         for m in self._others():
             for exchange, tensor, spec in zip(self.comm.exchanges, tensors, self.specs, strict=True):
@@ -74,7 +77,7 @@ class Parcels:
                 offset += run_bytes(boxes, spec.dtype)
 
     def unpack(self, tensors: Sequence[Tensor], coming: Tensor, device: torch.device) -> list[Tensor]:
-        """The outputs: of what came from other members, and of what the rank keeps of its own ``tensors``."""
+        """Make the outputs from the flat buffer ``coming`` from other members and this rank's own ``tensors``."""
         pieces: list[list[list[Tensor]]] = [[[] for _ in self.comm.ranks] for _ in tensors]
         offset = 0
         for m in self._others():

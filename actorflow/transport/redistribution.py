@@ -1,7 +1,8 @@
-"""Cut what a rank sends in an exchange into flat bytes by its boxes, and put outputs together from what came.
+"""Cut the tensors that a rank sends in an exchange by their boxes, and assemble outputs from received pieces.
 
-What one member sends another for one tensor is a run of elements, box after box; every run starts
-at a multiple of ``ALIGN`` bytes, so that tensors of any dtypes share one buffer.
+A box is a rectangular part of a tensor.  The boxes of one tensor that one member sends to another form a run of
+elements, box after box.  Every run starts at a multiple of ``ALIGN`` bytes in the flat buffer, so that tensors of any
+dtypes can share it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from actorflow_compiler.core.ops import ITEM_BYTES
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
 
-ALIGN = 16  # bytes; the largest item
+ALIGN = 16  # bytes; the size of the largest dtype's items
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -41,12 +42,12 @@ def check(comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpe
 
 
 def cut(tensor: Tensor, boxes: Sequence[Box]) -> list[Tensor]:
-    """The views of a tensor that boxes name."""
+    """Views of the boxes of a tensor."""
     return [_view(tensor, box) for box in boxes]
 
 
 def windows(flat: Tensor, offset: int, boxes: Sequence[Box], dtype: torch.dtype) -> list[Tensor]:
-    """The views of flat bytes, from ``offset`` on, that hold a run of boxes."""
+    """Views of the boxes of a run that begins at byte ``offset`` of a flat buffer."""
     found = []
     for box in boxes:
         stop = offset + numel(box.size) * dtype.itemsize
@@ -56,20 +57,20 @@ def windows(flat: Tensor, offset: int, boxes: Sequence[Box], dtype: torch.dtype)
 
 
 def run_bytes(boxes: Sequence[Box], dtype: str) -> int:
-    """The room that a run of boxes takes in a flat buffer."""
+    """The bytes that a run of boxes takes in a flat buffer, with padding."""
     return padded(sum(numel(box.size) for box in boxes) * ITEM_BYTES[dtype])
 
 
 def padded(nbytes: int) -> int:
-    """The room that some bytes take in a flat buffer."""
+    """``nbytes``, rounded up to a multiple of ``ALIGN``."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
 def join(exchange: Exchange, spec: TensorSpec, pieces: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
-    """The output of an exchange: ``pieces[m]`` are what member m sent, one tensor for each received box.
+    """Assemble the output of an exchange; ``pieces[m]`` came from member m, one tensor for each received box.
 
-    Pieces are placed or added in the order of the group.  Placed boxes do not overlap, so they cover
-    the output when their sizes add up to it; then nothing is zeroed first.
+    Pieces are copied or added in the order of the group.  Copied boxes do not overlap, so they cover the output if
+    their sizes add up to its size; then it need not be zeroed first.
     """
     whole = numel(spec.shape)
     sizes = [sum(numel(box.size) for box in boxes) for boxes in exchange.receive]

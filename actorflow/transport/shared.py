@@ -1,11 +1,11 @@
-"""Registers in memory that two ranks of a machine map: one rank fills the slots, the other reads them in place.
+"""Registers in shared memory: two ranks of a machine map it, one fills the slots, the other reads them in place.
 
-A region is one anonymous file (memfd) for each plan and directed pair of ranks.  The rank that fills
-the registers makes it and hands its descriptor over; it has no name and does not depend on the size
-of /dev/shm, so no crash leaves anything behind.  Within a region slots follow each other register by
-register, tensors at multiples of ``ALIGN`` bytes; both ranks compute that from the plan.
+A region is one anonymous file (memfd) for each plan and directed pair of ranks.  The rank that fills the registers
+makes it and sends its file descriptor to the other.  It has no name, so a crash leaves nothing behind, and the size of
+/dev/shm does not limit it.  Within a region the slots follow each other register by register, with tensors at multiples
+of ``ALIGN`` bytes; both ranks compute these offsets from the plan.
 
-A token is read where it lies, so nothing may hold on to it once its slot is free again: see ``owned``.
+Tokens are read in place, so no tensor may refer to a token's memory once its slot is free again: see ``owned``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from actorflow.transport.redistribution import dtype_of
 from actorflow_compiler.core.errors import ClusterError, PlanError
 from actorflow_compiler.plan.plan import Plan, Plane, Register, Send
 
-ALIGN = 64  # bytes; a cache line, and what vector instructions like
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # so that no peer can pull it away from under us
+ALIGN = 64  # bytes; a cache line, which also suits vector instructions
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # so that no peer can resize it while it is mapped
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSlots:
-    """The slots of one register: tensors that lie in the region, and the addresses that they span."""
+    """The slots of one register: the tensors of each slot, and the addresses in which all of them lie."""
 
     slots: tuple[tuple[Tensor, ...], ...]
     start: int
@@ -57,9 +57,9 @@ def region_bytes(registers: Sequence[Register]) -> int:
 
 
 def make_region(nbytes: int, rank: int, home: int) -> int:
-    """The descriptor of a new region of zeros.
+    """Make a region of zeros and return its file descriptor.
 
-    Raises ClusterError where the machine, or the limit that this process runs under, has less memory left.
+    Raises ClusterError if the machine, or the memory limit of this process's control group, has too little memory left.
     """
     free = available_memory()
     if nbytes > free:
@@ -71,7 +71,7 @@ def make_region(nbytes: int, rank: int, home: int) -> int:
     descriptor = -1
     try:
         descriptor = os.memfd_create("actorflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.posix_fallocate(descriptor, 0, nbytes)  # now, rather than a kill when the memory is first used
+        os.posix_fallocate(descriptor, 0, nbytes)  # allocate now, as running out at first use would kill the process
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as e:
         if descriptor >= 0:
@@ -84,9 +84,9 @@ def make_region(nbytes: int, rank: int, home: int) -> int:
 
 
 def map_region(descriptor: int, registers: Sequence[Register]) -> dict[int, SharedSlots]:
-    """Map a region and cut it: register → its slots.
+    """Map a region and return the slots of each register by its id.
 
-    Raises ClusterError where the region is not of the size that the registers ask for, or could change it.
+    Raises ClusterError if the region does not have the size of the registers, or is not sealed against resizing.
     """
     wanted, found = region_bytes(registers), os.fstat(descriptor).st_size
     if found != wanted or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
@@ -103,7 +103,7 @@ def map_region(descriptor: int, registers: Sequence[Register]) -> dict[int, Shar
 
 
 def fill(shared: SharedSlots, sequence: int, tensors: Sequence[Tensor]) -> None:
-    """Copy a token into its slot.  Raises PlanError where it does not fit."""
+    """Copy a token into its slot.  Raises PlanError if a shape or dtype does not fit."""
     for place, tensor in zip(shared.slots[sequence % len(shared.slots)], tensors, strict=True):
         if place.shape != tensor.shape or place.dtype != tensor.dtype:
             raise PlanError(
@@ -114,10 +114,10 @@ def fill(shared: SharedSlots, sequence: int, tensors: Sequence[Tensor]) -> None:
 
 
 def owned(outputs: Sequence[Any], registers: Sequence[SharedSlots]) -> Sequence[Any]:
-    """The outputs of a firing that read registers in shared memory; those that lie there are copied.
+    """The outputs of a firing that read ``registers`` in shared memory; outputs that lie in that memory are copied.
 
-    An output may be an operand itself or a view of it.  When the firing ends, its operands' slots
-    are given back and the peer overwrites them, while the output may live on in other registers.
+    An output may be an operand itself or a view of it.  When the firing ends, the slots of its operands are free and
+    the peer overwrites them, while the output may live on in other registers.
     """
     for register in registers:
         start, stop = register.start, register.stop
@@ -126,7 +126,7 @@ def owned(outputs: Sequence[Any], registers: Sequence[SharedSlots]) -> Sequence[
 
 
 def available_memory() -> int:
-    """Bytes that this process can still use: of the machine, and below the limit of its control group."""
+    """Bytes that this process can still use: what the machine has left, or its control group if that is less."""
     free = [int(psutil.virtual_memory().available)]
     for limit, used, stat in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
@@ -144,9 +144,9 @@ def available_memory() -> int:
 
 
 def _cached(stat: str) -> int:
-    """Of a control group's used memory, what holds copies of files and is given up where memory is short."""
+    """The part of a control group's used memory that is page cache, which the kernel frees when memory is short."""
     found = dict(line.split() for line in stat.splitlines())
-    whole = "total_" if "total_inactive_file" in found else ""  # version 1 says it with the groups below, too
+    whole = "total_" if "total_inactive_file" in found else ""  # in version 1 these fields include child groups
     return sum(int(found.get(f"{whole}{kind}_file", 0)) for kind in ("inactive", "active"))
 
 

@@ -15,12 +15,12 @@ _CPU = torch.device("cpu")
 
 
 def encode(tensors: Sequence[Tensor]) -> tuple[bytes, ...]:
-    """The elements of each tensor in order, as they lie in memory."""
+    """The bytes of each tensor's elements, in row-major order."""
     return tuple(contents(t).tobytes() for t in tensors)
 
 
 def decode(payload: Sequence[bytes], specs: Sequence[TensorSpec], device: torch.device = _CPU) -> list[Tensor]:
-    """The tensors of ``encode``, which have memory of their own.  The sizes were checked before."""
+    """Make tensors with memory of their own from the bytes of ``encode``.  The caller has checked the sizes."""
     found = []
     for data, spec in zip(payload, specs, strict=True):
         dtype = dtype_of(spec.dtype)

@@ -1,8 +1,7 @@
-"""A data plane for a device's tensors over one that knows only host memory.
+"""A data plane for tensors on a device, over a data plane that handles only host memory.
 
-For ranks that share a GPU, which NCCL refuses, for those of different kinds (CPU and CUDA), and where there
-is no NCCL.  The device copies through pinned memory; on a device that is done when a call returns nothing
-is copied at all.
+It serves ranks that share a GPU, which NCCL refuses, ranks with different kinds of devices (CPU and CUDA), and machines
+without NCCL.  The device copies through pinned memory; on a CPU nothing is copied.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ __all__ = ["StagedPlane"]
 
 
 class StagedPlane:
-    """A data plane whose tensors lie on ``device``, over one (``host``) whose tensors lie in host memory.
+    """A data plane whose tensors lie on ``device``, over the data plane ``host``, whose tensors lie in host memory.
 
-    The calling thread must launch into the queue that wrote what is sent, or into one that waits for it; it
-    blocks until the data have left, or until they are there and their copy to the device is launched into that queue.
+    The calling thread must launch into the queue that wrote the tensors to send, or into a queue that waits for it.  A
+    call blocks until the data are sent, or until they are received and their copy to the device is launched into that
+    queue.
     """
 
     def __init__(self, host: DataPlane, device: Device) -> None:

@@ -1,6 +1,6 @@
-"""Notice the first transfer that does not end in time, and tell a callback.
+"""Notice the first transfer that does not end in time, and call a callback.
 
-Nothing polls: a thread sleeps until the oldest call's time is over, and looks then.
+A thread sleeps until the oldest call's time is over, and checks it then; nothing polls.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["Patience", "Started"]
 
 @dataclass(slots=True, eq=False)
 class Started:
-    """A call, from when it is issued until all its marks have passed."""
+    """A call under way, from when it is issued until all its marks have passed."""
 
-    what: str  # for people
-    since: float  # seconds, of the monotonic clock: when it was issued, or the call before it was seen to have ended
-    issued: bool = False  # its issuing has ended; before that the call is under way on the host
-    marks: list[Mark] = field(default_factory=list)  # behind what the device does for it
+    what: str  # description, for messages
+    since: float  # seconds of the monotonic clock: when it was issued, or when the call before it was seen to end
+    issued: bool = False  # the host has put all its operations into the queue
+    marks: list[Mark] = field(default_factory=list)  # recorded after its operations
 
     def ended(self) -> bool:
-        """Whether it is done; never blocks.  A device that has failed says nothing of it: then it is not."""
+        """Whether the call is done; never blocks.  False on a device that has failed, where it is not known."""
         try:
             return self.issued and all(mark.passed() for mark in self.marks)
         except RuntimeError:
@@ -34,15 +34,15 @@ class Started:
 
     @property
     def seconds(self) -> float:
-        """For how long it could have been under way."""
+        """How many seconds the call has been under way at most."""
         return time.monotonic() - self.since
 
 
 class Patience:
-    """Watches calls, which end one after the other; the first that takes longer than ``seconds`` goes to ``late``.
+    """Watches calls, which end one after the other; passes the first that takes longer than ``seconds`` to ``late``.
 
-    A call's time begins when it is issued or, where the host runs ahead, when the one before it ends: as
-    long as calls end, none is late.  ``late`` is called on a thread of its own.
+    A call's time begins when it is issued or, if the host runs ahead, when the call before it ends: as long as calls
+    keep ending, none is late.  ``late`` is called on the watching thread.
     """
 
     def __init__(self, seconds: float, late: Callable[[Started], None]) -> None:
@@ -54,7 +54,7 @@ class Patience:
         self._thread: threading.Thread | None = None
 
     def start(self, what: str) -> Started:
-        """Note a call that is issued now."""
+        """Watch a call that is being issued now."""
         started = Started(what, time.monotonic())
         with self._changed:
             self._drop_ended()
@@ -67,7 +67,7 @@ class Patience:
         return started
 
     def explain(self) -> str:
-        """The oldest call that has not ended, for people; nothing where all have."""
+        """The oldest call that has not ended, as text; empty if all have ended."""
         with self._changed:
             waiting = [call for call in self._calls if not call.ended()]
         if not waiting:
@@ -75,7 +75,7 @@ class Patience:
         return f"oldest NCCL call of {len(waiting)} under way: {waiting[0].what}, since {waiting[0].seconds:.1f} s"
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         with self._changed:
             self._closed = True
             self._calls.clear()

@@ -1,8 +1,8 @@
-"""A rank's listening Unix socket, and connecting to those of peers on this machine.
+"""A rank's listening Unix socket, and connections to the sockets of peers on this machine.
 
-Sockets have names in the kernel's abstract namespace: they are no files, so no crash leaves one behind.
-Anyone on the machine can connect to such a name; who gets in is of the same user, which the kernel
-tells, and knows the run's token.
+Sockets have names in the kernel's abstract namespace.  These are no files, so a crash leaves none behind.  Any process
+of the machine can connect to such a name, so both ends check that the other belongs to the same user (SO_PEERCRED) and
+proves, by an HMAC, that it knows the run's token.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from actorflow_compiler.core.errors import ClusterError
 _GREETING = struct.Struct("<8sI32s")  # magic, rank, proof
 _MAGIC = b"actflow1"
 _PEER = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
-PATIENCE = 5.0  # seconds that a caller has to say who it is
+PATIENCE = 5.0  # seconds for connecting and both greetings
 
 
 def machine() -> str:
-    """What two processes have in common exactly where they can share Unix sockets and memory; empty where none can.
+    """A text that is equal for two processes exactly if they can share Unix sockets and memory.
 
-    Two containers of one machine differ in their namespaces, also where they have the same network.
+    Empty if this process cannot share any.  Two containers of one machine have different mount namespaces, even if they
+    share the network.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -38,9 +39,9 @@ def machine() -> str:
 
 
 class UnixDoor:
-    """The Unix socket of one rank; lives on the gRPC thread.
+    """The listening Unix socket of one rank; for the gRPC thread only.
 
-    ``name`` is what peers need to connect.  Raises OSError where the system has no such sockets.
+    Peers need ``name`` to connect.  The constructor raises OSError if the system has no such sockets.
     """
 
     def __init__(self, rank: int, token: str) -> None:
@@ -55,7 +56,7 @@ class UnixDoor:
         self._socket.setblocking(False)
 
     async def serve(self) -> None:
-        """Let peers in until cancelled."""
+        """Accept connections of peers until cancelled."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -67,18 +68,18 @@ class UnixDoor:
             self._socket.close()
 
     def take(self, peer: int) -> socket.socket | None:
-        """The socket of a peer that has come in, once."""
+        """The connected socket of a peer, which is returned once; None if the peer has not connected."""
         return self._arrived.pop(peer, None)
 
     async def dial(self, peer: int, name: str) -> socket.socket:
-        """Connect to the socket of a peer.  Raises OSError, or ClusterError where it is another one's."""
+        """Connect to the socket of a peer.  Raises OSError, or ClusterError if it is not that peer's socket."""
         loop = asyncio.get_running_loop()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
             async with asyncio.timeout(PATIENCE):
                 await loop.sock_connect(sock, _address(name))
-                _check_user(sock)  # before anything is told
+                _check_user(sock)  # before the proof is sent
                 await loop.sock_sendall(sock, self._greeting(self._rank, name, "dials"))
                 await self._hear(sock, name, "answers", peer)
         except BaseException:
@@ -96,9 +97,9 @@ class UnixDoor:
                 if caller in self._arrived:
                     raise ClusterError("it has come in before")
                 peer = caller
-                self._arrived[peer] = guest  # before it can tell anybody that it is in
+                self._arrived[peer] = guest  # before the peer learns that it is accepted
                 await asyncio.get_running_loop().sock_sendall(guest, self._greeting(self._rank, self.name, "answers"))
-        except (OSError, ClusterError, TimeoutError):  # a stranger, which learns nothing
+        except (OSError, ClusterError, TimeoutError):  # not a rank of this run: it gets no answer
             self._arrived.pop(peer, None)
             guest.close()
 
@@ -107,7 +108,7 @@ class UnixDoor:
         return _GREETING.pack(_MAGIC, rank, hmac.digest(self._token, text, hashlib.sha256))
 
     async def _hear(self, sock: socket.socket, name: str, verb: str, expected: int | None = None) -> int:
-        """The rank at the other end, which knows the token.  Raises ClusterError where it is another one."""
+        """Receive and check a greeting; return its rank.  Raises ClusterError if it is not of this run or rank."""
         data = b""
         while len(data) < _GREETING.size:
             part = await asyncio.get_running_loop().sock_recv(sock, _GREETING.size - len(data))

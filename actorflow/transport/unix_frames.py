@@ -1,7 +1,7 @@
 """Encode register messages as frames for a Unix socket, and decode them.
 
-A frame is 32 bytes, little endian, and for a token that travels inside, the size of each tensor (8
-bytes) and their bytes::
+A frame is 32 bytes, little endian.  If the tensors of a token travel inside the message, the size of each (8 bytes) and
+then their bytes follow::
 
     kind  parts  plan  register  0  sequence  nbytes
      u16    u16   u32       u32 u32      u64     u64
@@ -19,11 +19,11 @@ FRAME = struct.Struct("<HHIIIQQ")
 SIZE = FRAME.size
 CREDIT, FILLED, READY, INLINE, REGION, BYE = range(1, 7)
 BYE_FRAME = FRAME.pack(BYE, 0, 0, 0, 0, 0, 0)
-LARGEST = 1 << 32  # bytes of a token inside a message; the register's size is checked later, against the plan
+LARGEST = 1 << 32  # most bytes of a token inside a message; its size is checked against the plan later
 
 
 def pack(message: Message) -> bytes:
-    """The frame of a message; the descriptor of a ``Region`` goes beside it."""
+    """Encode a message as a frame; the file descriptor of a ``Region`` must be sent as ancillary data."""
     if type(message) is Credit:
         return FRAME.pack(CREDIT, 0, message.plan, message.register, 0, 0, 0)
     if type(message) is Filled:
@@ -40,18 +40,18 @@ def pack(message: Message) -> bytes:
 
 
 class Parser:
-    """Takes the bytes of one peer as they come and cuts them into messages."""
+    """Decodes the stream of bytes from one peer into messages."""
 
     def __init__(self, peer: int) -> None:
         self._peer = peer
-        self._rest = b""  # of a frame that has not come whole
-        self.descriptors: deque[int] = deque()  # came beside the bytes, in their order; each belongs to a region
-        self.bye = False  # the peer closes on purpose
+        self._rest = b""  # bytes of an incomplete frame
+        self.descriptors: deque[int] = deque()  # file descriptors received as ancillary data; one for each ``Region``
+        self.bye = False  # the peer has said that it closes on purpose
 
     def feed(self, data: bytes | memoryview) -> list[Message]:
-        """The messages that are whole with these bytes.
+        """Add received bytes; return the messages that are complete now.
 
-        Raises ClusterError, which names the peer, for bytes that are no frames.
+        Raises ClusterError, which names the peer, for bytes that are not frames.
         """
         if self._rest:
             data = self._rest + bytes(data)
@@ -84,7 +84,7 @@ class Parser:
         return found
 
     def _payload(self, view: memoryview, parts: int) -> tuple[bytes, ...] | None:
-        """The tensors behind the head of a frame; None where they have not come whole."""
+        """The bytes of the tensors that follow a frame; None if they have not all been received."""
         start = 8 * parts
         if len(view) < start:
             return None

@@ -1,4 +1,4 @@
-"""Send register messages to a peer on this machine over a Unix socket, and receive its."""
+"""Exchange register messages with a peer on this machine over a Unix socket."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from actorflow.transport.messages import Message, Region
 from actorflow.transport.unix_frames import BYE_FRAME, Parser, pack
 
-ROOM = 1 << 18  # bytes read at a time
-_DESCRIPTORS = socket.CMSG_SPACE(16 * array.array("i").itemsize)  # the most that one read can carry
-_Piece = tuple[bytes, int]  # bytes, and the descriptor that goes beside the first of them, or -1
+ROOM = 1 << 18  # most bytes of one read
+_DESCRIPTORS = socket.CMSG_SPACE(16 * array.array("i").itemsize)  # room for the descriptors of one read
+_Piece = tuple[bytes, int]  # bytes, and the file descriptor to send along with them, or -1
 
 
 class UnixLink:
     """A connected Unix socket to one peer: a ``messages.Line``.
 
-    Messages keep their order.  Those of the owner, the thread that receives, wait for its next
-    ``flush``, so that what it does in one go leaves in one write; other threads send at once, and wait
-    while the peer does not read.  When the peer is gone without a goodbye, ``on_end`` is called once on
-    the thread that notices; what is sent from then on is dropped.
+    Messages keep their order.  Messages of the owner, the thread that receives, wait for its next ``flush``, so that
+    several leave in one write.  Other threads send at once, and block while the peer does not read.  If the peer closes
+    the socket without a goodbye, ``on_end`` is called once on the thread that notices.  Messages sent after the end are
+    dropped.
     """
 
     def __init__(self, peer: int, sock: socket.socket, on_end: Callable[[], object]) -> None:
@@ -35,7 +35,7 @@ class UnixLink:
         self.ended = False
         self._socket = sock
         self._on_end = on_end
-        self._owner = 0  # thread
+        self._owner = 0  # id of the thread that receives
         self._queue: deque[_Piece] = deque()
         self._lock = threading.Lock()  # of writing
         self._parser = Parser(peer)
@@ -51,13 +51,13 @@ class UnixLink:
         self._owner = threading.get_ident()
 
     def send(self, message: Message) -> None:
-        """Queue a message; any thread."""
+        """Send a message, or queue it if called by the owner.  For any thread."""
         self._queue.append((pack(message), message.descriptor if type(message) is Region else -1))
         self.unsent = True
         if threading.get_ident() != self._owner:
             self.flush()
             while self.stuck:  # without the lock: the owner must never wait for the peer
-                writable = select.poll()  # of this thread alone: one cannot wait twice at a time
+                writable = select.poll()  # one for each call, as two threads cannot poll the same object
                 writable.register(self._socket, select.POLLOUT)
                 writable.poll()
                 self.flush()
@@ -65,7 +65,7 @@ class UnixLink:
     def flush(self) -> None:
         """See ``Line``."""
         with self._lock:
-            self.unsent = self.stuck = False  # before the queue is emptied: what comes later sets it again
+            self.unsent = self.stuck = False  # before the queue is emptied, as another thread's message sets it again
             queue: list[_Piece] = []
             while self._queue:
                 queue.append(self._queue.popleft())
@@ -83,7 +83,7 @@ class UnixLink:
                 self.unsent = self.stuck = True
 
     def _write(self, queue: list[_Piece]) -> Sequence[_Piece]:
-        """Write what the socket takes; what it does not take comes back."""
+        """Write as much as the socket takes; return the rest of the queue."""
         start = 0
         for at in [at for at, (_, descriptor) in enumerate(queue) if descriptor >= 0]:
             if left := self._write_bytes(queue[start:at]):
@@ -127,7 +127,7 @@ class UnixLink:
         return self._parser.feed(memoryview(self._room)[:count])
 
     def close(self) -> None:
-        """Say goodbye, so that the peer does not take the end for a failure; the owner sees the end as well."""
+        """Close the socket with a goodbye, so that the peer sees no failure; the owner's ``receive`` sees the end."""
         with self._lock, contextlib.suppress(OSError):
             self.ended = True
             self._socket.send(BYE_FRAME)
