@@ -1,4 +1,4 @@
-"""Make the device of a rank by its kind; only here does the runtime tell kinds apart."""
+"""Make the device of a rank by its kind; only this module distinguishes kinds of devices."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _COUNTS: dict[str, Callable[[], int]] = {"cpu": lambda: 1, "cuda": torch.cuda.de
 
 
 def count(kind: str) -> int:
-    """How many devices of a kind this process sees; its processors are one."""
+    """How many devices of a kind this process sees; all its processors count as one device."""
     return _COUNTS[kind]() if kind in _COUNTS else 0
 
 
 def make_device(place: torch.device | str = "cpu") -> Device:
-    """The device that torch calls by this name; no number means the first.
+    """The device of this torch name; without an index, the first of its kind.
 
     >>> make_device("cpu").ahead
     False
 
-    Raises ClusterError, which lists what is there, where it is not.
+    Raises ClusterError, which lists the devices there are, for an unknown kind or a device that is not there.
     """
     asked = torch.device(place)
     index = asked.index or 0

@@ -1,9 +1,9 @@
 """The interface of devices: queues (streams) do work in order, marks (events) say how far a queue has come.
 
-On a device that runs ``ahead`` a call that puts work into a queue returns before the work is done.  What another
-queue or the host reads must then be ordered by marks: the reader's queue waits for the mark of what wrote it, and
-whoever overwrites it, or frees its memory, waits for the marks of all readers.  On any other device work is done when
-its call returns: it has one queue, whose marks have always passed.
+On a device that runs ``ahead``, a call that puts work into a queue returns before the work is done.  If another queue
+or the host reads a tensor, marks must order the accesses: the reader waits for the mark of the work that wrote the
+tensor, and work that overwrites it or frees its memory waits for the marks of all readers.  On any other device, work
+is done when its call returns: it has one queue, whose marks have always passed.
 """
 
 from __future__ import annotations
@@ -21,96 +21,100 @@ R = TypeVar("R")
 
 
 class Mark(Protocol):
-    """A place in a queue, a stream event; it has passed when all that was put into the queue before it is done."""
+    """A place in a queue (a stream event), which has passed when all work put into the queue before it is done."""
 
     def passed(self) -> bool:
-        """Whether it has passed; never blocks."""
+        """Whether the mark has passed; never blocks."""
 
     def wait_on_host(self) -> None:
-        """Block the calling thread until it has passed."""
+        """Block the calling thread until the mark has passed."""
 
 
 class Queue(Protocol):
-    """Work that is done in order.  Any thread may use it; who puts work in from several threads orders them."""
+    """A queue of work that the device does in order.
+
+    Any thread may use it; callers that put in work from several threads must order these themselves.
+    """
 
     @property
     def name(self) -> str:
-        """The name of the plan's queue, for people."""
+        """The name of the plan's queue, for messages."""
 
     def context(self) -> AbstractContextManager[object]:
-        """A context manager: what the calling thread launches inside goes into this queue.  Contexts may be nested."""
+        """A context in which the calling thread launches work into this queue.  Contexts may be nested."""
 
     def mark(self) -> Mark:
-        """Record a mark after all that is in the queue now."""
+        """Record a mark after all work that is in the queue now."""
 
     def wait(self, mark: Mark | None) -> None:
-        """Let all that is put into this queue from now on start after ``mark``, if there is one; returns at once."""
+        """Make work that is put into this queue from now on start after ``mark`` (None: no wait); returns at once."""
 
     def use(self, tensors: Iterable[Tensor]) -> None:
-        """Keep the memory of tensors until all that is in this queue now is done, even if nobody holds them.
+        """Keep the memory of tensors until all work in this queue now is done, even if the tensors die before.
 
-        For memory that others free, such as a caller's own tensors.  The runtime's tokens do without: see
+        It is for tensors that others may free, such as a caller's.  The runtime's tokens do not need it: see
         ``RegisterEvents``.
         """
 
 
 class Device(Protocol):
-    """What one rank computes on.  All methods may be called on any thread that called ``prepare_thread``."""
+    """The device on which one rank computes.  For any thread that has called ``prepare_thread``."""
 
     @property
     def kind(self) -> str:
-        """As placements write it: "cpu", "cuda"."""
+        """The kind as in placements: "cpu", "cuda"."""
 
     @property
     def where(self) -> torch.device:
-        """Where its tensors lie."""
+        """The torch device of its tensors."""
 
     @property
     def ahead(self) -> bool:
-        """Whether calls return before their work is done, so that queues have to be ordered by marks."""
+        """Whether calls return before their work is done, so that marks have to order the queues."""
 
     def label(self, threads: int) -> str:
-        """What it is, for files of measurements: what else could make the same work take longer on ``threads``."""
+        """A name for files of measurements, different for devices, or numbers of threads, of different speed."""
 
     def prepare_thread(self) -> None:
-        """Make the calling thread one that launches work here."""
+        """Prepare the calling thread to launch work on this device."""
 
     def queue(self, name: str) -> Queue:
-        """The queue of this name; made when it is first asked for."""
+        """The queue of this name, which is made at the first call."""
 
     def here(self) -> Queue:
-        """The queue that the calling thread launches into now: the innermost ``context``, else the thread's own."""
+        """The queue into which the calling thread launches now: that of the innermost ``context``, or its default."""
 
     def to_device(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors with these values on the device, written by the queue that the calling thread launches into.
+        """Copy tensors to the device, in the queue into which the calling thread launches.
 
-        Those that lie there stay as they are.  Others go through pinned memory and this returns at
-        once; they may be changed afterwards, unless they were pinned themselves: then after a mark.
+        Tensors that lie on the device are returned as they are.  Others are copied through pinned memory, and the call
+        returns at once.  The caller may change them afterwards; a tensor that was pinned itself only after a mark.
         """
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The values of tensors in host memory, when they are there; those that lie there stay as they are.
+        """Copy tensors to host memory; tensors that lie there are returned as they are.
 
-        It copies after what the calling thread's queue holds now, through pinned memory, on a queue of its
-        own, and blocks the calling thread until the copies are made.
+        The copies start after the work that the calling thread's queue holds now, go through pinned memory on a
+        separate queue, and block the calling thread until they are made.
         """
 
     def staging(self, nbytes: int) -> Tensor:
-        """Flat uint8 host memory of a call's own that copies to and from the device can use without blocking."""
+        """Allocate flat uint8 host memory that copies to and from the device can use without blocking."""
 
     @property
     def replays(self) -> bool:
         """Whether ``capture`` may be called."""
 
     def capture(self, launch: Callable[[], R], warm: int = 0) -> tuple[Callable[[], None], R]:
-        """Call ``launch`` ``warm`` times, and once more to keep what it puts into a queue, without doing it.
+        """Call ``launch`` ``warm`` times, and once more to capture the work that it launches, without doing it.
 
-        Returns what puts the same work, on the same memory, into the queue of whoever calls it, and what ``launch``
-        returned: tensors that hold something when that is done, until any capture of this device is replayed again,
-        as captures share memory; so all of them are replayed in one queue.  To be called while nothing runs on the
-        device and no other thread uses it.  Raises RuntimeError for work that cannot be kept, such as waiting for
-        the device.
+        Returns a function ``replay`` and what ``launch`` returned.  ``replay()`` puts the same work, on the same
+        memory, into the caller's queue.  The returned tensors hold the results from then on until any capture of this
+        device is replayed, because captures share memory; so all of them must be replayed in one queue.
+
+        Must be called while nothing runs on the device and no other thread uses it.  Raises RuntimeError for work that
+        cannot be captured, such as waiting for the device.
         """
 
     def synchronize(self) -> None:
-        """Block until all that was put into any queue is done; for measurements and starts, never in a step."""
+        """Block until the work in all queues is done.  For measurements and installing plans, never in a step."""

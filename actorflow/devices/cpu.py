@@ -56,7 +56,7 @@ class Cpu:
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def capture(self, launch: Callable[[], R], warm: int = 0) -> tuple[Callable[[], None], R]:
-        """See ``Device``; a call of an op costs no more than what would replay it."""
+        """See ``Device``; not supported, as a replay would not be faster than calling the ops."""
         raise NotImplementedError("a CPU captures nothing")
 
     def synchronize(self) -> None:
@@ -64,7 +64,7 @@ class Cpu:
 
 
 class NullQueue:
-    """The one queue of a CPU: what is put into it is done at once, so waiting and recording do nothing."""
+    """The only queue of a CPU: work is done at once, so waiting and recording do nothing."""
 
     name = "cpu"
 

@@ -1,8 +1,8 @@
 """A GPU: queues are streams, marks are events.
 
-The caching allocator gives memory that was freed on a stream to what that stream does next, in order, so
-a tensor that one stream made and another one reads may die only when the maker's stream has waited for
-the reader, the reader's event has passed, or the reader was recorded on the tensor (``Queue.use``).
+The caching allocator reuses memory that was freed on a stream for later work of that stream, in order.  So a tensor
+that one stream made and another reads may die only if the maker's stream has waited for the reader, the reader's event
+has passed, or the reading stream was recorded on the tensor (``Queue.use``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ R = TypeVar("R")
 
 _FETCH = "fetch"
 _CAPTURE = "capture"
-_POOL = 32  # streams that torch has of each priority, and hands out in turn
-_COMPUTE = (0,)  # priorities; what is below goes first where both could run
+_POOL = 32  # streams that torch has of each priority and hands out round-robin
+_COMPUTE = (0,)  # priorities; a lower number goes first
 _URGENT = (-1, -2, -3)  # short transfers go before long kernels
 
 
@@ -52,7 +52,7 @@ class Cuda:
         torch.cuda.set_device(self.where)
 
     def queue(self, name: str) -> _StreamQueue:
-        """See ``Device``; what does not compute goes first where both could run."""
+        """See ``Device``.  Queues other than "compute" have a higher priority."""
         found = self._queues.get(name)
         if found is None:
             with self._lock:
@@ -62,12 +62,12 @@ class Cuda:
         return found
 
     def _stream(self, name: str) -> torch.cuda.Stream:
-        """A stream that is no other queue's; the caller holds the lock.  Raises ClusterError where none is left.
+        """A stream that no other queue has; the caller holds the lock.  Raises ClusterError if none is left.
 
-        Torch makes no new ones: after 32 it hands out the first one again.  What two queues put into one stream is
-        done in the order of putting.  Transfers of NCCL alone could do with that, as their order is that of all
-        ranks; but a copy to the host that another plane's message waits for, behind a receive whose sender waits for
-        that message, never begins.
+        Torch has 32 streams of each priority: after these it hands out the first one again.  Two queues must not share
+        a stream, because it does their work in the order in which it was launched, and that can deadlock: a copy to the
+        host, which a message on another plane needs, could stand behind an NCCL receive whose sender waits for that
+        message.
         """
         taken = {queue.stream.cuda_stream for queue in self._queues.values()}
         for priority in _COMPUTE if name == "compute" else _URGENT:
@@ -88,8 +88,8 @@ class Cuda:
     def to_device(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """See ``Device``.
 
-        The pinned copy dies here, before it is read: torch gives pinned memory out again only when the copies
-        that were made from it are done.
+        The pinned copy may die here, before it is read: torch reuses pinned memory only when the copies made from it
+        are done.
         """
         return [
             t if t.device == self.where else (t if t.is_cuda else _pinned(t)).to(self.where, non_blocking=True)
@@ -100,7 +100,7 @@ class Cuda:
         """See ``Device``."""
         if all(t.device.type == "cpu" for t in tensors):
             return list(tensors)
-        # one for each stream that is copied from: a copy must not stand behind another one that waits for something
+        # one queue for each source stream, so that a copy does not stand behind a copy that waits for another stream
         fetch = self.queue(f"{_FETCH} {torch.cuda.current_stream(self.where).cuda_stream:#x}")
         fetch.wait(self.here().mark())
         with fetch.context():
@@ -127,7 +127,7 @@ class Cuda:
             try:
                 return captured_graph(launch, self._graphs)
             except RuntimeError:
-                self._graphs = None  # torch 2.11 takes the failed capture to go on in this memory, for ever
+                self._graphs = None  # torch 2.11 regards the failed capture as still using this pool
                 raise
 
     def synchronize(self) -> None:
@@ -146,7 +146,7 @@ class _StreamQueue:
         return torch.cuda.stream(self.stream)
 
     def mark(self) -> _EventMark:
-        # blocking: who waits on the host sleeps, and leaves the core to who launches
+        # blocking: a thread that waits on the host sleeps, and leaves its core to threads that launch
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self.stream)
         return _EventMark(event)
