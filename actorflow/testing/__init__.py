@@ -1,1 +1,1 @@
-"""Ranks as threads of one process, for tests, benchmarks and trying things out without starting processes."""
+"""Run ranks as threads of one process, for tests, benchmarks and experiments."""

@@ -1,7 +1,7 @@
 """Run a whole plan of many ranks with the ranks as threads of this process.
 
-For tests and benchmarks: workers and scheduler are those of a real run; only the transport and the data plane stay in
-memory.  No other part of actorflow uses it.
+For tests and benchmarks.  Workers and scheduler are those of a real run; only the transport and the data plane are
+replaced by ones in memory.  No other part of actorflow uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actorflow_compiler.plan.plan import Plan
 
 
 class MemoryTransport:
-    """Hands messages to the workers of this process, on the thread that sends them."""
+    """Delivers messages to the workers of this process, on the thread that sends them."""
 
     def __init__(self, rank: int, workers: Sequence[Worker]) -> None:
         self._rank = rank
@@ -36,10 +36,10 @@ class MemoryTransport:
 
 
 class LocalCluster:
-    """A worker for each rank of some plans, in this process.
+    """A worker in this process for each rank of the plans.
 
-    ``variables`` are logical tensors: each rank gets its part of those that a plan lists, and a copy
-    of the others.  Every plan is installed on every rank; its number is its position.
+    ``variables`` are logical tensors: each rank gets its part of those that a plan lists, and a copy of all others.
+    Every plan is installed on every rank, with its position among ``plans`` as its number.
 
     >>> with LocalCluster(plan, variables={"w": w}) as cluster:
     ...     (loss,) = cluster.run({"x": x})
@@ -52,10 +52,10 @@ class LocalCluster:
         in_flight: int = 4,
         timeout: float = 20.0,  # seconds for one call
         library: Mapping[str, Callable[..., Any]] | None = None,
-        trace: int | None = None,  # iterations of which workers record what happens; 0: they count for how long
-        device: Callable[[int], Device] = Cpu,  # rank → what it computes on
-        planes: Callable[[int, Device], Mapping[str, DataPlane]] = lambda rank, device: {},  # others than "memory"
-        stage: Callable[[DataPlane, Device], DataPlane] = StagedPlane,  # a plane of host memory → one of a device's
+        trace: int | None = None,  # iterations to record; 0: only count how long queues work; None: no recorder
+        device: Callable[[int], Device] = Cpu,  # rank → its device
+        planes: Callable[[int, Device], Mapping[str, DataPlane]] = lambda rank, device: {},  # more or other data planes
+        stage: Callable[[DataPlane, Device], DataPlane] = StagedPlane,  # adapts a host plane to a device
     ) -> None:
         self.plans = plans
         self.workers: list[Worker] = []
@@ -83,13 +83,13 @@ class LocalCluster:
     def issue(
         self, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None, plan: int = 0
     ) -> list[Call]:
-        """Call a plan on every rank; the handles, rank by rank."""
+        """Issue a call of a plan on every rank; return the handles, rank by rank."""
         return [worker.issue(plan, inputs, scalars) for worker in self.workers]
 
     def run(
         self, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None, plan: int = 0
     ) -> list[Tensor]:
-        """Call a plan and wait; its logical results.  Raises what a worker raises, or TimeoutError."""
+        """Call a plan, wait, and return its logical results.  Raises a worker's failure, or TimeoutError."""
         calls = self.issue(inputs, scalars, plan)
         try:
             for call in calls:
@@ -99,7 +99,7 @@ class LocalCluster:
         return self.results(calls, plan)
 
     def results(self, calls: Sequence[Call], plan: int = 0) -> list[Tensor]:
-        """The logical results of a call, made of the parts that its ranks got."""
+        """The logical results of a call, assembled from the parts of its ranks."""
         found = []
         for result in self.plans[plan].results:
             place = result.placement
@@ -111,14 +111,14 @@ class LocalCluster:
         return found
 
     def variable(self, name: str) -> Tensor:
-        """The logical value of a variable that a plan lists, when nothing is running."""
+        """The logical value of a variable that a plan lists.  Call it only while nothing is running."""
         variable = next(v for plan in self.plans for v in plan.variables if v.name == name)
         place = variable.placement
         parts = {i: self.workers[place.ranks[i]].variables[name] for i in sources(place, variable.sbp, place.ranks[0])}
         return assemble(parts, variable.shape, place, variable.sbp).clone()
 
     def explain(self) -> str:
-        """What every rank waits for."""
+        """What every rank waits for, as text."""
         return "\n".join(worker.explain() for worker in self.workers)
 
     def close(self) -> None:

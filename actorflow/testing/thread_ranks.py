@@ -1,7 +1,7 @@
-"""Run a function on the ranks of a run that are threads of this process, with global tensors between them.
+"""Run a function on several ranks that are threads of this process, with global tensors between them.
 
-For tests, examples and trying things out: no process is started, and ranks that wait for each other forever are
-detected at once.  No other part of actorflow uses it.
+For tests, examples and experiments.  No process is started, and ranks that wait for each other forever are detected at
+once.  No other part of actorflow uses it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from actorflow_compiler.core.errors import CallError
 __all__ = ["ThreadCommunicator", "ThreadRanks"]
 
 T = TypeVar("T")
-Key = tuple[tuple[int, ...], int]  # the ranks of a collective, and its number
+Key = tuple[tuple[int, ...], int]  # (the ranks of a collective, its number)
 
 
 class _Hub:
@@ -38,7 +38,7 @@ class _Hub:
         self.posted: dict[
             tuple[Key, int, int], tuple[str, Tensor | None]
         ] = {}  # (collective, from, to) → label, tensor
-        self.verdict: str | None = None  # why nothing works any more
+        self.verdict: str | None = None  # the mismatch that was found: all further collectives raise it
 
     def fail(self, why: str) -> None:
         self.verdict = self.verdict or why
@@ -50,9 +50,9 @@ class _Hub:
 
 
 class ThreadCommunicator(EagerCommunicator):
-    """One of several ranks that are threads of this process.
+    """The communicator of one of several ranks that are threads of this process.
 
-    Each has a generator of its own for random global tensors, which ``flow.manual_seed`` seeds as well.
+    Each rank has its own generator for random global tensors, which ``flow.manual_seed`` seeds, too.
     """
 
     def __init__(self, rank: int, world: int, hub: _Hub, seed: int) -> None:
@@ -92,13 +92,13 @@ class ThreadCommunicator(EagerCommunicator):
         return [taken[r][1] if r in taken else None for r in waiting.ranks]
 
     def finish(self, how: str = "has ended its script") -> None:
-        """Tell the peers that this rank takes part in no further collective."""
+        """Tell the other ranks that this rank takes part in no further collective; ``how`` says why."""
         with self._hub.changed:
             self._hub.states[self.rank] = RankState(ScriptEnd(how), dict(self._entered))
             self._hub.changed.notify_all()
 
     def has_failed(self) -> bool:
-        """Whether a mismatch was found, also where the ranks have caught the error."""
+        """Whether a mismatch was found, even if the ranks have caught the error."""
         return self._hub.verdict is not None
 
     def go_on(self) -> None:
@@ -107,7 +107,7 @@ class ThreadCommunicator(EagerCommunicator):
 
 
 class ThreadRanks:
-    """``world`` ranks as threads that stay until ``close``; each has its own communicator.
+    """``world`` ranks as threads, which live until ``close``; each has its own communicator.
 
     >>> with ThreadRanks(2) as threads:
     ...     threads.run(lambda: current().rank)
@@ -125,10 +125,10 @@ class ThreadRanks:
         ]
 
     def run(self, function: Callable[[], T]) -> list[T]:
-        """What the function returns on each rank.
+        """Call the function on each rank and return the results, rank by rank.
 
-        A rank that returns early or raises while others wait for it makes them raise CallError.  What a rank has
-        raised is raised here: of the first rank whose error is its own.
+        If a rank returns early or raises while others wait for it, these raise CallError.  If ranks have raised, this
+        raises the error of the first rank with one that is no CallError, or else of the first rank.
         """
         results: dict[int, T] = {}
         errors: dict[int, BaseException] = {}
