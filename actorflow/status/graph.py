@@ -1,4 +1,4 @@
-"""Find whom the ranks of a run all wait for, or the cycle in which they wait for each other.
+"""Find the rank for which all others wait in the end, or the cycle in which ranks wait for each other.
 
 >>> from actorflow.status.rank_status import QueueWait
 >>> waiting = RankStatus(0, "a", 1, "", waits=(QueueWait("F1@0", "waits for …", (2,)),))
@@ -18,7 +18,7 @@ __all__ = ["edges", "has_cycle", "verdict"]
 
 
 def edges(standings: Mapping[int, RankStatus]) -> dict[int, dict[int, str]]:
-    """Rank → each rank that it waits for → why, for people."""
+    """For each rank, the ranks that it waits for, each with the reason as text."""
     found: dict[int, dict[int, str]] = {rank: {} for rank in standings}
     inside = {(s.rank, w.meets) for s in standings.values() for w in s.waits if w.meets}
     for rank, standing in standings.items():
@@ -34,11 +34,11 @@ def edges(standings: Mapping[int, RankStatus]) -> dict[int, dict[int, str]]:
 
 
 def verdict(world: int, standings: Mapping[int, RankStatus], before: Mapping[int, RankStatus] | None = None) -> str:
-    """One sentence: who waits for whom in the end.
+    """Say in one sentence which ranks wait for which ranks in the end.
 
-    The ranks were not asked at one moment, so a cycle among them proves nothing yet: each may wait for what the next
-    one has sent since.  ``before`` is what they answered in an earlier round.  Ranks on which nothing has happened
-    between the two rounds were all in this state at one moment; only a cycle among those is a deadlock.
+    The ranks were not asked at the same moment, so a cycle among them proves nothing yet: each may wait for a message
+    that the next one has sent since.  ``before`` are the answers of an earlier round.  Ranks on which nothing has
+    happened between the two rounds were all in this state at the same moment; only a cycle among these is a deadlock.
     """
     if not standings:
         return "no rank answers"
@@ -64,12 +64,12 @@ def verdict(world: int, standings: Mapping[int, RankStatus], before: Mapping[int
 
 
 def has_cycle(standings: Mapping[int, RankStatus]) -> bool:
-    """Whether ranks that are not busy wait for each other, as far as one round of asking tells."""
+    """Whether ranks that are not busy wait for each other in a cycle, by the answers of one round."""
     return bool(shortest_cycle({rank: to for rank, to in edges(standings).items() if not standings[rank].busy}))
 
 
 def _goes_on(before: RankStatus | None, now: RankStatus) -> bool:
-    """Whether something has happened on a rank since the earlier round, or may have."""
+    """Whether anything has, or may have, happened on a rank since the earlier round."""
     return before is None or (before.moved, before.calls) != (now.moved, now.calls)
 
 
@@ -83,7 +83,7 @@ def _at(standing: RankStatus | None, goes_on: bool) -> str:
 
 
 def _ends(graph: Mapping[int, Mapping[int, str]], rank: int) -> set[int]:
-    """The ranks that wait for none, among all that a rank waits for, directly or not."""
+    """Of all ranks that a rank waits for, directly or indirectly, those that wait for no rank."""
     seen, todo = {rank}, [rank]
     while todo:
         new = set(graph.get(todo.pop(), ())) - seen

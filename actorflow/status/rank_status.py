@@ -27,28 +27,28 @@ class StatusRequest(Request):
 
 
 class ObservedSession(Protocol):
-    """What of a session is needed here."""
+    """The part of a session's interface that this module uses."""
 
     @property
     def calls(self) -> int:
-        """How many the script has made."""
+        """The number of calls that the script has made."""
 
     @property
     def worker(self) -> Worker | None:
-        """What executes them, once a job has been compiled."""
+        """The worker that executes the calls; None until a job has been compiled."""
 
 
-_observed: Callable[[], ObservedSession | None] = lambda: None  # noqa: E731 -- until there is somebody to ask
+_observed: Callable[[], ObservedSession | None] = lambda: None  # noqa: E731 -- until there is a session
 
 
 @dataclass(frozen=True, slots=True)
 class QueueWait:
-    """A queue that waits for other ranks."""
+    """The wait of a queue for other ranks."""
 
-    actor: str
-    why: str  # for people: waits for register 3 (empty) filled by send F0 of rank 0
-    ranks: tuple[int, ...]  # that could end it
-    meets: str = ""  # the firing of a collective; of ``ranks``, those that are in it, too, do not hold it up
+    actor: str  # the actor that cannot fire or end
+    why: str  # as text: waits for register 3 (empty) filled by send F0 of rank 0
+    ranks: tuple[int, ...]  # the ranks that could end the wait
+    meets: str = ""  # id of the collective that it is in: it does not wait for ``ranks`` that are in it, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class RankStatus:
     rank: int
     host: str
     pid: int
-    line: str  # of the script that the main thread is at; empty where that is not known
-    calls: int = 0  # of jobs that its script has made
-    early: bool = False  # its next call waits until all ranks have made it
-    doing: str = ""  # what the compute thread fires
-    busy: bool = False  # it computes or sends, whatever else it waits for
-    moved: int = 0  # grows with whatever happens on the rank
+    line: str  # the script's line at which the main thread is; empty if it is not known
+    calls: int = 0  # number of calls of jobs that the script has made
+    early: bool = False  # the next call waits for other ranks to make it
+    doing: str = ""  # the firing in progress on the compute thread
+    busy: bool = False  # it computes or sends, even if other queues wait
+    moved: int = 0  # grows with every event of the rank (``Worker.moved``)
     waits: tuple[QueueWait, ...] = ()
-    text: str = ""  # everything that the worker says of itself
+    text: str = ""  # ``Worker.explain``
 
     def to_json(self) -> dict[str, Any]:
         """The status as JSON data."""
@@ -79,13 +79,13 @@ class RankStatus:
 
 
 def observe_session(observed: Callable[[], ObservedSession | None]) -> None:
-    """Set the function that gives this process's session, or None while there is none."""
+    """Set the function that returns this process's session, or None while there is none."""
     global _observed
     _observed = observed
 
 
 def own_status(rank: int) -> RankStatus:
-    """This process's status; any thread, at any time."""
+    """The status of this process.  For any thread, at any time."""
     line = ""
     if "torch" in sys.modules:  # else nothing of the script has run yet
         from actorflow.script_state.user_code import line_of
@@ -104,7 +104,7 @@ def own_status(rank: int) -> RankStatus:
 
 
 def waits_of(job: InstalledPlan, rank: int) -> Iterator[QueueWait]:
-    """What the queues wait for that other ranks have to bring."""
+    """The waits of a rank's queues for other ranks."""
     plan, machine = job.plan, job.machine
     for id in machine.unfinished():
         actor = plan.actor(id)
@@ -122,7 +122,7 @@ def waits_of(job: InstalledPlan, rank: int) -> Iterator[QueueWait]:
 
 
 def _sends(job: InstalledPlan) -> bool:
-    """Whether a token is on its way to another rank."""
+    """Whether a send of this rank is under way."""
     running = (id for id in job.machine.unfinished() if not job.machine.waits(id))
     comms = (job.plan.actor(id).comm for id in running)
     return any(isinstance(comm, Send) for comm in comms)

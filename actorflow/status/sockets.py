@@ -1,6 +1,6 @@
-"""Ask the ranks of this machine's runs for their status, each on a Unix socket beside its launcher's.
+"""Ask the ranks of this machine's runs for their status, each over a Unix socket beside its launcher's socket.
 
-The answering thread needs nothing of the main thread, which may be stuck in anything that releases the GIL.
+The thread that answers does not need the main thread, which may be stuck in any code that releases the GIL.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from actorflow.status.rank_status import RankStatus, own_status
 
 __all__ = ["RunInfo", "RunStatus", "announce_run", "answer_requests", "ask_ranks", "on_signal", "find_runs"]
 
-PATIENCE = 3.0  # seconds for an answer; ranks of other machines are asked within it
-ELSEWHERE = 2.0  # seconds of it for those
-BETWEEN = 0.5  # seconds between two rounds: what is under way between two ranks arrives meanwhile
+PATIENCE = 3.0  # seconds for an answer, including those of other machines
+ELSEWHERE = 2.0  # seconds for the answers of other machines
+BETWEEN = 0.5  # seconds between two rounds, so that messages under way between ranks arrive
 _ABOUT = "run.json"
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run as its launcher on this machine knows it."""
+    """A run as described by its launcher on this machine."""
 
     pid: int  # of the launcher
     script: str
@@ -48,11 +48,11 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What the ranks of a run have answered."""
+    """The answers of the ranks of a run."""
 
-    standings: Mapping[int, RankStatus]
-    silent: Mapping[int, str]  # ranks of this machine that did not answer → what is known of them
-    before: Mapping[int, RankStatus] | None = None  # what they said in an earlier round, where there was one
+    standings: Mapping[int, RankStatus]  # by rank
+    silent: Mapping[int, str]  # ranks of this machine that did not answer → the state of their process
+    before: Mapping[int, RankStatus] | None = None  # the answers of an earlier round, if there was one
 
 
 def announce_run(launcher: str, about: RunInfo) -> None:
@@ -62,7 +62,7 @@ def announce_run(launcher: str, about: RunInfo) -> None:
 
 
 def find_runs() -> list[tuple[str, RunInfo]]:
-    """The runs of this machine and user whose launchers are alive, the oldest first: (address of the launcher, run)."""
+    """The runs of this machine and user with a live launcher, oldest first: (path of the launcher's socket, run)."""
     found = []
     for path in Path(tempfile.gettempdir()).glob(f"actorflow-*/{_ABOUT}"):
         try:
@@ -77,7 +77,7 @@ def find_runs() -> list[tuple[str, RunInfo]]:
 
 
 def answer_requests(launcher: str, rank: int, world: int, pull: Callable[[int], bytes]) -> None:
-    """Answer whoever asks this rank from now on, on a thread; ``pull`` asks another rank for its status."""
+    """Answer status requests to this rank from now on, on a thread; ``pull`` asks another rank for its status."""
     if not launcher:
         return
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -91,7 +91,7 @@ def answer_requests(launcher: str, rank: int, world: int, pull: Callable[[int], 
 
 
 def ask_ranks(launcher: str, run: RunInfo) -> RunStatus:
-    """Ask all ranks of a run; ask again where they seem to wait in a cycle, to see whether that lasts."""
+    """Ask all ranks of a run; if they seem to wait in a cycle, ask again to see whether that lasts."""
     found = _round(launcher, run)
     if not has_cycle(found.standings):
         return found
@@ -100,7 +100,7 @@ def ask_ranks(launcher: str, run: RunInfo) -> RunStatus:
 
 
 def _round(launcher: str, run: RunInfo) -> RunStatus:
-    """Ask all ranks of a run: those of this machine, and through one of them the others."""
+    """Ask all ranks of a run: ranks of this machine directly, and all others through one of these."""
     with ThreadPoolExecutor(max_workers=min(64, len(run.ranks))) as pool:
         heard = dict(zip(run.ranks, pool.map(lambda rank: _ask(launcher, rank, "own"), run.ranks), strict=True))
     standings = {s.rank: s for found in heard.values() if not isinstance(found, str) for s in found}
@@ -114,7 +114,7 @@ def _round(launcher: str, run: RunInfo) -> RunStatus:
 
 @contextmanager
 def on_signal(tell: Callable[[], object]) -> Iterator[None]:
-    """While the body runs, SIGUSR1 calls ``tell`` on a thread; only where nobody else handles it."""
+    """Inside the context, SIGUSR1 calls ``tell`` on a thread, unless the signal already has a handler."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
         yield
@@ -129,7 +129,7 @@ def on_signal(tell: Callable[[], object]) -> Iterator[None]:
 def _serve(listener: socket.socket, rank: int, world: int, pull: Callable[[int], bytes]) -> None:
     while True:
         connection, _ = listener.accept()
-        with connection, suppress(Exception):  # who asked is gone, or got no answer, and the next one may get one
+        with connection, suppress(Exception):  # one request that fails must not end the thread
             connection.settimeout(PATIENCE)
             asked = connection.makefile("r").readline().split()
             own = asked == ["own"]
@@ -138,11 +138,11 @@ def _serve(listener: socket.socket, rank: int, world: int, pull: Callable[[int],
 
 
 def _others(ranks: Sequence[int], pull: Callable[[int], bytes]) -> list[RankStatus]:
-    """What other ranks say, as far as they do within a few seconds."""
+    """The answers of other ranks that come within ``ELSEWHERE`` seconds."""
     found: list[RankStatus] = []
 
     def fetch(rank: int) -> None:
-        with suppress(Exception):  # lost, or too busy to answer: that it says nothing says it all
+        with suppress(Exception):  # lost or too busy: it counts as not answering
             found.append(RankStatus.from_json(json.loads(pull(rank))))
 
     threads = [threading.Thread(target=fetch, args=(rank,), daemon=True) for rank in ranks]
@@ -174,15 +174,15 @@ def _ask(launcher: str, rank: int, what: str) -> list[RankStatus] | str:
 
 
 def _birth(pid: int) -> int:
-    """When a process began, in the kernel's ticks: its number may be another's by now.  OSError where it has ended.
+    """When a process began, in the kernel's ticks since boot, to tell it from a later process with the same pid.
 
-    psutil gives a time of day, which changes for processes that run where the clock is set.
+    Raises OSError if the process has ended.  psutil gives a time of day, which changes when the clock is set.
     """
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _state(pid: int) -> str:
-    """What the kernel says of a process."""
+    """Describe the state of a process, as the kernel sees it."""
     try:
         state = psutil.Process(pid).status()
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""Format the status of a run for people."""
+"""Format the status of a run as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["to_text"]
 
 
 def to_text(run: RunInfo, found: RunStatus) -> str:
-    """Who waits for whom, and below it what each rank says of itself."""
+    """Which ranks wait for which ranks, followed by each rank's own description."""
     return "\n".join(_lines(run, found)) + "\n"
 
 
