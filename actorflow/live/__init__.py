@@ -1,1 +1,1 @@
-"""The view of a run while it goes on: a progress bar, a table of ranks, or plain lines."""
+"""Show a run while it goes on: a progress bar, a table of ranks, or plain lines."""

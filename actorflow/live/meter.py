@@ -12,7 +12,7 @@ from actorflow_compiler.core.units import seconds_text
 
 __all__ = ["StepMeter", "MeterReading"]
 
-WINDOW = 10.0  # seconds over which the speed is taken
+WINDOW = 10.0  # seconds over which the speed is averaged
 
 
 class IssuedCall(Protocol):
@@ -20,29 +20,29 @@ class IssuedCall(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the call has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeterReading:
-    """How far a run is."""
+    """The progress of a run."""
 
-    steps: int  # done
-    total: int | None  # None: not known
+    steps: int  # training steps that are done
+    total: int | None  # steps in all; None: not known
     steps_per_s: float
     samples_per_s: float
     loss: float | None
-    elapsed: float  # seconds since the first step was made
+    elapsed: float  # seconds since the first step was issued
 
     @property
     def left(self) -> float | None:
-        """Seconds until all steps are done; None where it is not known."""
+        """Estimated seconds until all steps are done; None if it is not known."""
         if self.total is None or not self.steps_per_s:
             return None
         return max(0, self.total - self.steps) / self.steps_per_s
 
     def __str__(self) -> str:
-        """In a line: step 20 of 100, 3.1 steps/s, 198 samples/s, loss 0.213, 25.8 s left."""
+        """One line, such as: step 20 of 100, 3.1 steps/s, 198 samples/s, loss 0.213, 25.8 s left."""
         of = "" if self.total is None else f" of {self.total}"
         parts = [f"step {self.steps}{of}"]
         if self.steps_per_s:
@@ -60,11 +60,14 @@ def _number(speed: float) -> str:
 
 
 class StepMeter:
-    """Counts steps as they are done.  Calls end in order, so only the oldest open ones are checked.  Any thread."""
+    """Counts training steps as they are done.  For any thread.
+
+    Calls end in order, so only the oldest unfinished calls are checked.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.total: int | None = None
-        self.issued = 0  # calls
+        self.issued = 0  # number of calls
         self._now = now
         self._lock = threading.Lock()
         self._open: deque[tuple[IssuedCall, int, Callable[[], float | None]]] = deque()
@@ -74,7 +77,7 @@ class StepMeter:
         self._marks: deque[tuple[float, int, int]] = deque()  # (when, steps, samples) of earlier looks
 
     def step(self, call: IssuedCall, samples: int, loss: Callable[[], float | None]) -> None:
-        """Note that a call was issued; ``loss`` is called when it is done, and returns None where there is none."""
+        """Note that a call was issued; ``loss`` is called when it is done, and returns its loss or None."""
         with self._lock:
             self.issued += 1
             if self._begin is None:
@@ -83,7 +86,7 @@ class StepMeter:
             self._open.append((call, samples, loss))
 
     def look(self) -> MeterReading | None:
-        """How far it is; None before the first call."""
+        """Count the calls that are done and return the progress; None before the first call."""
         with self._lock:
             if self._begin is None:
                 return None

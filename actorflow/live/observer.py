@@ -1,4 +1,4 @@
-"""Observe the calls of a process's jobs and feed its one progress view; ``flow.progress``."""
+"""Observe the calls of this process's jobs and show their progress; ``flow.progress``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["LiveObserver", "close", "progress"]
 
 T = TypeVar("T")
 
-_OWN_BARS = ("tqdm", "rich.progress", "alive_progress", "progressbar")  # who loads one of them draws bars of its own
+_OWN_BARS = ("tqdm", "rich.progress", "alive_progress", "progressbar")  # a script that imports one draws its own bars
 
 _meter = StepMeter(time.monotonic)
 _view: LiveView | None = None
@@ -41,10 +41,10 @@ _closed = False
 
 
 def progress(steps: Iterable[T], total: int | None = None) -> Iterator[T]:
-    """The same items, one for each training step, and on the master a bar: steps, speed, loss and time left.
+    """Yield the items of ``steps``, one for each training step, and show a progress bar on the master.
 
-    ``total`` is how many there are; ``len(steps)`` by default, if it has a length.  Where standard
-    error is no terminal, a line now and then takes the bar's place.
+    The bar shows steps, speed, loss and time left.  ``total`` is the number of items; by default ``len(steps)``, if it
+    has a length.  If standard error is not a terminal, a line is printed now and then instead.
 
     >>> for tokens, targets in flow.progress(loader):
     ...     loss = train_step(tokens, targets)
@@ -58,7 +58,7 @@ def progress(steps: Iterable[T], total: int | None = None) -> Iterator[T]:
 
 
 class LiveObserver(Observer):
-    """Shows the training steps of this process's run, on the master; the other ranks say what they are doing."""
+    """Shows the training steps of this process's run on the master; every rank answers requests for its pulse."""
 
     def __init__(self, run: Alone | Cluster) -> None:
         self._run = run
@@ -66,11 +66,11 @@ class LiveObserver(Observer):
         run.serve(PulseRequest, lambda _: [json.dumps(asdict(take_pulse(run.rank, self._worker))).encode()])
 
     def recorder(self) -> Recorder | None:
-        """A recorder of how long queues work, where that is shown; it keeps no firings."""
+        """A recorder of how long queues work, if the ranks are shown; it keeps no firings."""
         return Recorder(0) if self._run.settings.live == LiveMode.RANKS else None
 
     def started(self, worker: Worker) -> None:
-        """Take the worker's samples from now on."""
+        """Sample this worker from now on."""
         self._worker = worker
 
     def issued(self, call: Call, plan: Plan, rows: int, trains: bool) -> None:
@@ -79,21 +79,21 @@ class LiveObserver(Observer):
             _stepped(self._run.settings, call, plan, rows)
 
     def finish(self) -> None:
-        """Show the last state, and nothing more."""
+        """Show the last state and close the view."""
         close()
 
 
 def _stepped(settings: Settings, call: Call, plan: Plan, rows: int) -> None:
-    """A train job was called on the master: count it, and show a bar if people want one."""
+    """Count a call of a train job on the master, and show a bar if one is wanted."""
     if _view is None and not _closed and _wanted(settings):
         _show(settings)
-    if _view is not None:  # else nobody looks, and calls would be kept for nothing
+    if _view is not None:  # without a view, the meter would keep the calls for ever
         index = _loss(plan)
         _meter.step(call, rows, lambda: None if index is None else _value(call, index))
 
 
 def close() -> None:
-    """Show the last state, and nothing more: the script has ended."""
+    """Show the last state and close the view for good: the script has ended."""
     global _view, _closed
     _closed = True
     if _view is not None:
@@ -101,7 +101,7 @@ def close() -> None:
         _view = None
 
 
-when_failed(close)  # so that nothing is drawn over the error
+when_failed(close)  # so that the bar is not drawn over the error
 
 
 def _show(settings: Settings) -> None:
@@ -116,11 +116,11 @@ def _show(settings: Settings) -> None:
         pull = lambda rank: run.pull(rank, PulseRequest())  # noqa: E731
     _view = LiveView(_meter, settings.world, pull)
     _view.start()
-    atexit.register(close)  # a script that has raised may leave it
+    atexit.register(close)  # a script that raises may not close it
 
 
 def _wanted(settings: Settings) -> bool:
-    """Whether there is to be a bar that the script has not asked for."""
+    """Whether to show a bar although the script has not called ``progress``."""
     if settings.live in (LiveMode.RANKS, LiveMode.BAR):
         return True
     mine = settings.live == LiveMode.AUTO and bool(settings.launcher)
@@ -128,7 +128,7 @@ def _wanted(settings: Settings) -> bool:
 
 
 def _loss(plan: Plan) -> int | None:
-    """The first result that is one number, whole on the master."""
+    """The index of the plan's loss: its first result that is one floating-point number, whole on the master."""
     for result in plan.results:
         whole = 0 in result.placement and all(isinstance(entry, Broadcast) for entry in result.sbp)
         if whole and not result.shape and "float" in result.dtype:

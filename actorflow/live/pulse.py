@@ -27,11 +27,11 @@ class RankPulse:
     """What one rank is doing at one moment."""
 
     rank: int
-    at: int  # ns of its clock
-    doing: str  # what its compute thread fires; empty: nothing
-    under_way: bool  # whether calls are
+    at: int  # ns of the rank's clock
+    doing: str  # the firing in progress on the compute thread; empty if there is none
+    under_way: bool  # whether calls are under way
     busy: Mapping[str, int]  # queue → ns that it has worked so far
-    taken: int  # slots of registers that hold a token, or that one is on its way to
+    taken: int  # slots of registers that hold a token, or to which a token is on its way
     slots: int  # of all registers that this rank holds
     waits: tuple[str, ...]
 
@@ -42,7 +42,7 @@ class RankPulse:
 
 
 def take_pulse(rank: int, worker: Worker | None) -> RankPulse:
-    """What a rank is doing now; shares of queues need a worker that records."""
+    """Sample what a rank is doing now.  ``busy`` is empty without a recorder."""
     if worker is None:
         return RankPulse(rank, clock(), "", False, {}, 0, 0, ())
     job, early, doing = worker.standing()
@@ -59,13 +59,13 @@ def take_pulse(rank: int, worker: Worker | None) -> RankPulse:
 
 
 def pulse_row(before: RankPulse | None, now: RankPulse) -> tuple[str, ...]:
-    """What a rank did between two looks: the cells under ``HEADER``."""
+    """The table row, with the columns of ``HEADER``, for what a rank did between two samples."""
     span = 0 if before is None else now.at - before.at
     shares: Counter[str] = Counter()
     for queue, busy in now.busy.items():
         earlier = 0 if before is None else before.busy.get(queue, 0)
         kind = queue.partition(":")[0]
-        shares[kind] = max(shares[kind], busy - earlier)  # of several queues to other ranks, the busiest
+        shares[kind] = max(shares[kind], busy - earlier)  # the busiest of several queues of a kind, such as sends
 
     def share(kind: str) -> str:
         return f"{min(1.0, shares[kind] / span):.0%}" if span else "–"

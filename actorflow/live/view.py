@@ -1,7 +1,7 @@
-"""Draw the progress of a run on the terminal, with ``--live`` a row for each rank as well.
+"""Draw the progress of a run on the terminal, and with ``--live`` also a row for each rank.
 
-On a terminal there is a bar below what the script prints; elsewhere there are plain lines, further and
-further apart.  Only the master shows anything.
+On a terminal a bar is drawn below the script's output; elsewhere plain lines are printed, at growing intervals.  Only
+the master shows anything.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from actorflow_compiler.core.errors import ActorflowError
 __all__ = ["LiveView"]
 
 TICK = 0.25  # seconds between two frames
-POLL = 1.0  # seconds between two looks at the ranks
-LINES = (5.0, 10.0, 30.0, 60.0)  # seconds until the next plain line; the last one again and again
+POLL = 1.0  # seconds between two samples of the ranks
+LINES = (5.0, 10.0, 30.0, 60.0)  # seconds until the next plain line; the last interval repeats
 
 Pull = Callable[[int], bytes]
 
 
 class LiveView:
-    """Shows how a run goes, from ``start`` until ``close``.
+    """Shows the progress of a run from ``start`` until ``close``.
 
-    ``pull`` asks a rank for its pulse, as JSON; None: the ranks are not shown.
+    ``pull`` asks a rank for its pulse, as JSON.  If it is None, no rows of ranks are shown.
     """
 
     def __init__(self, meter: StepMeter, world: int, pull: Pull | None, console: Console | None = None) -> None:
@@ -50,14 +50,14 @@ class LiveView:
         self._live: Live | None = None
 
     def start(self) -> None:
-        """Show it from now on."""
+        """Show the progress from now on."""
         if self._console.is_terminal:
-            tty = sys.stdout.isatty()  # else what the script prints would not go where it is to go
+            tty = sys.stdout.isatty()  # else the script's output would not go into its file or pipe
             self._live = Live(
                 console=self._console, get_renderable=self._frame, refresh_per_second=1 / TICK, redirect_stdout=tty
             )
             self._live.start()
-            self._console.show_cursor(True)  # a process that ends at once could not give it back
+            self._console.show_cursor(True)  # a process that is killed could not restore it
             progress.listen(self._noted)
         else:
             self._spawn(self._write_lines)
@@ -65,7 +65,7 @@ class LiveView:
             self._spawn(self._poll)
 
     def close(self) -> None:
-        """Show the last state, and nothing more."""
+        """Show the last state and stop."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -73,7 +73,7 @@ class LiveView:
         for thread in self._threads:
             thread.join(2 * POLL)
         if self._live is not None:
-            self._note, self._rows = "", ()  # what ranks were at a moment ago says nothing of a run that is over
+            self._note, self._rows = "", ()  # the last samples of the ranks are stale now
             self._live.stop()
         else:
             self._write()
@@ -104,7 +104,7 @@ class LiveView:
     def _write_lines(self) -> None:
         waits, left = list(LINES), LINES[0]
         while not self._stop.wait(TICK):
-            self._meter.look()  # so that it lets go of calls that are done
+            self._meter.look()  # so that it drops calls that are done
             left -= TICK
             if left <= 0:
                 self._write()
@@ -129,7 +129,7 @@ class LiveView:
             for rank in range(self._world):
                 try:
                     now = RankPulse.from_json(json.loads(self._pull(rank)))
-                except ActorflowError:  # it has not compiled yet, or the run is over, which others will tell
+                except ActorflowError:  # it has not compiled yet, or the run is over
                     rows.append((str(rank), "says nothing", *["–"] * (len(HEADER) - 3), ""))
                     continue
                 rows.append(pulse_row(self._last.get(rank), now))
@@ -157,5 +157,5 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Table:
 
 
 def _cut(text: str) -> Text:
-    """Text that stays on its line: in a narrow window it ends with an ellipsis, and numbers beside it stay whole."""
+    """Text that does not wrap: in a narrow window it is cut with an ellipsis, so that numbers beside it stay whole."""
     return Text(text, no_wrap=True, overflow="ellipsis")
