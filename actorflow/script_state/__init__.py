@@ -1,1 +1,1 @@
-"""What a step reads and changes of the user's Python: found, guarded, and put back at each call."""
+"""The Python state of the user's script that a step reads and changes: found, guarded, and restored at each call."""

@@ -1,4 +1,4 @@
-"""Take the arguments of a call apart: its tensors by name, its numbers, and the key that selects a plan."""
+"""Flatten the arguments of a call: its tensors by name, its numbers, and the key that selects a plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from actorflow_compiler.core.torch_internals import in_transform, modes_around, 
 
 __all__ = ["CallArguments", "checksum", "flatten", "sampled_checksums", "refuse_modes", "shapes_text"]
 
-SAMPLED = 256  # elements of a tensor that a glance looks at
+SAMPLED = 256  # elements of a tensor that ``sampled_checksums`` reads, roughly
 
 _ARRAYS = (Tensor, np.ndarray)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -35,14 +35,14 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 class CallArguments:
     """The arguments of one call, flattened."""
 
-    tensors: tuple[Tensor, ...]  # copies, as the script may reuse its own
+    tensors: tuple[Tensor, ...]  # copies, because the script may reuse its own
     specs: tuple[TensorArgument, ...]
     key: tuple[Any, ...]  # everything else that decides which plan runs; hashable
-    spoken: str  # for messages: train_step(x: float32[8,4], flag=True)
-    leaves: tuple[Any, ...]  # what is no tensor, and a mark where a tensor is
+    spoken: str  # the call as text, for messages: train_step(x: float32[8,4], flag=True)
+    leaves: tuple[Any, ...]  # the leaves that are no tensors, with a mark for each tensor
     structure: pytree.TreeSpec
-    numbers: Mapping[str, int | float]  # ints and floats, by path; a capture finds out whether the plan depends on them
-    objects: dict[str, Any]  # what the search follows, by path: modules, functions, parameters, any objects
+    numbers: Mapping[str, int | float]  # ints and floats, by path; a capture finds whether the plan depends on them
+    objects: dict[str, Any]  # objects that the search follows, by path: modules, functions, parameters and others
 
     @property
     def spoken_numbers(self) -> str:
@@ -52,7 +52,7 @@ class CallArguments:
     def restore(
         self, tensors: Sequence[Tensor], open_: Callable[[str, Any], Any] = lambda _, number: number
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments with other tensors, and with what ``open_`` returns for numbers.
+        """The positional and keyword arguments with these tensors, and with ``open_(path, number)`` for each number.
 
         Parameters are taken from ``objects``.
         """
@@ -116,10 +116,11 @@ def flatten(
 ) -> CallArguments:
     """Flatten the arguments of a call of the job ``name``.
 
-    Tensors (and NumPy arrays) whose dim 0 equals the first one's are the batch; parameters are not data, but objects
-    of the script's.  ``room`` allocates flat uint8 memory of so many bytes, to which tensors on the CPU are copied
-    (pinned memory, say).  Raises CallError when the arguments do not fit the function's signature, and for tensors that
-    take gradients where PyTorch would make a ``graph``.
+    Tensors and NumPy arrays whose dim 0 has the size of the first one's are the batch.  Parameters are no data, but
+    objects of the script.  ``room`` allocates flat uint8 memory of the given number of bytes (pinned memory, for
+    example), into which CPU tensors are copied.  Raises CallError if the arguments do not fit the function's
+    signature.  With ``graph``, where PyTorch would record a graph, it is also raised for tensors that require
+    gradients.
     """
     try:
         bound = signature.bind(*args, **kwargs)
@@ -165,12 +166,12 @@ def flatten(
 
 
 def shapes_text(specs: Sequence[TensorArgument]) -> str:
-    """The arguments, one on each line, with their shapes and what they count as."""
+    """The arguments, one on each line, with their shapes; those that are split as the batch are marked."""
     return "\n".join(f"    {s.name}: {_shape_text(s)}{' (batch)' if s.batch else ''}" for s in specs)
 
 
 def checksum(tensors: Sequence[Tensor]) -> int:
-    """A checksum of the contents, in order."""
+    """A checksum of the contents of tensors, in order."""
     found = 0
     for tensor in tensors:
         found = zlib.crc32(contents(tensor), found)
@@ -178,9 +179,9 @@ def checksum(tensors: Sequence[Tensor]) -> int:
 
 
 def sampled_checksums(arguments: CallArguments) -> str:
-    """A checksum of sampled elements for each tensor in host memory: ``x 1f3a5c77, y 00000000``.
+    """Checksums of sampled elements of each tensor in host memory, as text: ``x 1f3a5c77, y 00000000``.
 
-    Takes a few microseconds a tensor.  Batches of different samples differ in it; a difference in a few elements
+    This takes a few microseconds per tensor.  The checksums of different batches differ; a difference in a few elements
     may not show.
     """
     said = []
@@ -192,7 +193,7 @@ def sampled_checksums(arguments: CallArguments) -> str:
 
 
 def _refuse_unusual(name: str, path: str, leaf: Any) -> None:
-    """Raise CallError for a tensor or an array that is not simply numbers in memory."""
+    """Raise CallError for a tensor or an array that is not plain numbers in memory."""
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufc":
         raise CallError(
             f"{name} was called with {path}, an array of {leaf.dtype}; a plan computes with numbers: pass "
@@ -211,7 +212,7 @@ def _refuse_unusual(name: str, path: str, leaf: Any) -> None:
 
 
 def refuse_modes(name: str, train: bool) -> None:
-    """Raise CallError where something around a call would see, or change, what a plan does without Python."""
+    """Raise CallError if a mode or hook is active that would see or change ops, which a plan runs without Python."""
     if around := modes_around():
         raise CallError(
             f"{name} was called under {around[-1]}, a mode that torch's functions and ops pass through; a plan runs "
@@ -256,7 +257,7 @@ def _shape_text(spec: TensorArgument) -> str:
 
 
 def _key_of(leaf: Any) -> Any:
-    """A key that is equal for leaves that may share a plan."""
+    """A hashable key that is equal for arguments that may share a plan."""
     if isinstance(leaf, _PLAIN):
         return repr(leaf)  # distinguishes 0.0 from -0.0
     if isinstance(leaf, types.MethodType):  # a new object at each access
@@ -272,7 +273,7 @@ def _key_of(leaf: Any) -> Any:
 
 
 def _path(path: tuple[Any, ...], signature: inspect.Signature) -> str:
-    """A name for a leaf of ``[positional…], {keyword…}``: its parameter, and the way from there."""
+    """The name of a leaf of ``[positional…], {keyword…}``: its parameter, and the path from there."""
     keyword, first, *rest = (_step(key) for key in path)
     if keyword == "1":
         return ".".join([first, *rest])
@@ -285,5 +286,5 @@ def _path(path: tuple[Any, ...], signature: inspect.Signature) -> str:
 
 
 def _step(key: Any) -> str:
-    """One step of a path of torch's pytree."""
+    """One step of a pytree path, as text."""
     return str(next((getattr(key, a) for a in ("key", "idx", "name") if hasattr(key, a)), key))

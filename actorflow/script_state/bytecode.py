@@ -1,7 +1,7 @@
 """Read from a function's bytecode which globals and attributes it names.
 
-Attributes of ``self`` are kept apart from those of other objects.  Attributes of modules, whose values are known, are
-listed with their module only, so that ``self.count`` and ``itertools.count`` are not mistaken for each other.
+Attributes of ``self`` are recorded separately from those of other objects.  Attributes of Python modules, whose values
+are known, are recorded only with their module, so that ``self.count`` and ``itertools.count`` are not confused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 __all__ = ["CodeNames", "code_names"]
 
-ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # read attributes whose names need not be in the code
+ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # they read attributes that the code need not name
 NAMED = {"getattr": 1, "hasattr": 1, "attrgetter": 0}  # the position of the argument that names the attribute
-BY_TEXT = ("globals", "eval", "exec")  # find what a string names
+BY_TEXT = ("globals", "eval", "exec")  # they look up names that a string contains
 WHOLE = ("copy", "dataclasses", "inspect", "json", "pickle", "pprint")  # modules whose functions read all attributes
-SETTERS = ("setattr", "__setattr__", "delattr", "__delattr__")  # their attribute names are taken from string constants
+SETTERS = ("setattr", "__setattr__", "delattr", "__delattr__")  # they set attributes that string constants name
 ENVIRONMENT = frozenset(("environ", "getenv"))
 STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
@@ -27,22 +27,22 @@ ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 
 @dataclass(slots=True)
 class CodeNames:
-    """The names that code uses, each in the order of the code."""
+    """The names that code uses, in the order of the code."""
 
-    globals: dict[str, None] = field(default_factory=dict)  # and "layers.dense", of anything named ``layers``
-    attributes: dict[str, None] = field(default_factory=dict)  # read of anything
-    own: dict[str, None] = field(default_factory=dict)  # read of ``self``
-    others: dict[str, None] = field(default_factory=dict)  # of objects that are neither that nor modules
-    modules: dict[int, tuple[types.ModuleType, dict[str, None]]] = field(default_factory=dict)  # by id, what of each
+    globals: dict[str, None] = field(default_factory=dict)  # also "layers.dense", of anything named ``layers``
+    attributes: dict[str, None] = field(default_factory=dict)  # attributes that it reads of any object
+    own: dict[str, None] = field(default_factory=dict)  # attributes that it reads of ``self``
+    others: dict[str, None] = field(default_factory=dict)  # read of objects other than ``self`` and modules
+    modules: dict[int, tuple[types.ModuleType, dict[str, None]]] = field(default_factory=dict)  # by id, its attributes
     strings: dict[str, None] = field(default_factory=dict)  # constants of code that reads the environment
     any: bool = False  # whether it may read attributes that it does not name
-    imports: dict[str, None] = field(default_factory=dict)  # modules that it imports itself
+    imports: dict[str, None] = field(default_factory=dict)  # modules that it imports in its body
     stores: dict[str, None] = field(default_factory=dict)  # globals and attributes that it sets or deletes
-    environment: bool = False  # whether it reads the environment's variables
+    environment: bool = False  # whether it reads environment variables
 
 
 def code_names(function: types.FunctionType) -> CodeNames:
-    """The names in a function and its nested functions; its first parameter is taken for ``self``."""
+    """The names in a function and its nested functions; the first parameter is assumed to be ``self``."""
     found = CodeNames()
     code = function.__code__
     _follow(code, code.co_varnames[0] if code.co_argcount else "", function.__globals__, found)
@@ -52,8 +52,8 @@ def code_names(function: types.FunctionType) -> CodeNames:
 def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: CodeNames) -> None:
     instructions = list(dis.get_instructions(code))
     before: object = None
-    base: Any = None  # the module that was read last, if it was one
-    of_own = False  # whether what was read last is ``self``
+    base: Any = None  # the module that the previous instruction loaded, if any
+    of_own = False  # whether the previous instruction loaded ``self``
     for at, instruction in enumerate(instructions):
         kind, name = instruction.opname, instruction.argval
         if kind in ATTRIBUTES:
@@ -73,12 +73,12 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Cod
             found.globals[name] = None
             base, of_own = scope.get(name), False
             found.any = found.any or _reads_all(base)
-            if name in BY_TEXT:  # by which strings of the code may say what they mean
+            if name in BY_TEXT:  # strings in the code may contain the names
                 found.globals.update(dict.fromkeys(word for word in _words(code) if word in scope))
-        elif kind not in ("PUSH_NULL", "COPY", "DUP_TOP"):  # of ``self.count += 1``, too
+        elif kind not in ("PUSH_NULL", "COPY", "DUP_TOP"):  # ``self.count += 1`` has these in between
             base, of_own = None, False
             if kind.startswith(("LOAD_FAST", "LOAD_DEREF")):
-                of_own = (name[-1] if isinstance(name, tuple) else name) == own != ""  # two at a time
+                of_own = (name[-1] if isinstance(name, tuple) else name) == own != ""  # one instruction may load two
         if kind in STORES:
             found.stores[name] = None
         if kind == "IMPORT_NAME":
@@ -103,7 +103,7 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Cod
 
 
 def _words(code: types.CodeType) -> Iterator[str]:
-    """The words in all string constants of code, which may be names."""
+    """The words in all string constants of code, which may be names of attributes."""
     pending = [*code.co_consts]
     for constant in pending:
         if isinstance(constant, tuple | frozenset):
@@ -118,7 +118,7 @@ def _reads_all(function: Any) -> bool:
 
 
 def _attribute_read(reader: str, instructions: Sequence[dis.Instruction]) -> str:
-    """The attribute that is read, such as the name in ``getattr(x, "name")``; empty where the code does not say."""
+    """The attribute that is read, such as the name in ``getattr(x, "name")``; empty if the code does not show it."""
     if reader == "__dict__":
         first, second = (*instructions, None, None)[:2]
         subscript = first and second and first.opname == "LOAD_CONST" and second.opname.startswith("BINARY_SUBSCR")

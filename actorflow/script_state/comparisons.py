@@ -1,6 +1,6 @@
-"""Watch the dataclasses that a step compares as a whole, by fields that no guard looks at.
+"""Detect dataclass objects that a step compares as a whole, including fields that no guard checks.
 
-Dataclasses make their own ``==``, ``<`` and the like, which read all fields without naming them in the user's code.
+Dataclasses generate methods such as ``==`` and ``<``, which read all fields without naming them in the user's code.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from actorflow.script_state.sources import AttributesSource, SlotsSource, StateS
 __all__ = ["ComparisonWatch"]
 
 COMPARE = ("__eq__", "__lt__", "__le__", "__gt__", "__ge__")
-MADE = "<string>"  # the file of methods that dataclasses make
+MADE = "<string>"  # file name in the code of methods that dataclasses generate
 
 
 class ComparisonWatch:
-    """Notes which dataclass objects are compared while a step runs in ``watching``."""
+    """Records which dataclass objects are compared while a step runs in ``watching``."""
 
     def __init__(self, sources: Sequence[StateSource], read: Sequence[StateSource]) -> None:
         self._classes = dict.fromkeys(
@@ -33,7 +33,7 @@ class ComparisonWatch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While the step runs."""
+        """A context in which the step runs."""
         were = [(owner, name, owner.__dict__.get(name)) for owner in self._classes for name in COMPARE]
         made = [
             (owner, name, f) for owner, name, f in were
@@ -60,9 +60,9 @@ class ComparisonWatch:
     def unseen(self) -> tuple[str, str] | None:
         """The path of an object that was compared, and a field of it that no guard checks; None if there is none."""
         for one in self._compared.values():
-            holder = getattr(one, "__dict__", one)  # itself where it has slots
+            holder = getattr(one, "__dict__", one)  # for a class with slots, the object itself
             path = self._paths.get(id(holder))
-            if path is None or type(one).__dataclass_params__.frozen:  # it was made in the step, or stays as it is
+            if path is None or type(one).__dataclass_params__.frozen:  # made in the step, or immutable
                 continue
             guard = self._read.get(id(holder))
             guarded = guard.read() if isinstance(guard, AttributesSource | SlotsSource) else {}

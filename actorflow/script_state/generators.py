@@ -15,13 +15,13 @@ __all__ = ["GeneratorWatch"]
 
 
 class GeneratorWatch:
-    """Watches the global generators of ``random`` and ``numpy.random``, and others that a step can reach.
+    """Watches the global generators of ``random`` and ``numpy.random``, and other generators that a step can reach.
 
-    A step may be captured several times, and finds the same states each time.
+    A step may be captured several times, and must find the same states each time.
     """
 
     def __init__(self, others: Iterable[object]) -> None:
-        """Save the states, and seed the global generators with a value by which seeding in a step is noticed."""
+        """Save the states, and seed the global generators with a marker value, so that seeding in a step is noticed."""
         numpys: Any = np.random.mtrand._rand
         self._before = [(one, _saved(one)) for one in (random, numpys, *others)]
         random.seed(UNSEEDED)
@@ -30,7 +30,7 @@ class GeneratorWatch:
 
     @property
     def moved(self) -> bool:
-        """Whether the state of one has changed."""
+        """Whether the state of a generator has changed."""
         return self._states() != self._unseeded
 
     def put_back(self) -> None:

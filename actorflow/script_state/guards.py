@@ -1,6 +1,7 @@
-"""Guards: check before a call that the Python state which a plan was captured with is still the same.
+"""Guards: check before a call that the Python state that a plan was captured with is still the same.
 
-A plan holds for what its capture could read of Python: values by type and value, everything else by identity.
+A plan is valid for the Python state that its capture could read.  Plain values are compared by type and value, and
+everything else by identity.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from actorflow_compiler.numbers.symbolic import current_value, is_sym_number
 __all__ = ["ABSENT", "Guards", "StandsFor", "same", "summarize"]
 
 StandsFor = Callable[[Tensor, Tensor], bool]
-ABSENT = "nothing"  # how messages call a value that is not there
-LONGEST = 60  # most characters of a value in a message
+ABSENT = "nothing"  # how messages name a value that does not exist
+LONGEST = 60  # longest text of a value in a message, in characters
 _END = object()
 _ATTRIBUTES = attrgetter("__dict__")
 INTERNED = (NoneType, bool, Enum, FunctionType, type)  # types with few values, each a single object
-CONTAINERS = (dict, OrderedDict, list, set, tuple)  # whose truth says cheaply whether they are empty
+CONTAINERS = (dict, OrderedDict, list, set, tuple)  # their truth value is a cheap test for being empty
 
 
 class Guards:
-    """The values that code could read when a plan was requested, to be compared before each call.
+    """The values that code could read when a plan was requested, which are compared before each call.
 
-    ``stands_for`` says whether a tensor may take another one's place without making a difference.
+    ``stands_for`` says whether a tensor may replace another one without making a difference.
     """
 
     def __init__(self, found: SearchResult, stands_for: StandsFor) -> None:
@@ -54,21 +55,21 @@ class Guards:
         self._take()
 
     def renew(self) -> None:
-        """Expect the values that are there now from here on."""
+        """Expect the current values from now on."""
         self._take()
 
     def exclude(self, places: Iterable[tuple[StateSource, Any]]) -> None:
-        """Stop checking values, by source and key: those that a plan changes, and says itself which it holds for."""
+        """Stop checking values, by source and key, that the plan itself changes; it states for which it is valid."""
         for one, key in places:
             self._own.setdefault((id(one.holder), type(one)), set()).add(key)
         if self._own:
             self._take()
 
     def watch_stored(self, found: SearchResult, changed: Iterable[tuple[StateSource, Any]]) -> None:
-        """Check also values that code only sets, where the step left what was there before: calls do not set them.
+        """Also check values that code only sets, if the step left the previous value: calls do not set them.
 
-        Values that are ``changed``, by source and key, are set by each call, whatever is there before it.  Only values
-        of ``INTERNED`` types are added: for others the capture sees whether the step has set them.
+        Values that are ``changed``, given by source and key, are set by each call, whatever the previous value is.
+        Only values of ``INTERNED`` types are added: for others the capture sees whether the step has set them.
         """
         leaves = {(id(one.holder), key) for one, key in changed}
         for one, key in found.stored_only():
@@ -92,7 +93,7 @@ class Guards:
         return [*zip(self._sources, self._before, strict=True)]
 
     def _take(self) -> None:
-        """Keep the values that are there now, in forms that are compared fast."""
+        """Keep the current values in forms that can be compared fast."""
         self._before = [self._read(one) for one in self._sources]
         fast: dict[Getter, list[Any]] = {}
         self._slow = []
@@ -123,18 +124,18 @@ class Guards:
         self._made = hooks_made()
 
     def _now(self) -> Iterator[Iterable[Any]]:
-        """The current values, with an end mark, so that fewer or more values differ."""
+        """The current values, followed by an end mark, so that a different number of values is noticed."""
         return chain.from_iterable([*(map(get, holders) for get, holders in self._fast), ((_END,),)])
 
     def _attributes(self) -> list[int]:
-        """The numbers of attributes of the tensors to which the script has given none."""
+        """For each tensor to which the script has given no attributes, the number of its attributes."""
         return list(map(len, map(_ATTRIBUTES, self._bare)))
 
     def _untouched(self) -> bool:
         """Whether all values are identical to the expected ones: the fast check of every call."""
         try:
             identical = _addresses(chain.from_iterable(self._now()), len(self._values)) == self._addresses
-        except (KeyError, ValueError, AttributeError):  # a value is gone
+        except (KeyError, ValueError, AttributeError):  # a value no longer exists
             return False
         return (
             identical
@@ -147,7 +148,7 @@ class Guards:
         )
 
     def difference(self) -> str:
-        """The first change, as text; empty where the plan holds."""
+        """The first change since the plan was captured, as text; empty if the plan is still valid."""
         if self._untouched():
             return ""
         for one, old in zip(self._sources, self._before, strict=True):
@@ -173,9 +174,9 @@ class Guards:
 
 
 def _addresses(things: Iterable[Any], count: int) -> bytes:
-    """The addresses of objects as bytes, so that all are compared at once: a NumPy object array holds addresses.
+    """The addresses of ``count`` objects as bytes, for one fast comparison: a NumPy object array stores addresses.
 
-    Raises ValueError where there are fewer than ``count`` objects; further ones are ignored.
+    Raises ValueError if there are fewer objects; further ones are ignored.
     """
     there = np.fromiter(things, object, count)
     return np.ndarray(count, np.intp, buffer=there.data).tobytes()
@@ -191,7 +192,7 @@ def _identical(now: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
 
 
 def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lambda old, new: False) -> bool:
-    """Whether code does the same with the new value as with the old one."""
+    """Whether code behaves the same with the new value as with the old one."""
     if old is new:
         return True
     if isinstance(old, Tensor) and isinstance(new, Tensor):
@@ -201,7 +202,7 @@ def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lamb
     if isinstance(old, tuple):
         return len(old) == len(new) and all(same(a, b, stands_for) for a, b in zip(old, new, strict=True))
     if isinstance(old, PLAIN):
-        return repr(old) == repr(new)  # 0.0 is not -0.0, and nan is nan
+        return repr(old) == repr(new)  # distinguishes 0.0 from -0.0, and nan equals nan
     if isinstance(old, MethodType):
         return old.__func__ is new.__func__ and old.__self__ is new.__self__
     return False

@@ -1,4 +1,4 @@
-"""Encode the keys of values that a step writes as JSON, so that every rank finds its own key for them."""
+"""Encode the keys of values that a step writes as JSON, so that every rank can find its own key for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from actorflow.script_state.sources import HooksSource, StateSource, TypeSource
 
 __all__ = ["decode_key", "encode_key"]
 
-PLAIN = (str, int, float, bool, type(None))  # as JSON has them
+PLAIN = (str, int, float, bool, type(None))  # types that JSON has
 KEYWORDS = next(one for one in gc.get_referents(functools.cache(id)) if type(one) is object)  # between (args) and names
 
 
@@ -40,7 +40,7 @@ def encode_key(key: Any, sources: Sequence[StateSource]) -> Any:
 
 
 def decode_key(key: Any, sources: Sequence[StateSource]) -> Any:
-    """The key that was sent, among what this rank's search has looked at."""
+    """Decode a key that another rank has encoded, with the sources of this rank's search."""
     if not isinstance(key, dict):
         return key
     ((kind, content),) = key.items()

@@ -1,4 +1,4 @@
-"""Names that things of the script keep for as long as they are there, so that plans and ranks can refer to them."""
+"""Names for objects of the script, which keep them while they live, so that plans and ranks can refer to them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["NameRegistry"]
 
 
 class NameRegistry:
-    """The names given in this process: an object keeps its name, and no two objects share one."""
+    """The names that this process has given: an object keeps its name, and no two objects share one."""
 
     def __init__(self) -> None:
         self._given: dict[int, tuple[Callable[[], Any], str]] = {}  # id → (a reference, name)
-        self._counts: dict[str, int] = {}  # name → the last suffix that was appended to it
-        self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → an object and what took its place
+        self._counts: dict[str, int] = {}  # name → the last number that was appended to it
+        self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → a replaced object and its replacement
         self.made_of: dict[
             str, weakref.ref[OwnedTensor]
-        ] = {}  # parameter → the one that ``nn.Parameter`` made it of
+        ] = {}  # parameter → the parameter that ``nn.Parameter`` made it of
 
     def current(self, thing: Any) -> Any:
-        """The object, or what took its place."""
+        """The object, or its replacement."""
         old = self._instead.get(id(thing))
         return old[1] if old is not None and old[0]() is thing else thing
 
@@ -36,7 +36,7 @@ class NameRegistry:
         return found[1] if found is not None and found[0]() is thing else None
 
     def give(self, thing: Any, wanted: str) -> str:
-        """The object's name; if it has none, it gets ``wanted``, or ``wanted_2`` and so on where that is taken."""
+        """The object's name; if it has none, it gets ``wanted``, or ``wanted_2`` and so on if that is taken."""
         name = self.known(thing)
         if name is None:
             name, count = wanted, self._counts.get(wanted, 1)
@@ -49,26 +49,26 @@ class NameRegistry:
         return name
 
     def replace(self, old: Any, new: Any) -> None:
-        """``new`` takes the place and the name of ``old``."""
+        """Replace ``old`` by ``new``, which takes its name."""
         name = self._given.pop(id(old))[1]
         self._given[id(new)] = (_StrongRef(new), name)
         self._instead[id(old)] = (weakref.ref(old), new)
 
     def hand_over(self, old: Any, new: Any) -> None:
-        """``new`` takes the name of ``old``, which stays in its places but is nameless."""
+        """Give ``new`` the name of ``old``; ``old`` stays in its places without a name."""
         self._given[id(new)] = (_StrongRef(new), self._given.pop(id(old))[1])
 
     def loosen(self, tensor: Tensor) -> None:
         """Stop keeping a tensor alive.
 
-        From now on there is a weak reference to it, so that ``torch.utils.swap_tensors`` refuses it.
+        From then on there is a weak reference to it, so ``torch.utils.swap_tensors`` refuses it.
         """
         name = self.known(tensor)
         if name is not None:
             self._given[id(tensor)] = (_weak(tensor), name)
 
     def sweep(self) -> None:
-        """Forget dead objects and tensors that nobody else holds; their names stay taken."""
+        """Forget dead objects, and tensors that nothing else holds; their names stay taken."""
         for key, (old, _) in list(self._instead.items()):
             if old() is None:
                 del self._instead[key]
@@ -78,7 +78,7 @@ class NameRegistry:
 
 
 class _StrongRef:
-    """Holds a tensor: a weak reference would keep ``torch.utils.swap_tensors`` from swapping it for a stand-in."""
+    """A strong reference to a tensor: with a weak one ``torch.utils.swap_tensors`` could not swap it for a stand-in."""
 
     __slots__ = ("_thing",)
 
@@ -89,12 +89,12 @@ class _StrongRef:
         return self._thing
 
     def alone(self) -> bool:
-        """Whether nobody else holds it."""
-        return sys.getrefcount(self._thing) <= 2  # the one here, and the argument of the call
+        """Whether nothing else holds the tensor."""
+        return sys.getrefcount(self._thing) <= 2  # the reference here, and the argument of getrefcount
 
 
 def _weak(thing: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(thing)
-    except TypeError:  # a class with slots
+    except TypeError:  # a class with slots and no ``__weakref__``
         return _StrongRef(thing)

@@ -1,7 +1,7 @@
-"""Refuse what gives another value each time (clocks, files, iterators, system randomness) while a step is captured.
+"""Refuse sources of values that differ each time (clocks, files, iterators, system randomness) during a capture.
 
-A plan would keep the value that was read once.  Functions are replaced for the time of the capture; other threads, and
-code that is not the user's, still get what they ask for.
+A plan would keep the value that was read once.  The functions are replaced during the capture.  Other threads, and code
+that is not the user's, can still use them.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ CLOCKS = tuple(
     getattr(time, name)
     for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
 )
-RANDOM = (os.urandom, torch.seed)  # the system's
-SEEDS = (torch.initial_seed,)  # while a step is captured it has a seed of ours
-THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # what they compute is no part of a trace
+RANDOM = (os.urandom, torch.seed)  # random numbers from the system
+SEEDS = (torch.initial_seed,)  # during a capture the seed is actorflow's, not the script's
+THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # ops of other threads are no part of the trace
 LOADS = (DataLoader.__iter__,)
 OPENS = (builtins.open,)
 ASKS = {"asks the system for random numbers": RANDOM, "asks for torch's seed": SEEDS}
 FILES = (*OPENS, os.stat, os.listdir, os.scandir)
-_IN = (  # modules and classes, and which functions of theirs
+_IN = (  # (module or class, its functions that are replaced)
     (time, CLOCKS), (os, RANDOM), (random, RANDOM), (threading.Thread, THREADS), (ThreadPoolExecutor, THREADS),
     (DataLoader, LOADS), (builtins, FILES), (io, FILES), (os, FILES), (torch, (*RANDOM, *SEEDS)),
     (torch.random, (*RANDOM, *SEEDS)),
 )  # fmt: skip
-_OF_FILES = tuple(  # Python's own that ask for users
+_OF_FILES = tuple(  # files of the standard library that open files on behalf of user code
     text for one in (genericpath, os, pathlib, posixpath) for text in (str(one.__file__), f"<frozen {one.__name__}>")
 )
 
 
 class _RefusedIterator:
-    """An iterator that refuses the thread of the capture."""
+    """An iterator that raises CaptureError on the thread of the capture."""
 
     def __init__(self, iterator: Iterator[Any], name: str) -> None:
         self._iterator, self._name, self._thread = iterator, name, threading.get_ident()
@@ -71,7 +71,7 @@ class _RefusedIterator:
 
 
 def refusing_stand_in(value: Any, name: str) -> Any:
-    """A stand-in that refuses, for the value called ``name``; None for a value that is the same each time."""
+    """A stand-in that raises CaptureError, for the value called ``name``; None for a value that does not change."""
     if any(value is function for function in (*CLOCKS, *RANDOM)):
         return _refusing_function(value)
     if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_user_class(type(value)):
@@ -81,7 +81,7 @@ def refusing_stand_in(value: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def refuse_nondeterminism() -> Iterator[None]:
-    """In this context, user code that asks for the time, files, threads or system randomness raises CaptureError."""
+    """A context in which user code that reads the time, files, threads or system randomness raises CaptureError."""
     were = [(module, name, f) for module, some in _IN for name, f in vars(module).items() if any(f is g for g in some)]
     try:
         for module, name, function in were:
@@ -94,7 +94,7 @@ def refuse_nondeterminism() -> Iterator[None]:
 
 def _refusing_function(function: Callable[..., Any]) -> Callable[..., Any]:
     thread = threading.get_ident()
-    asking = False  # whether we look ourselves, for files of the user's
+    asking = False  # whether the check below is itself looking at files
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal asking

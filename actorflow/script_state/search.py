@@ -1,7 +1,7 @@
 """Search for all state that a job's function can reach: modules, optimizers, tensors, and Python values.
 
-The search follows what the function closes over, the globals it names, its defaults, ``self``, and the
-functions and methods of the user's own code that it calls.  It finds the same on every rank.
+The search follows the function's closure, the globals that it names, its defaults, ``self``, and the functions and
+methods of the user's own code that it calls.  It finds the same state on every rank.
 """
 
 from __future__ import annotations
@@ -108,26 +108,26 @@ METHODS = (
     types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools.partialmethod,
     functools.singledispatchmethod,
 )  # fmt: skip
-OPTIMIZER_ATTRIBUTES = ("param_groups", "state", "defaults")  # attributes that are followed in another way
-SCHEDULER_METHODS = ("step", "get_lr", "_get_closed_form_lr")  # methods of schedulers
+OPTIMIZER_ATTRIBUTES = ("param_groups", "state", "defaults")  # followed separately
+SCHEDULER_METHODS = ("step", "get_lr", "_get_closed_form_lr")  # methods of schedulers that are followed
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-CONTAINERS = (  # classes of libraries whose attributes are all followed
+CONTAINERS = (  # library classes whose attributes are all followed
     collections.UserList, collections.UserString, queue.Queue, threading.Event, Distribution, Dataset,
 )  # fmt: skip
 NUMBER_OF_C: Any = ctypes.c_int.__base__
-NATIVE: dict[Any, Callable[[str, Any], StateSource]] = {  # objects with state outside of Python attributes
+NATIVE: dict[Any, Callable[[str, Any], StateSource]] = {  # objects with state outside Python attributes
     **dict.fromkeys((random.Random, np.random.Generator, np.random.RandomState, torch.Generator), GeneratorSource),
     **dict.fromkeys((np.ndarray, np.void, bytearray, array.array, memoryview), ArraySource),
     **dict.fromkeys((ctypes.Array, ctypes.Structure, ctypes.Union, NUMBER_OF_C), ArraySource),
     **dict.fromkeys((io.StringIO, io.BytesIO), MemoryFileSource),
 }
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)  # of C types: ``table.get``
+BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of C types, such as ``table.get``
 LOGGING_LIBRARIES = frozenset(("logging", "mlflow", "rich", "tensorboardX", "tqdm", "unittest", "wandb"))
-MANY = 1000  # longer lists of libraries are not followed
+MANY = 1000  # longer lists in libraries are not followed
 CACHE = type(functools.cache(id))
-CONSTRUCTORS = ("__init__", "__new__")  # not called on objects that exist already
+CONSTRUCTORS = ("__init__", "__new__")  # not called on objects that already exist
 ALWAYS_CALLED = ("forward", "__call__", *CONSTRUCTORS)  # besides the methods behind Python's operators
 NEVER_CALLED = (  # special methods for printing, copying and the like
     "__repr__", "__str__", "__format__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
@@ -142,28 +142,28 @@ def find_state(
     names: NameRegistry | None = None,
     more: Mapping[str, Any] = {},
 ) -> ScriptState:
-    """Everything of the script's state that ``function`` can reach.
+    """The state of the script that ``function`` can reach.
 
-    ``model`` and ``optimizer`` (one, a list or a dictionary of them) are taken as well and named
-    ``model``, ``model.0`` and so on.  Parameters and buffers are named by their root module's variable
-    and their qualified name, other tensors by their variable.  ``names`` carries the names that
-    earlier searches gave; ``more`` is what the job itself holds, by preferred name.
+    ``model`` and ``optimizer`` (one, a list or a dictionary of them) are included and named ``model``, ``model.0`` and
+    so on.  Parameters and buffers are named by the variable of their root module and their qualified name, other
+    tensors by their variable.  ``names`` holds the names that earlier searches gave.  ``more`` is the state that the
+    job itself holds, by preferred name.
     """
     return search_script(function, model, optimizer, names, more).state
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found."""
+    """The result of a search."""
 
     state: ScriptState
-    sources: tuple[StateSource, ...]  # of all values that the function can reach, in the order of the search
-    read_sources: tuple[StateSource, ...]  # those that its code can read
+    sources: tuple[StateSource, ...]  # all sources of values that the function can reach, in the order of the search
+    read_sources: tuple[StateSource, ...]  # the sources that its code can read
     codes: tuple[types.CodeType, ...]  # user code that it can run, in the order of the search
-    stores: frozenset[str] = frozenset()  # globals and attributes that it sets or deletes, by name
+    stores: frozenset[str] = frozenset()  # names of globals and attributes that it sets or deletes
 
     def stored_only(self) -> Iterator[tuple[StateSource, str]]:
-        """The values that code sets but does not read: their source and key."""
+        """The values that code sets but does not read, by source and key."""
         read = {(id(one.holder), key) for one in self.read_sources for key in one.read()}
         for one in self.sources:
             if isinstance(one, AttributesSource | SlotsSource | StoredGlobalsSource | StoredClassSource) and not (
@@ -182,7 +182,10 @@ def search_script(
     more: Mapping[str, Any] = {},
     passed: Mapping[str, Any] = {},
 ) -> SearchResult:
-    """As ``find_state``, with all sources of values that the function can reach; ``passed`` are arguments of a call."""
+    """The state as in ``find_state``, and all sources of values that the function can reach.
+
+    ``passed`` are arguments of a call, by name.
+    """
     search = _Search(names if names is not None else NameRegistry())
     for name, given in (("model", model), ("optimizer", optimizer)):
         if given is not None:
@@ -201,37 +204,37 @@ def search_script(
 class _Search:
     def __init__(self, names: NameRegistry) -> None:
         self.names = names
-        self.seen: dict[int, Any] = {}  # id → the thing, kept alive so that ids stay its own
+        self.seen: dict[int, Any] = {}  # id → the object, kept alive so that its id stays unique
         self.modules: list[tuple[str, nn.Module]] = []
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
         self.schedulers: list[tuple[str, LRScheduler]] = []
         self.scalers: list[tuple[str, torch.amp.GradScaler]] = []
         self.tensors: list[tuple[str, Tensor, TensorLocation]] = []
         self.attributes: dict[str, None] = {}  # names of attributes that code reads, in order
-        self.classes: list[type] = [Tensor]  # which may have methods in user code
-        self.globals: set[str] = set()  # names of globals, and of enclosing functions' variables, that code reads
+        self.classes: list[type] = [Tensor]  # classes that may have methods in user code
+        self.globals: set[str] = set()  # names of globals and closure variables that code reads
         self.namespaces: list[tuple[str, types.ModuleType]] = []
         self.pending: deque[Callable[[], None]] = deque()
-        self.holder_id = ROOT  # the id of the object that is searched
-        self.sources: list[tuple[int, StateSource]] = []  # the id of an object, and its source
+        self.holder_id = ROOT  # the id of the object that is being searched
+        self.sources: list[tuple[int, StateSource]] = []  # id of an object, and its source
         self.references = ReferenceGraph()
         self.codes: list[types.CodeType] = []
         self.in_library = (
-            False  # whether a library's module is searched, all of whose attributes are read
+            False  # whether a library's module is searched, all of whose attributes count as read
         )
         self.instantiated: dict[type, None] = {}  # classes that code names and may instantiate
         self.attribute_reads = AttributeReads()
         self.types: dict[int, type] = {}  # id of an object with attributes → its class
-        self.owners: dict[types.FunctionType, type] = {}  # of methods
+        self.owners: dict[types.FunctionType, type] = {}  # method → the class that it belongs to
         self.stores: dict[str, None] = {}  # names of globals and attributes that code sets
-        self.written_globals: dict[int, dict[str, Any]] = {}  # globals of functions, by their id
+        self.written_globals: dict[int, dict[str, Any]] = {}  # globals of functions, by id
         self.constructors: dict[
             type, bool
-        ] = {}  # classes of objects → whether ``__init__`` was followed
+        ] = {}  # class of objects → whether ``__init__`` was followed
 
     @contextlib.contextmanager
     def within(self, holder: int) -> Iterator[None]:
-        """In this context, what is found is held by the object with the id ``holder``."""
+        """A context in which values that are found are held by the object with the id ``holder``."""
         before, self.holder_id = self.holder_id, holder
         try:
             yield
@@ -239,7 +242,7 @@ class _Search:
             self.holder_id = before
 
     def add_reference(self, thing: Any, attribute: str | None) -> None:
-        """Note that the object being searched holds the thing, read by this attribute; None: read in any case."""
+        """Note that the current object holds a thing, read by this attribute; None: it is read in any case."""
         self.references.add(self.holder_id, thing, attribute)
 
     def first_visit(self, thing: Any) -> bool:
@@ -253,7 +256,7 @@ class _Search:
     def function(self, function: Any, self_name: str = "self", owner: type | None = None, root: int = ROOT) -> None:
         """Follow a callable.
 
-        ``owner`` is the class whose method it is; ``root`` is ``UNREAD`` where its reads do not count.
+        ``owner`` is the class whose method it is.  ``root`` is ``UNREAD`` if its reads do not count.
         """
         if isinstance(function, types.MethodType):
             self.value(self_name, function.__self__, ItemLocation({}, ""))
@@ -268,7 +271,7 @@ class _Search:
         elif isinstance(function, types.FunctionType):
             if self.first_visit(function):
                 own = is_user_file(function.__code__.co_filename)
-                if str(function.__module__).startswith("actorflow."):  # under whatever name the script has it
+                if str(function.__module__).startswith("actorflow."):  # under any name that the script has for it
                     self.globals.update((f"{function.__module__}.{function.__name__}", function.__name__))
                 follow = self.function_code if own else self.wrapped_by
                 if owner is not None:
@@ -296,7 +299,7 @@ class _Search:
             self.value(self_name, function, ItemLocation({}, ""))
 
     def function_attributes(self, path: str, function: types.FunctionType) -> None:
-        """Search the attributes that a function was given."""
+        """Search the attributes that were set on a function."""
         given = vars(function)
         self.add_reference(given, None)
         with self.within(id(given)):
@@ -309,7 +312,7 @@ class _Search:
             follow(function)
 
     def wrapped_by(self, function: types.FunctionType) -> None:
-        """Follow what a function of a library was made from: ``torch.no_grad()`` and the like wrap functions."""
+        """Follow the functions that a library's function wraps, as ``torch.no_grad()`` and others do."""
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty cell
                 if isinstance(cell.cell_contents, CALLABLES):
@@ -321,7 +324,7 @@ class _Search:
             self.add_source(ClosureSource(name, cell))
             try:
                 self.value(name, cell.cell_contents, CellLocation(cell))
-            except ValueError:  # a name that the enclosing function has not set yet
+            except ValueError:  # a variable that the enclosing function has not set yet
                 continue
         self.codes.append(function.__code__)
         named = code_names(function)
@@ -374,7 +377,7 @@ class _Search:
                     self.value(inner, module, ItemLocation({}, ""))
 
     def add_source(self, source: StateSource) -> None:
-        """Add a source that belongs to the object that is searched, whatever attributes code reads."""
+        """Add a source to the object that is being searched, which counts as read whatever attributes code names."""
         self.add_reference(source, None)
         self.sources.append((id(source), source))
 
@@ -441,7 +444,7 @@ class _Search:
             else:
                 self.sources.append((id(value), AttributesSource(path, vars(value), False, of_library=True)))
                 self.value(f"{path}.defaults", value.defaults, ItemLocation(vars(value), "defaults"), "defaults")
-                for name in ("step", "zero_grad"):  # set on the instance, in place of the methods of its class
+                for name in ("step", "zero_grad"):  # set on the instance, instead of the methods of its class
                     if name in vars(value):
                         self.value(f"{path}.{name}", vars(value)[name], ItemLocation(vars(value), name), name)
         elif isinstance(value, LRScheduler):
@@ -460,7 +463,7 @@ class _Search:
         elif isinstance(value, set | frozenset | weakref.WeakSet):
             self.sources.append((id(value), ItemsSource(path, value)))
             for index, item in enumerate(stable_order(value, self.names.known)):
-                if not isinstance(item, Tensor):  # tensors cannot be exchanged inside a set
+                if not isinstance(item, Tensor):  # a tensor inside a set cannot be replaced
                     self.value(f"{path}.{index}", item, ItemLocation({}, ""))
         elif isinstance(value, types.ModuleType):
             if value.__name__.startswith("actorflow."):
@@ -514,10 +517,10 @@ class _Search:
             self.library_object(path, value)
 
     def library_object(self, path: str, value: Any) -> None:
-        """Search an object of a library: of what it holds, only native objects, lists and dictionaries are followed.
+        """Search an object of a library; of its attributes only native objects, lists and dictionaries are followed.
 
-        Code names the attributes that it reads, except where the class computes attributes or items from what it holds
-        (a configuration): then its objects of the same library are followed too.
+        Code names the attributes that it reads, unless the class computes attributes or items from others, as a
+        configuration does.  Then objects of the same library in its attributes are followed too.
         """
         makes = hasattr(type(value), "__getattr__") or isinstance(value, Sequence)
         makes = makes and _package(value) not in LOGGING_LIBRARIES
@@ -542,7 +545,7 @@ class _Search:
                     self.value(f"{path}.{name}", item, AttributeLocation(tensor, name))
 
     def global_hooks(self) -> None:
-        """Follow the global hooks of all modules and of all optimizers."""
+        """Follow the global hooks of modules and of optimizers."""
         for path, kept in module_hooks().items():
             self.add_source(MappingSource(path, kept))
         self.add_source(StepHooksSource("the hooks of all optimizers", None))
@@ -569,7 +572,7 @@ class _Search:
         if isinstance(value, collections.defaultdict):
             self.sources.append((id(value), SlotsSource(path, value, ["default_factory"])))
             self.function(value.default_factory)
-        handles = path.rpartition(".")[2] in HOOKS  # handles, which every rank numbers for itself
+        handles = path.rpartition(".")[2] in HOOKS  # keys are handles, which every rank numbers by itself
         for index, (key, item) in enumerate(value.items()):
             name = key if isinstance(key, str | int) and not handles else index
             self.value(f"{path}.{name}" if path else str(name), item, ItemLocation(value, key))
@@ -603,7 +606,7 @@ class _Search:
             self.function(value.__wrapped__, path)
 
     def scheduler(self, path: str, value: LRScheduler) -> None:
-        """Search a learning-rate scheduler, except for the numbers that it counts itself."""
+        """Search a learning-rate scheduler, except for the numbers that it counts."""
         self.schedulers.append((path, value))
         self.classes.append(type(value))
         self.types[id(value)] = type(value)
@@ -655,7 +658,7 @@ class _Search:
     # -- the end -----------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Follow functions, and the methods and module attributes that code names, until nothing new turns up."""
+        """Follow functions, and the methods and module attributes that code names, until nothing new is found."""
         followed: set[tuple[int, str]] = set()
         while True:
             while self.pending:
@@ -684,7 +687,7 @@ class _Search:
                 left = [owner for owner, done in self.constructors.items() if not done]
                 if not left:
                     break
-                for owner in left:  # searched for state; its reads are over
+                for owner in left:  # searched for state only: their reads do not count
                     self.constructors[owner] = True
                     for name in CONSTRUCTORS:
                         self.method(owner, name, UNREAD)
@@ -693,22 +696,22 @@ class _Search:
                 self.optimizers.append((f"{path}.optimizer", scheduler.optimizer))
 
     def method(self, owner: type, name: str, root: int = ROOT) -> None:
-        """Follow what a class and its bases (which ``super()`` may call) have by this name."""
+        """Follow the attribute of this name in a class and in its bases, which ``super()`` may call."""
         users = [base for base in owner.__mro__ if is_user_class(base)]
         if not any(name in base.__dict__ for base in owner.__mro__):
             return
-        for base in owner.__mro__[:-1] if name not in CONSTRUCTORS else ():  # except ``object``
+        for base in owner.__mro__[:-1] if name not in CONSTRUCTORS else ():  # all but ``object``
             if base not in users and isinstance(found := base.__dict__.get(name), (*PLAIN, types.FunctionType)):
                 with self.within(root):
                     self.add_source(ClassSource(base.__name__, base, [name]))
                 if _is_users_function(found):
                     self.function(found, owner=base, root=root)
-        for base in users:  # also those without the name: they may get it later
+        for base in users:  # also classes without the name: they may get it later
             with self.within(root):
                 self.add_source(ClassSource(base.__name__, base, [name]))
             if name in base.__dict__:
                 found = base.__dict__[name]
-                described = isinstance(found, METHODS) or hasattr(type(found), "__get__")  # such as a slot
+                described = isinstance(found, METHODS) or hasattr(type(found), "__get__")  # a slot, for example
                 own = is_user_class(type(found))  # type: ignore[arg-type]  # a user's descriptor: its methods compute what is read
                 if (own or not described) and not name.startswith("__"):
                     with self.within(root):
@@ -719,14 +722,14 @@ class _Search:
     def subclasses(self, owner: type) -> None:
         """Follow the subclasses of a class and of its bases."""
         for base in filter(is_user_class, owner.__mro__):
-            made: list[type] = type.__subclasses__(base)  # which a metaclass does not have as a method
+            made: list[type] = type.__subclasses__(base)  # a metaclass does not have it as a method
             with self.within(ROOT):
                 self.add_source(SubclassesSource(base.__name__, base))
                 for one in made:
                     self.value(one.__name__, one, ItemLocation({}, ""))
 
     def result(self) -> SearchResult:
-        """What was found, and its sources."""
+        """The state that was found, and its sources."""
         state = self.state()
         reached = self.references.reached(lambda holder: self.attribute_reads.of_class(self.types.get(holder)))
         for name, optimizer in state.optimizers.items():
@@ -761,7 +764,7 @@ class _Search:
         return SearchResult(state, tuple(one for _, one in sources), read, tuple(self.codes), frozenset(self.stores))
 
     def state(self) -> ScriptState:
-        """What was found, by name."""
+        """The state that was found, by name."""
         looks_at_steps = self.attribute_reads.of_any_object("state", "state_dict")
         named = frozenset(self.globals.union(self.attributes))
         naming = StateNaming(self.names, ScriptState(named=named, looks_at_steps=looks_at_steps))
@@ -773,7 +776,7 @@ class _Search:
 
 
 def _merge_named(sources: Sequence[StateSource]) -> Iterator[StateSource]:
-    """The sources, with those of the same holder that differ only in names merged into one."""
+    """The sources, merging those of the same holder that differ only in names."""
     names: dict[tuple[str, int], dict[str, None]] = {}
     for one in sources:
         if isinstance(one, GlobalsSource | ClassSource | LibrarySource):
@@ -794,12 +797,12 @@ def _is_list_of_plain(value: Any) -> bool:
 
 
 def _wraps(value: Any) -> bool:
-    """Whether a function is wrapped; asked statically, as some objects make any attribute that they are asked for."""
+    """Whether a function is wrapped; looked up statically, because some objects create any attribute on access."""
     return inspect.getattr_static(value, "__wrapped__", None) is not None
 
 
 def _operator_methods(owner: type) -> Iterator[str]:
-    """The user-defined special methods that Python's operators and statements call on objects of a class."""
+    """The special methods of a class in user code that Python's operators and statements call."""
     for base in owner.__mro__:
         if is_user_class(base):
             for name, method in base.__dict__.items():
@@ -815,7 +818,7 @@ def _slot_names(owner: type) -> Iterator[str]:
     slots = owner.__dict__.get("__slots__", ())
     for name in (slots,) if isinstance(slots, str) else slots:
         if name.startswith("__") and not name.endswith("__"):
-            yield f"_{owner.__name__.lstrip('_')}{name}"  # private: Python mangles it
+            yield f"_{owner.__name__.lstrip('_')}{name}"  # a private name, which Python mangles
         elif name not in ("__dict__", "__weakref__"):
             yield name
 
@@ -831,5 +834,5 @@ def _is_library_module(owner: Any) -> bool:
 
 
 def _is_users_function(value: Any) -> bool:
-    """Whether something that a library holds is a function of the user's, put there by the script."""
+    """Whether a value in a library is a function of the user, which the script has put there."""
     return isinstance(value, types.FunctionType) and is_user_file(value.__code__.co_filename)

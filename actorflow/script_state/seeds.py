@@ -1,4 +1,4 @@
-"""The seeds of jobs' random ops: for each call the number that they start from, equal on every rank."""
+"""The seeds of jobs' random ops: a number for each call from which its random numbers start, equal on every rank."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["SeedEffect", "CallSeeds", "manual_seed", "record_seed_effect", "call
 
 
 class CallSeeds:
-    """The seed of jobs' random ops, and how many calls there were since it was set."""
+    """The seed of jobs' random ops, and the number of calls since it was set."""
 
     def __init__(self) -> None:
-        self.seed: int | None = None  # as the script set it
+        self.seed: int | None = None  # the seed that the script set, or None
         self._calls = 0
 
     def set(self, seed: int) -> None:
-        """Start anew."""
+        """Set the seed and start counting calls again."""
         self.seed, self._calls = seed, 0
 
     def swap(self, state: tuple[int | None, int]) -> tuple[int | None, int]:
@@ -34,9 +34,10 @@ class CallSeeds:
         return before
 
     def next(self, default: int, device: int = 0) -> float:
-        """The number of the next call: whole, below 2**53; ``default`` is the seed where the script has set none.
+        """The number from which the next call's random numbers start: an integer below 2**53.
 
-        Where devices draw numbers of their own, ``device`` is one's number; 0 draws what all draw together.
+        ``default`` is the seed if the script has set none.  ``device`` is the number of a device that draws numbers of
+        its own; 0 stands for numbers that all devices share.
         """
         start = (
             splitmix64(((default if self.seed is None else self.seed) + splitmix64(device) * (device > 0)) % 2**64)
@@ -46,24 +47,24 @@ class CallSeeds:
         return float((start + self._calls - 1) % 2**53)
 
 
-call_seeds = CallSeeds()  # of this process, as torch's default generator is
+call_seeds = CallSeeds()  # of this process, like torch's default generator
 
 
 @dataclass(frozen=True, slots=True)
 class SeedEffect:
-    """How a step that seeds torch leaves its generators: what the script draws afterwards depends on it.
+    """The state in which a step that seeds torch leaves its generators, so that later draws of the script agree.
 
-    What the step itself draws moves no generator, as calls draw from streams of their own.
+    Random ops in the step itself move no generator, because calls draw from their own streams.
     """
 
-    state: str  # of torch's default generator, in base64
-    jobs: int | None  # the seed of the random ops of jobs, where flow.manual_seed has set it
+    state: str  # state of torch's default generator, in base64
+    jobs: int | None  # seed of the jobs' random ops, if flow.manual_seed has set it
 
     def carry_out(self) -> None:
         """Set the generators to this state after a call."""
         state = torch.frombuffer(bytearray(base64.b64decode(self.state)), dtype=torch.uint8)
         torch.default_generator.set_state(state)
-        torch.manual_seed(torch.default_generator.initial_seed())  # which seeds the generators of GPUs, too
+        torch.manual_seed(torch.default_generator.initial_seed())  # also seeds the generators of GPUs
         torch.default_generator.set_state(state)
         if self.jobs is not None:
             call_seeds.set(self.jobs)
@@ -71,9 +72,9 @@ class SeedEffect:
 
 @contextlib.contextmanager
 def record_seed_effect() -> Iterator[list[SeedEffect]]:
-    """Capture a step in this context: yields a list that afterwards has its ``SeedEffect``, if it seeds.
+    """A context for capturing a step; yields a list that afterwards contains its ``SeedEffect``, if the step seeds.
 
-    The random numbers of jobs are then as they were; torch's are the caller's to put back.
+    The seed of jobs is restored afterwards; the caller must restore torch's generators.
     """
     found: list[SeedEffect] = []
     torch_before, jobs_before = torch.default_generator.initial_seed(), call_seeds.swap((None, 0))
@@ -96,7 +97,7 @@ _thread = _ThreadState()
 
 @contextlib.contextmanager
 def use_generator(generator: torch.Generator) -> Iterator[None]:
-    """Let this thread, as another rank, draw its global tensors from a generator of its own."""
+    """Let this thread, which is another rank, draw random global tensors from a generator of its own."""
     before = _thread.generator
     _thread.generator = generator
     try:
@@ -106,12 +107,11 @@ def use_generator(generator: torch.Generator) -> Iterator[None]:
 
 
 def manual_seed(seed: int) -> torch.Generator:
-    """Seed torch, as ``torch.manual_seed`` does, and the random ops of all jobs; returns torch's default generator.
+    """Seed torch, like ``torch.manual_seed``, and the random ops of all jobs; returns torch's default generator.
 
-    The random numbers of a job depend on the seed, on how many calls of jobs there were since it was
-    set, and on the op; not on the number of devices, the layout or the micro-batches.  Call it on
-    every rank with the same seed.  A script that does not gets the numbers of the seed that torch has
-    on the master when the first job is called.
+    The random numbers of a job depend on the seed, on the number of calls of jobs since it was set, and on the op.
+    They do not depend on the number of devices, the layout or the micro-batches.  Call it on every rank with the same
+    seed.  A script that does not call it gets the numbers of torch's seed on the master at the first call of a job.
 
     >>> flow.manual_seed(0)
     >>> first = step(x)

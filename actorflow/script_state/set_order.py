@@ -1,7 +1,7 @@
-"""Order the members of a set in the same way on every rank, as far as they differ.
+"""Order the members of a set in the same way on every rank, as far as they can be distinguished.
 
-Objects that hash by their address have an order of their own on each rank.  Members are told apart by their names, else
-by what they hold: the names that plans have given tensors, or the values of these.
+Objects that hash by address have a different order on each rank.  Members are distinguished by their names, or else by
+their contents: the names that plans have given to tensors, or the tensors' values.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from actorflow_compiler.core.tensor_bytes import contents
 __all__ = ["stable_order"]
 
 CALLED = (type, types.FunctionType, types.BuiltinFunctionType)
-DEPTH = 4  # of objects in objects that are looked into
-MOST = 1000  # items of one of them
+DEPTH = 4  # levels of nested objects that are compared
+MOST = 1000  # items of an object that are compared
 
 
 def stable_order(members: Iterable[Any], known: Callable[[Tensor], str | None]) -> list[Any]:
-    """The members by type and name; those that are equal in these by what they hold.
+    """The members sorted by type and name, and those with equal names by their contents.
 
-    ``known`` is the name that a tensor has on all ranks, if it has one.  Members that hold the same stay as they are.
+    ``known`` returns the name that a tensor has on all ranks, or None.  Members with equal contents keep their order.
     """
     found: list[Any] = []
     for _, alike in itertools.groupby(sorted(members, key=_name), key=_name):
@@ -44,7 +44,7 @@ def _name(thing: Any) -> tuple[str, str]:
 
 
 def _content(thing: Any, known: Callable[[Tensor], str | None], depth: int) -> str:
-    """What a thing holds, without addresses."""
+    """The contents of an object as text, without addresses."""
 
     def of(items: Iterable[tuple[Any, Any]]) -> str:
         some = itertools.islice(items, MOST if depth else 0)
@@ -67,7 +67,7 @@ def _content(thing: Any, known: Callable[[Tensor], str | None], depth: int) -> s
 
 
 def _values(tensor: Tensor) -> str:
-    """A tensor's shape, and a checksum of its values where they are at hand."""
+    """A tensor's dtype and shape, and a checksum of its values if they are in memory."""
     found = f"{tensor.dtype} {tuple(tensor.shape)}" if not tensor.is_nested else f"{tensor.dtype}"
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_nested
     if not plain or tensor.device.type not in ("cpu", "cuda"):

@@ -1,8 +1,8 @@
 """Record the side effects of a step on Python state while it is captured, and repeat them after each call.
 
-Where a step replaces a tensor that the plan has as a variable, the captured step writes the new value into that
-variable, detached from its graph: PyTorch's graph is gone, too, before the next call could go through it.
-Everything else that a step leaves in attributes, globals, dictionaries and closures is put there after each call.
+If a step replaces a tensor that the plan has as a variable, the captured step writes the new value into that variable,
+detached from its graph: PyTorch's graph would also be freed before the next call could use it.  Everything else that a
+step leaves in attributes, globals, dictionaries and closures is put there after each call.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
     "place_key",
 ]
 
-MANY_VALUES = 3  # plans that one value may be changed by: with every call it has another value, it is taken
+MANY_VALUES = 3  # plans that may leave different values at one place; beyond it every call is assumed to change it
 DELETED = {"gone": True}
 DRAWS = frozenset((  # functions of Python's and NumPy's generators
     "random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "gauss", "normalvariate",
@@ -78,12 +78,12 @@ class SideEffect:
     at: int  # the position of the source in the search's result
     key: Any  # encoded by ``encode_key``
     where: str  # the source's label for the key
-    value: tree.Description  # its tensors are numbered as results of the call; or ``DELETED``
+    value: tree.Description  # its tensors are numbered as results of the call; ``DELETED`` for a deletion
     read: bool  # whether the step can read it
     plain: bool = True  # whether it is the same after each call: no tensors, nothing computed
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, which ranks exchange."""
+        """The side effect as JSON, which ranks exchange."""
         return asdict(self)
 
 
@@ -93,8 +93,8 @@ def apply_side_effects(
 ) -> None:  # fmt: skip
     """Apply the side effects of a call: put values where the step has put them.
 
-    Numbers are ``known`` as they were when the call began.  Results are not waited for.  Raises CallError where this
-    rank's script holds something else at that place.
+    ``known`` returns the numbers of the script as they were when the call began.  Results are not waited for.  Raises
+    CallError if this rank's script has another object at a place.
     """
     changes = tuple(changes)
     values = [None if c.value == DELETED else tree.rebuild(c.value, results, {}, known) for c in changes]
@@ -112,13 +112,13 @@ def apply_side_effects(
 
 
 def is_applied(change: SideEffect, sources: Sequence[StateSource]) -> bool:
-    """Whether a side effect's value is in place now."""
+    """Whether the value of a side effect is in place now."""
     values, key = sources[change.at].values(), decode_key(change.key, sources)
     return bool((_described(values[key], []) if key in values else DELETED) == change.value)
 
 
 def takes_many_values(values: Collection[str], now: str) -> bool:
-    """Whether so many plans have left other values there that the value is assumed to differ in every call."""
+    """Whether so many plans leave different values at a place that the value is assumed to change in every call."""
     return len(values) >= MANY_VALUES and now not in values
 
 
@@ -126,9 +126,9 @@ def takes_many_values(values: Collection[str], now: str) -> bool:
 class Rebinding:
     """A place to which a step assigns another tensor, or a list, tuple or dictionary of other tensors."""
 
-    at: int  # whose value it is, in the order of the search
-    key: Any  # as ``encode_key`` has it
-    changed: tuple[int, ...]  # results with the old tensors' values, where the step changed those in place first
+    at: int  # the position of its source in the search's result
+    key: Any  # encoded by ``encode_key``
+    changed: tuple[int, ...]  # results with the old tensors' values, if the step changed those in place before
 
 
 class _StrCopy(str):
@@ -151,7 +151,7 @@ COPIES: Mapping[type, type] = MappingProxyType({str: _StrCopy, int: _IntCopy, fl
 
 
 class RestartCapture(BaseException):  # no ``Exception``, so that no handler in the script catches it
-    """The step changes numbers that it reads: capture it again with these as its own numbers."""
+    """Raised if the step changes numbers that it reads: it must be captured again with stand-ins for these numbers."""
 
     def __init__(self, places: Sequence[NumberSource]) -> None:
         super().__init__(", ".join(map(str, places)))
@@ -159,10 +159,10 @@ class RestartCapture(BaseException):  # no ``Exception``, so that no handler in 
 
 
 class SideEffectRecorder:
-    """Sees what one run of a step changes; used as a context, after which the script is as it was before.
+    """Records what one run of a step changes; a context, after which the script's state is as before.
 
-    ``before`` has, for each place, the values that plans leave there already.  With ``numbers`` those of ``own`` places
-    are computed with by stand-ins, so that a call leaves there what it computes.
+    ``before`` contains, for each place, the values that other plans leave there.  With ``numbers``, the numbers at the
+    places ``own`` are replaced by stand-ins, so that a call leaves there what it computes from them.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class SideEffectRecorder:
                 if isinstance(one, SchedulerSource) and type(value) is Counter:
                     stand_in = Milestones(value)
                 if stand_in is not None:
-                    with contextlib.suppress(TypeError):  # of a set, or a tuple of defaults
+                    with contextlib.suppress(TypeError):  # a set, or the defaults of a function
                         one.put(key, stand_in)
                         self._instead.append((one, key, value, stand_in))
         self._now = [dict(values) for values in self._values]  # with the stand-ins
@@ -206,7 +206,7 @@ class SideEffectRecorder:
                 items = [*values[key]]
                 items[source.index] = self._numbers.stand_in(source, items[source.index])
                 values[key] = type(values[key])(items)
-                one.put(key, type(values[key])(items))  # another one, as the step may change it
+                one.put(key, type(values[key])(items))  # a copy, because the step may change it
             else:
                 values[key] = self._numbers.stand_in(source, values[key])
                 one.put(key, values[key])
@@ -220,13 +220,13 @@ class SideEffectRecorder:
         return self
 
     def _mark(self) -> None:
-        """Replace values that the step only sets by copies, to notice when it stores an equal value."""
+        """Replace values that the step only sets by copies, so that storing an equal value is noticed."""
         numbers = {id(one): at for at, one in enumerate(self._sources)}
         for one, key in self._found.stored_only():
             values = self._now[numbers[id(one)]]
             if (kind := COPIES.get(type(values[key]))) is not None:
                 copy = kind(values[key])
-                with contextlib.suppress(Exception):  # of a class that lets nobody set it
+                with contextlib.suppress(Exception):  # a class that does not allow setting it
                     one.put(key, copy)
                     values[key] = copy
 
@@ -245,7 +245,7 @@ class SideEffectRecorder:
                 _restore(one, old)
 
     def so_far(self) -> tuple[list[SideEffect], str]:
-        """The side effects so far, and the label of a change that calls could not repeat (empty: none)."""
+        """The side effects so far, and the label of a change that calls could not repeat, or an empty text."""
         found, lost = [], ""
         for at, (one, old) in enumerate(zip(self._sources, self._now, strict=True)):
             if isinstance(one, ArraySource | GeneratorSource | HooksSource | LengthSource):
@@ -268,9 +268,9 @@ class SideEffectRecorder:
         return found, lost
 
     def begun(self, changes: Iterable[SideEffect]) -> list[SideEffect]:
-        """The previous values where the step sets a value that it does not read; no guard checks these places.
+        """The previous values at places that the step sets but does not read; no guard checks these places.
 
-        Only where the step could store an equal value unnoticed.
+        Only for values that the step could store again without being noticed.
         """
         found = []
         for one in changes:
@@ -322,7 +322,7 @@ class SideEffectRecorder:
                     found.append(change)
         if self._counting:
             raise RestartCapture(self._counting)
-        for at, result in enumerate(results):  # its value before variables are written
+        for at, result in enumerate(results):  # the value from before variables are written
             if any(_shared(result, held) for held, _ in writes):
                 results[at] = result.detach().clone()
         with torch.no_grad():
@@ -350,10 +350,10 @@ class SideEffectRecorder:
                 "the plain module, or a buffer: torch.zeros(()) that is counted up",
             )  # fmt: skip
         mine = _stand_ins(old.get(key))
-        own = bool(mine)  # of this step: what it computes is left there
+        own = bool(mine)  # whether the value is computed from stand-ins of this step
         if own and key in now and _same_items(old[key], now[key]):
             return None
-        alone = one.by_name and self._numbers is None  # the plan's ops would read what was there before
+        alone = one.by_name and self._numbers is None  # the plan's ops would read the previous value
         if one.counts and (alone or not (own or read or number_of(current_value(now.get(key))))):
             there = f"changes from {summarize(old.get(key))} to {summarize(now.get(key))} in the step"
             self._refuse(where, there, "do this after the call; learning rates are read in every call", one.path)
@@ -370,7 +370,7 @@ class SideEffectRecorder:
         if one.of_library and not read and not tensors:
             return None
         if shape is None:
-            if not read or one.whole:  # what it was before is there again
+            if not read or one.whole:  # the previous value is there again
                 return None
             self._refuse(
                 where,
@@ -383,9 +383,9 @@ class SideEffectRecorder:
         for index, tensor in enumerate(tensors):
             if not alike or (tensor is not was[index] and not (fit and _moves(tensor, was, tensors))):
                 self._check(where, tensor)
-        if fit and any(map(is_read, was)):  # of what is only written a call needs no variable
+        if fit and any(map(is_read, was)):  # a variable is needed only if its value is read
             for a, b in zip(was, tensors, strict=True):
-                if any(a is held and b is new for held, new in writes):  # two holders of one thing: a class, say
+                if any(a is held and b is new for held, new in writes):  # two holders of one object, such as a class
                     continue
                 if a is not b and any(_shared(b, other) for _, other in writes):
                     said = "and another one that the step sets would be one tensor"
@@ -398,7 +398,7 @@ class SideEffectRecorder:
         if read and (kind := _other_kind(value)):
             self._refuse(where, f"is or holds a {kind} that the step makes, and a call would leave a plain dictionary")
         if own and value.__class__ is not old[key].__class__:
-            own = False  # it is a number of another kind from now on
+            own = False  # from now on it is a number of another kind
         counted = read and isinstance(key, str | int) and number_of(old.get(key)) and number_of(current_value(value))
         if not own and self._numbers is not None and counted:
             self._counting.append(self._place(at, key, where))
@@ -426,7 +426,7 @@ class SideEffectRecorder:
         return NumberSource(SourceKind.PLACE, where, str(at), key, index)
 
     def _result(self, tensor: Tensor, results: list[Tensor]) -> int:
-        """The number of a tensor among the results; a tensor that is left in two places is one result."""
+        """The index of a tensor among the results; a tensor that is left in two places is one result."""
         for number, known in self._results:
             if known is tensor:
                 return number
@@ -435,7 +435,7 @@ class SideEffectRecorder:
         return len(results) - 1
 
     def _fits(self, old: Tensor, new: Tensor) -> bool:
-        """Whether a variable of the plan can take the value of the tensor that replaced it."""
+        """Whether a variable of the plan can take the value of the tensor that replaced its own."""
         held = self._held.get(id(old))
         return (
             held is not None
@@ -446,7 +446,7 @@ class SideEffectRecorder:
         )
 
     def _alone(self, value: Any) -> bool:
-        """Whether no other source holds the container that is replaced, or one inside it."""
+        """Whether no other source holds the replaced container, or a container inside it."""
         if not isinstance(value, list | dict | deque):
             return not isinstance(value, tuple) or all(map(self._alone, value))
         pairs = zip(self._sources, self._values, strict=True)
@@ -454,7 +454,7 @@ class SideEffectRecorder:
         return len(holders) == 1 and all(map(self._alone, value.values() if isinstance(value, dict) else value))
 
     def _check(self, where: str, tensor: Tensor) -> None:
-        """Raise CaptureError for a tensor that cannot be kept as PyTorch would keep it."""
+        """Raise CaptureError for a tensor that a plan cannot keep as PyTorch would."""
         base = tensor if tensor._base is None else tensor._base
         held = self._held.get(id(base))
         if held is not None and any(_current(place) is base for place in held.places):
@@ -473,7 +473,7 @@ class SideEffectRecorder:
         )
 
     def _line(self, names: frozenset[str] | set[str], stores: bool = False) -> str:
-        """The first line of user code that stores one of these names, else one that loads it."""
+        """The first line of user code that stores one of these names, or else one that loads it."""
         for wanted in ("STORE_", "LOAD_")[not stores :]:
             for code in sorted(self._codes, key=lambda code: code.co_name == "__init__"):
                 line = code.co_firstlineno
@@ -485,7 +485,7 @@ class SideEffectRecorder:
 
 
 def place_key(source: NumberSource) -> Any:
-    """The key in its source at which a number is held."""
+    """The key of a number in its source."""
     return source.index if source.index >= 0 and not source.key else source.key
 
 
@@ -503,7 +503,7 @@ def scheduler_counts(found: SearchResult) -> list[NumberSource]:
 
 
 def _stand_ins(value: Any) -> list[SymNumber]:
-    """The stand-ins for numbers that a value is, or that a list or tuple consists of."""
+    """The stand-ins for numbers in a value, which is one itself, or a list or tuple of them."""
     items = value if type(value) in (list, tuple) else (value,)
     return [item for item in items if type(item) is SymNumber]
 
@@ -519,10 +519,10 @@ def _same_items(old: Any, new: Any) -> bool:
 
 
 def _described(value: Any, tensors: list[Tensor]) -> tree.Description | None:
-    """What ``tree.describe`` says of a value; None where it can say nothing, or the value cannot be looked into."""
+    """The description of a value by ``tree.describe``; None if it cannot be described."""
     try:
         return tree.describe(value, tensors)
-    except Exception:  # of anybody's own kind
+    except Exception:  # the value may be of any class
         return None
 
 
@@ -539,7 +539,7 @@ def _current(place: Any) -> Any:
 
 
 def _numbered(shape: tree.Description, numbers: Sequence[int]) -> tree.Description:
-    """A described value whose tensors have other numbers."""
+    """A description whose tensors have other numbers."""
     if isinstance(shape, list):
         return [_numbered(item, numbers) for item in shape]
     if isinstance(shape, dict):
@@ -557,7 +557,7 @@ def _moves(tensor: Tensor, was: Sequence[Tensor], now: Sequence[Tensor]) -> bool
 
 
 def _shared(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of a capture would have some element in common."""
+    """Whether two tensors of a capture may have elements in common."""
     if one is other:
         return True
     a, b = memory_span(one), memory_span(other)
@@ -578,7 +578,7 @@ def _restore(one: StateSource, old: Mapping[Any, Any]) -> None:
     kept = one.read() if one.of_library else now
     for key, value in now.items():
         tensors: list[Tensor] = []
-        if key not in kept:  # the library's own state, except for tensors of the capture
+        if key not in kept:  # the library's own state stays, except for tensors of the capture
             _described(value, tensors)
         if old.get(key, ABSENT) is value or (key not in kept and not tensors):
             continue
@@ -592,6 +592,6 @@ def _restore(one: StateSource, old: Mapping[Any, Any]) -> None:
 
 
 def _of_torch(one: StateSource) -> torch.Generator | None:
-    """The torch generator of a source, if the script has made it."""
+    """The torch generator of a source, if the script has made it; otherwise None."""
     mine = isinstance(one, GeneratorSource) and isinstance(one.holder, torch.Generator)
     return one.holder if mine and one.holder is not torch.default_generator else None

@@ -1,7 +1,7 @@
 """Sources of Python state: the objects from which a step reads values, each with its values by key.
 
-A source is one holder of values: a dictionary of globals, a closure's cell, the defaults of a function, the attributes
-of an object, a dictionary, a list.  Guards read values from sources, and side effects are written to them.
+A source has one holder of values: a dictionary of globals, a closure's cell, a function with its defaults, the
+attributes of an object, a dictionary, a list.  Guards read values from sources, and side effects are written to them.
 """
 
 from __future__ import annotations
@@ -40,54 +40,54 @@ __all__ = [
 _MISSING = object()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 CONSTANTS = "its constants"  # tensors that torch.jit has compiled into code
-Getter = Callable[[Any], Iterable[Any]]  # a holder → values of it
+Getter = Callable[[Any], Iterable[Any]]  # a holder → some of its values
 
-OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: their entries have sources of their own
-# attributes by which torch's modules and actorflow work, which are no state of the script
+OWN_DICTS = ("_parameters", "_buffers", "_modules")  # dictionaries of a module whose entries have sources of their own
+# attributes that torch's modules and actorflow use internally, which are no state of the script
 INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT, BESIDE}) - {"training"}
 
 
 @functools.lru_cache(1024)
 def getter(*keys: Any) -> Getter:
-    """A getter of these keys' values, always as a tuple; cached, so that holders with the same keys share one."""
+    """A getter of the values of these keys, always as a tuple; cached, so that holders with the same keys share one."""
     return itemgetter(*keys, *keys) if len(keys) == 1 else itemgetter(*keys)
 
 
 class StateSource:
     """A holder of values that code can read; ``path`` is how the script reaches it."""
 
-    names: tuple[str, ...] = ()  # of the values that are looked at; empty: all
-    reads: frozenset[str] | None = None  # names of attributes that code reads of it; None: any
-    whole = False  # whether all of its values count as read, as a library's code may read any
-    of_library = False  # whether it is a library's object: changes that code cannot read are ignored
-    counts = False  # whether calls change its numbers; plans say themselves which values they hold for
+    names: tuple[str, ...] = ()  # names of the values that are read; empty: all
+    reads: frozenset[str] | None = None  # names of the attributes that code reads of it; None: any
+    whole = False  # whether all of its values count as read, because a library's code may read any
+    of_library = False  # whether it belongs to a library's object: changes that code cannot read are ignored
+    counts = False  # whether calls change its numbers; plans state themselves for which values they are valid
     by_name = False  # whether ops of plans read its numbers themselves
 
     def __init__(self, path: str, holder: Any) -> None:
         self.path, self.holder = path, holder
 
     def values(self) -> dict[Any, Any]:
-        """What it holds, by key."""
+        """All values of the source, by key."""
         raise NotImplementedError
 
     def read(self) -> dict[Any, Any]:
-        """Those of its values that code can read."""
+        """The values that code can read, by key."""
         return self.values()
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
-        """Getters that quickly fetch from the holder what was ``read`` of it; None where only ``read`` can tell."""
+        """Getters that quickly fetch the values in ``read`` from the holder; None if only ``read()`` can do that."""
         return None
 
     def put(self, key: Any, value: Any) -> None:
-        """Set a value.  Raises TypeError where that is not possible."""
+        """Set a value.  Raises TypeError if that is impossible."""
         raise TypeError(f"{self.label(key)} is not to be written")
 
     def drop(self, key: Any) -> None:
-        """Delete a value.  Raises TypeError where that is not possible."""
+        """Delete a value.  Raises TypeError if that is impossible."""
         raise TypeError(f"{self.label(key)} is not to be written")
 
     def label(self, key: Any) -> str:
-        """Where a value is, for messages: ``trainer.history[0]``."""
+        """The place of a value, for messages: ``trainer.history[0]``."""
         return f"{self.path}.{key}" if self.path else str(key)
 
 
@@ -108,7 +108,7 @@ class _DictSource(StateSource):
 
 
 class GlobalsSource(_DictSource):
-    """Globals: the entries of a dictionary that code names."""
+    """Globals of functions: the entries of a dictionary that code names."""
 
     def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
         super().__init__(path, holder)
@@ -119,7 +119,7 @@ class GlobalsSource(_DictSource):
         return {name: self.holder[name] for name in self.names if name in self.holder}
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
-        """See ``StateSource``: also missing names, as a new global may hide a builtin."""
+        """See ``StateSource``; includes missing names, because a new global may hide a builtin."""
         missing = [name for name in self.names if name not in read]
         return (*_got(read), *([lambda holder: map(holder.get, missing, repeat(_MISSING))] if missing else []))
 
@@ -128,7 +128,7 @@ class EnvironmentSource(GlobalsSource):
     """The process's environment: the variables that code may name."""
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
-        """See ``StateSource``: none, as a variable that is added counts, too."""
+        """See ``StateSource``; None, because an added variable counts as well."""
         return None
 
     def label(self, key: Any) -> str:
@@ -184,7 +184,7 @@ class ClassSource(StateSource):
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
-        names = self.names  # also missing ones: the class may get them
+        names = self.names  # also missing names: the class may get them
         return (lambda owner: map(owner.__dict__.get, names, repeat(_MISSING)),)
 
     def put(self, key: Any, value: Any) -> None:
@@ -209,7 +209,7 @@ class SubclassesSource(StateSource):
 
 
 class StoredClassSource(ClassSource):
-    """The class attributes that code sets, whether it reads them or not."""
+    """Class attributes that code sets, whether it reads them or not."""
 
 
 class AttributesSource(_DictSource):
@@ -230,13 +230,13 @@ class AttributesSource(_DictSource):
         return found if reads is None else {name: value for name, value in found.items() if name in reads}
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
-        """See ``StateSource``: of unread attributes it is checked that they exist, as the number of all is compared."""
+        """See ``StateSource``; checks that unread attributes exist, because the number of attributes is compared."""
         unread = [name for name in self.values() if name not in read]
         return (*_got(read), *([lambda holder: map(holder.__contains__, unread)] if unread else []))
 
 
 class ModuleSource(AttributesSource):
-    """The ``__dict__`` of a module, with the dictionaries of its parameters, buffers and modules."""
+    """The ``__dict__`` of an ``nn.Module``, with the dictionaries of its parameters, buffers and child modules."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -248,7 +248,7 @@ class ModuleSource(AttributesSource):
 
 
 class CountersSource(AttributesSource):
-    """Attributes whose numbers each call changes."""
+    """Attributes whose numbers each call changes; code never counts as reading these numbers."""
 
     counts = True
 
@@ -265,18 +265,18 @@ class SchedulerSource(CountersSource):
 
 
 class ParamGroupSource(CountersSource):
-    """A parameter group of an optimizer; plans may read its settings ``by_name``."""
+    """A parameter group of an optimizer; plans may read its settings themselves (``by_name``)."""
 
     def __init__(self, path: str, holder: dict[str, Any], by_name: bool) -> None:
         super().__init__(path, holder)
         self.by_name = by_name
 
     def read(self) -> dict[Any, Any]:
-        """See ``StateSource``: without the learning rate, which may be a tensor."""
+        """See ``StateSource``; without the learning rate, which may be a tensor."""
         return {key: value for key, value in super().read().items() if key != "lr"}
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``StateSource``; a learning rate that is a tensor is filled, as schedulers do it."""
+        """See ``StateSource``; a learning rate that is a tensor is filled in place, as schedulers do."""
         now = self.holder.get(key)
         if isinstance(now, Tensor) and number_of(value):
             now.fill_(value)
@@ -289,7 +289,7 @@ class ParamGroupSource(CountersSource):
 
 
 class MappingSource(_DictSource):
-    """A mapping, whose keys and their order matter; ``dots``: a module's children, labelled as attributes."""
+    """A mapping, whose keys and their order matter; with ``dots`` its items are labelled as attributes of a module."""
 
     def __init__(self, path: str, holder: Any, dots: bool = False) -> None:
         super().__init__(path, holder)
@@ -301,12 +301,12 @@ class MappingSource(_DictSource):
 
     @property
     def has_plain_keys(self) -> bool:
-        """Whether it is a dictionary whose keys are plain strings, so that equal keys are the same."""
+        """Whether it is a dictionary whose keys are all plain strings, so that equal keys are interchangeable."""
         return isinstance(self.holder, dict) and all(type(key) is str for key in self.holder)
 
     def label(self, key: Any) -> str:
         """See ``StateSource``."""
-        said = "a tensor" if isinstance(key, Tensor) else _ADDRESS.sub("", repr(key))  # same on all ranks
+        said = "a tensor" if isinstance(key, Tensor) else _ADDRESS.sub("", repr(key))  # without addresses
         return super().label(key) if self.dots or not self.path else f"{self.path}[{said}]"
 
 
@@ -331,7 +331,7 @@ class ItemsSource(StateSource):
 
 
 class ClosureSource(StateSource):
-    """A variable of an enclosing function."""
+    """A variable of an enclosing function; the holder is its cell."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -375,13 +375,13 @@ class SlotsSource(StateSource):
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
         wanted = [name for name in self.names if self.reads is None or name in self.reads]
-        if len(read) != len(wanted):  # one that is unset may be set
+        if len(read) != len(wanted):  # an unset slot may be set
             return None
-        return (attrgetter(*read, *read),) if read else ()  # twice, as one name alone gives no tuple
+        return (attrgetter(*read, *read),) if read else ()  # twice, because attrgetter returns no tuple for one name
 
     def put(self, key: Any, value: Any) -> None:
         """See ``StateSource``."""
-        object.__setattr__(self.holder, key, value)  # frozen dataclasses too
+        object.__setattr__(self.holder, key, value)  # works for frozen dataclasses as well
 
     def drop(self, key: Any) -> None:
         """See ``StateSource``."""
@@ -411,7 +411,7 @@ class DefaultsSource(StateSource):
 
 
 class ArraySource(StateSource):
-    """A NumPy, Python or C array, or mutable bytes: the contents, or their checksum."""
+    """A NumPy, Python or C array, or mutable bytes: its contents, or their checksum."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -441,7 +441,7 @@ class ContextVarSource(StateSource):
         """See ``StateSource``."""
         try:
             return {"": self.holder.get()}
-        except LookupError:  # nobody has set it
+        except LookupError:  # it has no value
             return {}
 
     def put(self, key: Any, value: Any) -> None:
@@ -496,11 +496,11 @@ class GeneratorSource(StateSource):
     """A random generator of Python, NumPy or torch: its state."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``StateSource``: nothing for torch's, whose draws a capture sees itself."""
+        """See ``StateSource``; nothing for torch's generators, whose draws a capture sees itself."""
         return {} if isinstance(self.holder, torch.Generator) else {"": generator_state(self.holder)}
 
     def read(self) -> dict[Any, Any]:
-        """See ``StateSource``: nothing, as a step may not draw, and draws outside of it make no difference."""
+        """See ``StateSource``; nothing, because a step must not draw from it, and other draws make no difference."""
         return {}
 
     def label(self, key: Any) -> str:
@@ -511,7 +511,7 @@ class GeneratorSource(StateSource):
 class CacheSource(StateSource):
     """A function with ``functools.lru_cache``: the tensors in its cache.
 
-    A cache without a limit is a dictionary that has a source of its own (``cache_table``); this one is then empty.
+    A cache without a limit is a dictionary, which has a source of its own (``cache_table``); then this source is empty.
     """
 
     def values(self) -> dict[Any, Any]:
@@ -522,7 +522,7 @@ class CacheSource(StateSource):
         return dict(enumerate(leaf for leaf in leaves if isinstance(leaf, Tensor)))
 
     def read(self) -> dict[Any, Any]:
-        """See ``StateSource``: nothing, as a cache only holds what its function returns."""
+        """See ``StateSource``; nothing, because a cache only holds results of its function."""
         return {}
 
     def label(self, key: Any) -> str:
@@ -541,7 +541,7 @@ def cache_table(function: Any) -> dict[Any, Any] | None:
 class ScriptSource(StateSource):
     """The attributes of a torch.jit module besides parameters, buffers and modules; for a function only its constants.
 
-    For tensors compiled into its code it has their version counters.
+    The constants are tensors that were compiled into the code; their values here are their version counters.
     """
 
     def __init__(self, path: str, holder: Any) -> None:
@@ -562,14 +562,14 @@ class ScriptSource(StateSource):
         return found
 
     def tensors(self) -> Iterable[tuple[str, int, Tensor]]:
-        """The tensors among its attributes, and in lists: the attribute, the position, -1 for the attribute itself."""
+        """The tensors among the attributes and in lists: name, position (-1 for the attribute itself), tensor."""
         for name in self.names:
             value = self.program.getattr(name)
             items = enumerate(value) if isinstance(value, list) else [(-1, value)]
             yield from ((name, at, item) for at, item in items if isinstance(item, Tensor))
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``StateSource``; lists and dictionaries, of which torch.jit gives copies, are left as they are."""
+        """See ``StateSource``; does nothing for lists and dictionaries, because torch.jit returns copies of them."""
         if key != CONSTANTS and not isinstance(self.program.getattr(key), list | dict | tuple):
             self.program.setattr(key, value)
 
@@ -592,7 +592,7 @@ class LengthSource(StateSource):
     of_library = True
 
     def values(self) -> dict[Any, Any]:
-        """See ``StateSource``; nothing where it has none."""
+        """See ``StateSource``; empty if the object has no length."""
         with contextlib.suppress(Exception):  # ``__len__`` may raise anything
             return {"": len(self.holder)}
         return {}
@@ -603,7 +603,7 @@ class LengthSource(StateSource):
 
 
 class StepHooksSource(HooksSource):
-    """The script's global hooks of all optimizers."""
+    """The script's global hooks for all optimizers."""
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -635,12 +635,12 @@ class TensorAttributesSource(StateSource):
 
 
 def _frozen(value: Any) -> Any:
-    """A comparable form of a torch.jit attribute: containers are copied at each access, so identity says nothing."""
+    """A comparable form of a torch.jit attribute: containers are copied at each access, so identity is meaningless."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else repr(value) if isinstance(value, dict) else value
 
 
 def generator_state(generator: Any) -> object:
-    """A generator's state, in a form that is equal where it would draw the same numbers next."""
+    """A generator's state, in a form that is equal if the generator would draw the same numbers next."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
@@ -649,7 +649,7 @@ def generator_state(generator: Any) -> object:
 
 
 def _got(read: Mapping[Any, Any]) -> tuple[Getter, ...]:
-    """Getters of these keys from a dictionary; they raise KeyError where one is missing."""
+    """Getters of these keys from a dictionary; they raise KeyError if one is missing."""
     return (getter(*read),) if read else ()
 
 

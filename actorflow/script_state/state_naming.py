@@ -1,4 +1,4 @@
-"""Name the state that a search has found: modules first, then loose tensors, then what only optimizers hold."""
+"""Name the state that a search has found: modules, then other tensors, then parameters that only optimizers hold."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["StateNaming"]
 
 
 class StateNaming:
-    """Enters modules, tensors, scalers and optimizers in ``state``, each by the name that it has in this process.
+    """Adds modules, tensors, scalers and optimizers to ``state``, each by the name that it has in this process.
 
-    What has no name yet is named by its path.  Names are given in the order of the calls.
+    An object without a name is named by its path.  Names are given in the order of the calls.
     """
 
     def __init__(self, names: NameRegistry, state: ScriptState) -> None:
@@ -29,7 +29,7 @@ class StateNaming:
         self._held: dict[int, StateTensor] = {}  # by id of the tensor
 
     def _hold(self, tensor: Tensor, wanted: str, kind: VariableKind, place: TensorLocation) -> StateTensor:
-        """Enter a tensor that is held at ``place``; where another one has taken its place, put that there."""
+        """Add a tensor that is held at ``place``; if another tensor has replaced it, put that one there."""
         left = tensor.left if isinstance(tensor, OwnedTensor) else None
         made_of = tensor.made_of if isinstance(tensor, OwnedTensor) else None
         now = self._names.current(tensor) if left is None else left
@@ -64,13 +64,13 @@ class StateNaming:
                             self._hold(tensor, f"{where}.{name}", kind, item(tensors, name))
 
     def tensors(self, found: Iterable[tuple[str, Tensor, TensorLocation]]) -> None:
-        """Name tensors that modules do not hold by path."""
+        """Name tensors that modules do not hold, by path."""
         for path, tensor, place in found:
             trained = tensor.requires_grad and tensor.is_leaf
             self._hold(tensor, path, VariableKind.PARAMETER if trained else VariableKind.TENSOR, place)
 
     def scalers(self, found: Iterable[tuple[str, torch.amp.GradScaler]]) -> None:
-        """Name gradient scalers by path, and their tensors by their attribute."""
+        """Name gradient scalers by path, and their tensors by attribute."""
         for path, scaler in found:
             title = self._names.give(scaler, path)
             self.state.scalers[title] = scaler

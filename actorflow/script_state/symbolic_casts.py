@@ -1,7 +1,7 @@
-"""Keep stand-ins for numbers symbolic where a step calls ``float`` or ``int`` on them while it is captured.
+"""Keep stand-ins for numbers symbolic when a step that is captured calls ``float`` or ``int`` on them.
 
-``float(step) / float(warmup)`` is how schedules are written, and ``ptr = int(self.queue_ptr)`` how queues are; Python's
-own functions would turn both into plain numbers.
+Schedules are written as ``float(step) / float(warmup)``, and queues as ``ptr = int(self.queue_ptr)``; Python's own
+functions would turn these into plain numbers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ CASTS: Mapping[str, Callable[..., Any]] = {"float": as_float, "int": as_int}
 
 @contextlib.contextmanager
 def symbolic_casts(found: SearchResult) -> Iterator[None]:
-    """In this context, functions of the script and of schedulers have a ``float`` and ``int`` that keep stand-ins.
+    """A context in which functions of the script and of schedulers have a ``float`` and ``int`` that keep stand-ins.
 
-    Not where a function uses the name for anything but calls: as a type it must stay what it is.
+    If a function of the script uses one of the names other than in calls, all of them keep Python's own: it may be used
+    as a type.
     """
     opened = []
     for name, function in CASTS.items():
@@ -42,14 +43,14 @@ def symbolic_casts(found: SearchResult) -> Iterator[None]:
 
 
 def _of_script(found: SearchResult, name: str) -> Iterable[dict[str, Any]]:
-    """The globals of functions of the script that call it."""
+    """The globals of the script's functions that name it; none if a function uses the name other than in calls."""
     if not all(_only_calls(code, name) for code in found.codes):
         return []
     return [one.holder for one in found.sources if type(one) is GlobalsSource and name in one.names]
 
 
 def _of_schedulers(found: SearchResult, name: str) -> Iterable[dict[str, Any]]:
-    """The globals of functions that schedulers ask for factors."""
+    """The globals of the functions (``lr_lambdas``) that schedulers call for factors."""
     for one in found.sources:
         for function in one.holder.get("lr_lambdas", ()) if isinstance(one, SchedulerSource) else ():
             while isinstance(function, functools.partial):
@@ -59,7 +60,7 @@ def _of_schedulers(found: SearchResult, name: str) -> Iterable[dict[str, Any]]:
 
 
 def _only_calls(code: CodeType, name: str) -> bool:
-    """Whether a function only calls the name: each load then also pushes NULL, as CPython does for callees."""
+    """Whether code uses the name only in calls: then each load also pushes NULL, as CPython does for callees."""
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     loads = (i for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL" and i.argval == name)
     return all(i.arg is not None and i.arg & 1 for i in loads) and all(_only_calls(one, name) for one in inner)

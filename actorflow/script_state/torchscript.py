@@ -1,7 +1,7 @@
-"""Let modules of torch.jit be saved, copied and called while plans own their tensors.
+"""Let torch.jit modules be saved, copied and called while plans own their tensors.
 
-torch reads the memory of their tensors by itself, and a stand-in has none: values take the place of the stand-ins for
-that time.
+torch reads the memory of their tensors directly, but a stand-in has no memory.  So values replace the stand-ins while
+these methods run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _told: list[bool] = []
 
 
 def support_torchscript(owned: OwnedTensor) -> None:
-    """A module of torch.jit has ``owned`` from now on."""
+    """Note that a torch.jit module holds the stand-in ``owned`` from now on."""
     memory_is_refused(owned)
     for name in READING:
         plain = vars(SCRIPT_MODULE).get(name)
@@ -39,7 +39,7 @@ def support_torchscript(owned: OwnedTensor) -> None:
 
 
 def _called(plain: Callable[..., Any], script: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call of code of torch.jit gives; what a stand-in refuses leaves it as it was raised."""
+    """Call torch.jit code; if a stand-in refuses an op, its original error is raised."""
     OwnedTensor.refused_last = None
     try:
         return plain(script, *args, **kwargs)
@@ -50,7 +50,7 @@ def _called(plain: Callable[..., Any], script: Any, args: tuple[Any, ...], kwarg
 
 
 def _reading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """What a method does while values are where stand-ins were."""
+    """A method that runs with values in place of stand-ins."""
 
     @functools.wraps(plain)
     def read(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ def _reading(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _values_in(root: nn.Module) -> Iterator[None]:
-    """In which a module of torch.jit has values, and not stand-ins."""
+    """A context in which a torch.jit module holds values instead of stand-ins."""
     values: dict[int, Tensor] = {}
     put: list[tuple[Any, OwnedTensor]] = []
 
@@ -85,7 +85,7 @@ def _values_in(root: nn.Module) -> Iterator[None]:
 
 
 def _places(root: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Where a module of torch.jit, and those below it, have tensors, and these."""
+    """The tensors of a torch.jit module and of the modules below it, each with its location."""
     for module in root.modules():
         if not isinstance(module, torch.jit.ScriptModule):
             continue

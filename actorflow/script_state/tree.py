@@ -1,4 +1,4 @@
-"""Describe what a step returns as plain JSON and a list of tensors, from which every rank rebuilds it."""
+"""Describe the value that a step returns as plain JSON and a list of tensors, from which every rank rebuilds it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Description = Any
 
 
 def nothing(source: NumberSource) -> Value:
-    """Knows no numbers."""
+    """A ``Known`` function that knows no numbers."""
     raise CallError(f"{source} is not known here")
 
 
 def describe(value: Any, tensors: list[Tensor]) -> Description:
     """The description of ``value``; its tensors are appended to ``tensors`` in order.
 
-    Raises CallError for anything that is no tensor, number, string, None, or list, tuple, dictionary or
-    dataclass of these.
+    Raises CallError for anything but a tensor, number, string, None, or a list, tuple, dictionary or dataclass of
+    these.
     """
     if isinstance(value, Tensor):
         tensors.append(value)
@@ -66,9 +66,10 @@ def describe(value: Any, tensors: list[Tensor]) -> Description:
 def rebuild(
     shape: Description, tensors: Sequence[Tensor], scope: Mapping[str, Any] = {}, known: Known = nothing
 ) -> Any:
-    """The value that was described, with ``tensors`` in it, and what is computed of the numbers that are ``known``.
+    """Rebuild the value that was described, with these ``tensors``.
 
-    ``scope`` are the globals of the job's own file.
+    Numbers that are expressions are computed from the numbers that ``known`` returns.  ``scope`` are the globals of the
+    job's own file.
     """
     ((kind, content),) = ((k, v) for k, v in shape.items() if k != "fields")
     if kind == "tensor":
@@ -96,7 +97,7 @@ def _class_name(owner: type) -> str:
 
 
 def _class(name: str, scope: Mapping[str, Any]) -> type:
-    """A dataclass or named tuple by name; only of a module that this script imported itself."""
+    """A dataclass or named tuple by name, from a module that this script has imported itself."""
     module, _, path = name.partition(":")
     first, *rest = path.split(".")
     spaces = [vars(sys.modules[module])] if module in sys.modules else []

@@ -15,9 +15,9 @@ __all__ = ["unwrap_prepared", "refuse_unsupported"]
 
 
 def refuse_unsupported(path: str, root: nn.Module) -> None:
-    """Raise CaptureError where a module, or one below it, holds packed weights, or tensors where nobody can put others.
+    """Raise CaptureError if a module, or one below it, has packed weights, or tensors that cannot be replaced.
 
-    A module of torch.jit gives copies of its lists and dictionaries.
+    torch.jit modules return copies of their lists and dictionaries, so tensors in dictionaries cannot be replaced.
     """
     for name, module in root.named_modules():
         where = f"{path}.{name}" if name else path
@@ -41,9 +41,9 @@ def refuse_unsupported(path: str, root: nn.Module) -> None:
 
 
 def unwrap_prepared(path: str, optimizer: Any) -> Any:
-    """The optimizer inside one that accelerate has wrapped; None for any other.
+    """The optimizer that accelerate has wrapped; None for any other optimizer.
 
-    Raises CaptureError for one that is prepared for several processes.
+    Raises CaptureError for an optimizer that is prepared for several processes.
     """
     if type(optimizer).__module__.partition(".")[0] != "accelerate":
         return None

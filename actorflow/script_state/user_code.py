@@ -1,4 +1,4 @@
-"""Tell the user's own files and classes from those of libraries, and find the line of user code that runs."""
+"""Distinguish the user's own files and classes from those of libraries, and find the line of user code that runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _library_folders() -> Sequence[str]:
 
 @functools.cache
 def is_user_file(filename: str | None) -> bool:
-    """Whether a source file is the user's own: of no library, and not ours."""
+    """Whether a source file is the user's own, and neither a library's nor actorflow's."""
     if filename is None or filename.startswith("<frozen"):
         return False
     if filename.startswith("<"):
@@ -64,10 +64,10 @@ def user_line() -> str:
 
 
 def line_of(thread: int) -> str:
-    """``file:line`` of the innermost line of the user's own code that a thread is at; empty where there is none.
+    """``file:line`` of the innermost line of the user's own code on the stack of a thread; empty if there is none.
 
-    ``thread`` is its identifier (``threading.get_ident``).  The stack is dumped in one call, during which no thread
-    runs: frames of a running thread must not be held.
+    ``thread`` is its identifier (``threading.get_ident``).  The stack is dumped in one call, during which no other
+    thread runs, because frames of a running thread must not be held.
     """
     with tempfile.TemporaryFile() as dump:
         faulthandler.dump_traceback(dump, all_threads=True)
