@@ -1,4 +1,4 @@
-"""Scheduling of plans: slot counts, frozen orders, the liveness proof, the forecast, and the actor state machine."""
+"""Schedule plans: slot counts, frozen orders, the liveness proof, the forecast, and the actor state machine."""
 
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_scheduler.schedule import schedule

@@ -1,10 +1,10 @@
 """Fix the order in which each rank makes its communication calls on a data plane such as NCCL.
 
-NCCL hangs unless all ranks make their shared calls in one order, over all communicators and including receives.
-The order used is the one in which the communications of one iteration start in a simulation of the plan.  That is
-a topological order of the whole iteration, so each call comes after everything that must end before it, on any
-rank; every rank gets its own part of it.  Calls made in this order cannot deadlock, even if each call waits until
-the one before it has ended.
+NCCL hangs unless all ranks make their shared calls in the same order, over all communicators and including receives.
+This module uses the order in which the communications of one iteration start in a simulation of the plan.  It is a
+topological order of the whole iteration: each call comes after everything that must end before it, on any rank.  Every
+rank gets its own part of this order.  Calls made in it cannot deadlock, even if each waits for the end of the call
+before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["order_calls"]
 
 
 def order_calls(plan: Plan, plane: Plane, hardware: Hardware = CPU_CORE) -> Plan:
-    """Return the plan with ``calls`` made anew for one plane; those of other planes stay as they are.
+    """Return the plan with new ``calls`` for one data plane; the calls of other planes stay as they are.
 
     Raises DeadlockError if the plan gets stuck.
     """
@@ -31,8 +31,8 @@ def order_calls(plan: Plan, plane: Plane, hardware: Hardware = CPU_CORE) -> Plan
     firings = FiringTimes(plan, nanoseconds(plan, hardware))
     if not firings.run():
         raise stuck(plan, 1)
-    # Every firing takes time, so whatever must come first starts earlier.  Communications that start at the same
-    # instant are sorted by their id, which all members share.
+    # Every firing takes time, so a firing starts later than all that it depends on.  Communications that start at the
+    # same instant are sorted by their id, which all members share.
     starts: list[tuple[int, int, int, int, int]] = []  # start, communication, firing, rank, actor
     for actor in moving:
         assert actor.comm is not None

@@ -35,11 +35,11 @@ class Durations:
     """How long the firings of a plan take on some hardware, in nanoseconds."""
 
     firing: Mapping[int, int]  # actor → duration of one firing, during which its queue does nothing else
-    latency: Mapping[int, int]  # send → from its end until the token arrives; a credit takes as long to come back
+    latency: Mapping[int, int]  # send → time from its end until the token arrives; a credit takes as long to return
 
 
 def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
-    """Seconds for which one firing occupies its queue: the measured time of its body, or else an estimate, + overhead.
+    """Seconds for which one firing occupies its queue: overhead plus the measured time of its body, or an estimate.
 
     The estimate for computing is the time of its arithmetic or of reading and writing its operands and targets,
     whichever is longer.  For communication it is the time of its bytes at the bandwidth of one rank, plus the latency
@@ -68,8 +68,8 @@ def latency(actor: Actor, hardware: Hardware) -> float:
 def waits(plan: Plan, actor: Actor) -> int:
     """How many message latencies a communication waits for, one after the other, before its queue is free.
 
-    With Gloo a rank sends data only on request: a send is two messages (announcement and answer), and so is any
-    collective (requests and data); a ring all-reduce does that 2 (n-1) times.  On other planes a send does not wait,
+    With Gloo, a rank sends data only on request: a send takes two messages (announcement and answer), and so does a
+    collective (requests and data).  A ring all-reduce does this 2 (n-1) times.  On other planes a send does not wait,
     and a collective is a tree.
     """
     comm = actor.comm
@@ -86,7 +86,7 @@ def waits(plan: Plan, actor: Actor) -> int:
 
 
 def flops_per_s(plan: Plan, actor: Actor, hardware: Hardware) -> float:
-    """FLOP/s for the dtype of most bytes in an actor's registers."""
+    """FLOP/s for an actor, by the floating-point dtypes of its registers' bytes (``Hardware.flops_on``)."""
     if not hardware.flops_by_dtype or not actor.flops:
         return hardware.flops_per_s
     nbytes: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def flops_per_s(plan: Plan, actor: Actor, hardware: Hardware) -> float:
 
 
 def touched_bytes(plan: Plan, actor: Actor) -> float:
-    """The least bytes that one firing of a computing actor reads and writes; an optimizer also writes its variables."""
+    """The fewest bytes that one firing of a computing actor reads and writes; optimizers write variables, too."""
     if actor.body is None:
         return 0.0
     total = 0.0
@@ -114,8 +114,8 @@ def touched_bytes(plan: Plan, actor: Actor) -> float:
 def moved_bytes(plan: Plan, actor: Actor) -> float:
     """Bytes that one firing of a communication sends, or receives if that is more; 0 for other actors.
 
-    An all-reduce over n ranks moves 2 (n-1)/n of its bytes (as a ring); other collectives move what their exchanges
-    say; a send moves the bytes of the register that it fills.
+    An all-reduce over n ranks moves 2 (n-1)/n times its bytes (as a ring).  Other collectives move the boxes of their
+    exchanges.  A send moves the bytes of the register that it fills.
     """
     comm = actor.comm
     if comm is None:
@@ -156,7 +156,7 @@ def variable_bytes(plan: Plan) -> dict[int, int]:
 
 
 def max_workspace_bytes(plan: Plan) -> dict[int, int]:
-    """Rank → the largest workspace of its actors: bytes beside registers and variables while one fires."""
+    """Rank → the largest workspace of its actors: the bytes, beside registers and variables, to fire one."""
     most = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
     for actor in plan.actors:
         most[actor.rank] = max(most[actor.rank], actor.workspace)
@@ -181,7 +181,10 @@ def _spec(plan: Plan, place: FromRegister) -> TensorSpec:
 
 
 def _firing_bytes(plan: Plan, place: Operand | Target, writes: bool) -> float:
-    """Bytes that one firing reads or writes of a register; of a token concatenated over firings it writes a part."""
+    """Bytes of a register that one firing reads or writes.
+
+    If a token is concatenated from the outputs of several firings, each firing writes an equal part.
+    """
     if not isinstance(place, FromRegister):
         return 0.0
     spec = _spec(plan, place)

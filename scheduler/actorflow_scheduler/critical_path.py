@@ -1,4 +1,4 @@
-"""Find the critical path of evaluated firings: the chain, from the end backwards, in which each waited for the next."""
+"""Find the critical path of evaluated firings: from the last firing back to the firing it waited for, and so on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from actorflow_scheduler.firing_times import FiringTimes
 
 
 def critical_path(firings: FiringTimes, span: int) -> Iterator[tuple[int, int]]:
-    """(actor, nanoseconds) of the firings on the critical path of the last ``span`` nanoseconds.
+    """The firings on the critical path of the last ``span`` nanoseconds, backwards: (actor, nanoseconds).
 
-    The time in which a token or credit is in transit counts for its send.  The path ends early at a firing that
-    waited for nothing but the call.
+    The time in which a token or credit is in transit counts for its send.  The path ends early at a firing that waited
+    only for the call.
     """
     begin = max(ends[-1] for ends in firings.ends.values()) - span
     for actor, n, latency in _chain(firings, span):
@@ -53,16 +53,16 @@ def _chain(firings: FiringTimes, span: int) -> Iterator[tuple[int, int, tuple[in
 
 
 class _QueueOrder:
-    """Which firing comes before which on one queue."""
+    """The order of the firings on one queue, over all iterations."""
 
     def __init__(self, order: Order) -> None:
         self._order = order.actors
-        self._firings: list[tuple[int, int]] = []  # position → (actor, which of its firings in an iteration)
-        self._position: dict[tuple[int, int], int] = {}  # the inverse
+        self._firings: list[tuple[int, int]] = []  # position → (actor, number of its firing in an iteration)
+        self._position: dict[tuple[int, int], int] = {}  # the inverse of ``_firings``
         self._rates: dict[int, int] = {}
 
     def before(self, actor: int, n: int) -> tuple[int, int] | None:
-        """The firing before firing n of an actor, as (actor, number); None for the first of all."""
+        """The firing before firing n of an actor on its queue, as (actor, number); None for the first of the run."""
         if not self._firings:
             for a in self._order:
                 self._rates[a] = self._rates.get(a, 0) + 1

@@ -15,13 +15,13 @@ class CallIssued(NamedTuple):
 
 
 class ActorFinished(NamedTuple):
-    """A firing ended: its tokens are written, and it is done with what it read."""
+    """A firing ended: the tokens that it writes are written, and it no longer needs the tokens that it reads."""
 
     actor: int
 
 
 class TokenArrived(NamedTuple):
-    """The next token of a register filled by another rank's "send" actor is complete on this rank."""
+    """The next token of a register that another rank's "send" actor fills is complete on this rank."""
 
     register: int
 
@@ -33,18 +33,18 @@ class CreditReturned(NamedTuple):
 
 
 Event = CallIssued | ActorFinished | TokenArrived | CreditReturned
-TokenUse = tuple[int, int, bool]  # register, number of the token since the start, whether this firing ends the use
+TokenUse = tuple[int, int, bool]  # register, token's number since the start, whether it is the last firing to use it
 
 
 class Fire(NamedTuple):
-    """Run an actor once; the caller answers with ``ActorFinished`` when it has ended.
+    """Run an actor once; when it has ended, the caller must report ``ActorFinished``.
 
     Token number n lies in slot ``n % slots`` of its register.
     """
 
     actor: int
-    firing: int  # since the start; the piece is firing % rate
-    reads: tuple[TokenUse, ...]  # last field: the actor is done with the token after this firing
+    firing: int  # number since the start; the micro-batch is firing % rate
+    reads: tuple[TokenUse, ...]  # last field: the actor does not need the token after this firing
     writes: tuple[TokenUse, ...]  # last field: this firing completes the token
 
 
@@ -65,12 +65,12 @@ Instruction = Fire | Release | GiveCredit
 
 
 class WaitReason(StrEnum):
-    """What an actor waits for."""
+    """The kind of a wait."""
 
     EMPTY = "empty"  # a token of a register that it reads
     FULL = "full"  # a free slot of a register that it writes
-    TURN = "turn"  # its position in the order of its queue
-    CALL = "call"  # the next iteration
+    TURN = "turn"  # actors before it in the order of its queue
+    CALL = "call"  # the call of the next iteration
     MEET = "meet"  # the other members of its collective
 
 
@@ -88,13 +88,13 @@ class IllegalEvent(AssertionError):
 
 
 def name(plan: Plan, actor: int) -> str:
-    """An actor as text, ``F0@rank1``; only its number if the plan is one rank's part and does not list it."""
+    """An actor as text, such as ``F0@rank1``; only its number if the plan is one rank's part and does not list it."""
     found = next((a for a in plan.actors if a.id == actor), None)
     return f"actor {actor}" if found is None else f"{found.name}@rank{found.rank}"
 
 
 def explain(plan: Plan, wait: Wait) -> str:
-    """A wait as text: ``waits for register 3 (empty) filled by B1@rank1``."""
+    """A wait as text, such as ``waits for register 3 (empty) filled by B1@rank1``."""
     on = ", ".join(name(plan, a) for a in wait.on)
     match wait.reason:
         case WaitReason.EMPTY:
@@ -114,7 +114,7 @@ def explain(plan: Plan, wait: Wait) -> str:
 
 
 def deadlock(plan: Plan, path: Sequence[Wait], cycle: bool) -> DeadlockError:
-    """The error for actors that each wait for the next; with ``cycle`` the last one waits for the first."""
+    """The error for a chain of actors, each of which waits for the next; with ``cycle``, the last for the first."""
     lines = [f"{name(plan, w.actor)} {explain(plan, w)}" for w in path]
     return DeadlockError(
         f"plan {plan.name!r} would wait for ever:\n  "

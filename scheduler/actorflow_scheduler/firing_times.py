@@ -1,8 +1,8 @@
 """Compute when every firing of a scheduled plan starts and ends, from the duration of each actor's firing.
 
-Registers have one producer and queues have frozen orders, so the start of a firing is the latest of a few other
-times: the end of the firing before it on its queue, of those that made what it reads, and of those that freed the
-slots it writes, plus the latency of the token or credit where they are on other ranks.
+Registers have one producer and queues have frozen orders, so the start of a firing is the latest of a few other times:
+the end of the firing before it on its queue, of the firings that made the tokens it reads, and of the firings that
+freed the slots it writes.  If such a firing is on another rank, the latency of the token or credit is added.
 
 Evaluating these equations gives the same times as running the actor machines on a virtual clock, about ten times
 as fast; ``tests/scheduler/test_firing_times.py`` compares the two.
@@ -43,14 +43,14 @@ class _Actor:
         # Firing n starts no earlier than the end of firing n - offset of another actor, plus a latency:
         # (that actor's ends, offset, latency, that actor).
         self.needs: list[tuple[list[int], int, int, _Actor]] = []
-        # The same where the two fire at different rates: the arguments of ``FiringTimes._need``.
+        # The same if the two fire at different rates, as the arguments of ``FiringTimes._need``.
         self.other_needs: list[tuple[_Actor, int, int, int, int]] = []
         self.waiting: list[_Queue] = []  # queues whose next firing waits for this actor's next firing
         self.collective: _Collective | None = None
 
 
 class _Collective:
-    """A collective with several members: it runs when the last of them has fired, and ends for all at once."""
+    """A collective with several members: it starts when the last of them has fired, and ends for all at once."""
 
     __slots__ = ("arrived", "duration", "members")
 
@@ -60,7 +60,7 @@ class _Collective:
         self.arrived: dict[_Queue, _Actor] = {}
 
     def join(self, actor: _Actor, queue: _Queue, todo: list[_Queue]) -> None:
-        """A member fires at ``queue.free``; when all have, their queues go on and are added to ``todo``."""
+        """Let a member fire at ``queue.free``; when all have fired, end the collective and add queues to ``todo``."""
         if queue in self.arrived:
             return
         self.arrived[queue] = actor
@@ -81,9 +81,9 @@ class _Collective:
 class FiringTimes:
     """The times of all firings of some iterations, all of which are called at time 0; ``run`` adds iterations.
 
-    In nanoseconds: ``fired[a][n]`` is when firing n of actor a takes its slots, ``ends[a][n]`` when it ends, and
-    ``durations[a]`` how long it runs.  The members of a collective run from when the last of them has fired.
-    Raises PlanError if a queue has no order.
+    In nanoseconds: firing n of actor a takes its slots at ``fired[a][n]``, ends at ``ends[a][n]``, and runs for
+    ``durations[a]``.  The members of a collective start to run when the last of them has fired.  The constructor raises
+    PlanError if a queue has no order.
     """
 
     def __init__(self, plan: Plan, times: Durations) -> None:
@@ -123,9 +123,10 @@ class FiringTimes:
             self._need(producer, reader, register.fill, read.firings, register.slots - register.initial, latency)
 
     def _need(self, who: _Actor, whom: _Actor, per: int, made: int, ahead: int, latency: int) -> None:
-        """Every ``per`` firings ``who`` needs one more token or slot, which takes ``made`` firings of ``whom``.
+        """Note that ``who`` needs a token or slot every ``per`` firings, for which ``whom`` fires ``made`` times.
 
-        The first ``ahead`` of them are there from the start.  Each arrives ``latency`` nanoseconds after it was made.
+        The first ``ahead`` tokens or slots are there from the start.  The others arrive ``latency`` nanoseconds after
+        the last of those firings ends.
         """
         if per == made == 1:
             who.needs.append((whom.ends, ahead, latency, whom))
@@ -133,7 +134,7 @@ class FiringTimes:
             who.other_needs.append((whom, per, made, ahead, latency))
 
     def run(self, iterations: int = 1) -> bool:
-        """Evaluate more iterations; False if the plan gets stuck before all their firings have happened."""
+        """Evaluate more iterations; return False if the plan gets stuck before all their firings have happened."""
         self.iterations += iterations
         todo = list(self._queues)
         for queue in todo:
@@ -143,9 +144,9 @@ class FiringTimes:
         return all(queue.at == queue.until for queue in self._queues)
 
     def needs(self, actor: int, n: int) -> Iterator[tuple[int, int, int]]:
-        """The firings on other queues that firing n of an actor, or of its collective, waits for.
+        """The firings for whose tokens or slots firing n of an actor, or of its collective, waits.
 
-        Yields (actor, number of its firing, latency in nanoseconds of what that firing gives).
+        Yields (actor, number of its firing, latency in nanoseconds of its token or credit).
         """
         me = self._actors[actor]
         for a in me.collective.members if me.collective is not None else (me,):
@@ -162,7 +163,7 @@ class FiringTimes:
         return (actor,) if collective is None else tuple(m.id for m in collective.members)
 
     def _advance(self, queue: _Queue, todo: list[_Queue]) -> None:
-        """Evaluate firings of a queue until one has to wait; queues that may go on because of them join ``todo``."""
+        """Evaluate the firings of a queue until one must wait; add the queues that may go on then to ``todo``."""
         order, at, until, free = queue.order, queue.at, queue.until, queue.free
         size = len(order)
         while at < until:

@@ -1,4 +1,4 @@
-"""Forecast a scheduled plan on given hardware: period, bubble, how busy its queues are, peak memory, bottlenecks."""
+"""Forecast a scheduled plan on given hardware: period, bubble, load of its queues, peak memory, and bottlenecks."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ ITERATIONS = 8  # the most that are simulated; most plans are steady after 3
 
 @dataclass(frozen=True, slots=True)
 class RankForecast:
-    """The forecast for the ranks of one class, which all do the same."""
+    """The forecast for the ranks of one class, which all do the same work at the same times."""
 
     ranks: Sequence[int]
-    busy: Mapping[str, float]  # queue → share of the period in which it runs an actor
+    busy: Mapping[str, float]  # queue → fraction of the period in which it runs an actor
     registers: int  # peak bytes of live registers
-    workspace: int  # the most bytes that an actor needs besides while it fires
+    workspace: int  # most bytes that an actor needs in addition while it fires
     variables: int  # bytes of variables: parameters, buffers, optimizer state
-    order: tuple[str, ...]  # of the compute queue in an iteration: "0F0", "0F1", …
+    order: tuple[str, ...]  # the firings of the compute queue in an iteration: "0F0", "0F1", …
 
     @property
     def total(self) -> int:
-        """Peak bytes; temporary buffers inside of ops, whose sizes are not known, come on top."""
+        """Peak bytes, without temporary buffers inside ops, whose sizes are not known."""
         return self.registers + self.workspace + self.variables
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a plan does on some hardware when it is called again and again."""
+    """The forecast for a plan that is called repeatedly on some hardware."""
 
     name: str
     hardware: Hardware
     world: int
     micro_batches: int
-    period: float  # seconds from one iteration's end to the next one's
+    period: float  # seconds from the end of one iteration to the end of the next
     first: float  # seconds of the first iteration
-    steady: bool  # the last simulated iterations repeat exactly; else ``period`` is a mean
-    bubble: float  # share of the period in which a compute queue runs nothing, mean over the ranks
-    ranks: tuple[RankForecast, ...]  # one for each class of ranks, by the first rank
-    critical: tuple[tuple[int, str, float], ...]  # (rank, queue, its share of the critical path), largest first
+    steady: bool  # whether the last simulated iterations repeat exactly; if not, ``period`` is a mean
+    bubble: float  # fraction of the period in which a compute queue runs nothing, mean over the ranks
+    ranks: tuple[RankForecast, ...]  # one for each class of ranks, sorted by the first rank
+    critical: tuple[tuple[int, str, float], ...]  # (rank, queue, fraction of the critical path), largest first
 
     @property
     def fits(self) -> bool | None:
@@ -60,10 +60,10 @@ class Forecast:
 
 
 def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
-    """Forecast a scheduled plan, simulating one rank of each class.
+    """Forecast a scheduled plan by simulating one rank of each class.
 
-    The cost of a collective is that of its whole group.  Raises DeadlockError if the plan gets stuck and PlanError if
-    a queue has no order.
+    A collective costs as much as in its whole group.  Raises DeadlockError if the plan gets stuck and PlanError if a
+    queue has no order.
     """
     whole = plan.plan if isinstance(plan, FoldedPlan) else plan
     times = nanoseconds(whole, hardware)
@@ -108,9 +108,10 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
 
 
 def run_until_steady(plan: Plan, times: Durations, whole: Plan) -> tuple[FiringTimes, int]:
-    """Evaluate iterations of a (folded) plan until they repeat, at most ITERATIONS; also returns their cycle.
+    """Evaluate iterations of a (folded) plan until they repeat, at most ITERATIONS.
 
-    Raises DeadlockError, of the ``whole`` plan, if it gets stuck.
+    Returns the firings and the number of iterations after which they repeat (0: they do not).  Raises DeadlockError, in
+    terms of the ``whole`` plan, if it gets stuck.
     """
     firings = FiringTimes(plan, times)
     cycle = 0

@@ -34,7 +34,7 @@ KEYS = {
 }
 REQUIRED = {"device": ("flops",), "node": ("devices", "bandwidth", "latency"), "network": ("bandwidth", "latency")}
 MAY_BE_ZERO = frozenset({"latency", "fire_overhead"})
-DEFAULT = "default"  # the entry of a table of flops for all other dtypes
+DEFAULT = "default"  # the key, in a table of flops, for all dtypes that it does not list
 
 
 def read_hardware(path: str | Path) -> Hardware:

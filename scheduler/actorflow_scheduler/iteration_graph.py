@@ -1,13 +1,13 @@
 """The firings of one iteration as a dependency graph, and a list scheduler that orders them.
 
-A firing depends on those that make what it reads.  The members of a collective are one node.  Free slots are no
-dependency, except for registers with initial tokens: the others get their slot counts after the order is known
-(``slots.py``).
+A firing depends on the firings that make the tokens it reads.  The members of a collective are one node.  Free slots
+are dependencies only for registers with initial tokens: other registers get their slot counts after the order is
+known (``slots.py``).
 
-Any wish about the order (a published schedule, a limit on the micro-batches in flight) is expressed as additional
-edges.  The list scheduler finds when each firing starts; sorted by start, they are one topological order of the whole
-iteration, and each queue gets its part of it.  Therefore no two queues, on whatever ranks, can wait for each other,
-and all members of a group issue their collectives in the same order.
+Constraints on the order (a published schedule, a limit on the micro-batches in flight) are additional edges.  The list
+scheduler finds when each firing starts.  Sorted by start, the firings are in a topological order of the whole
+iteration, and each queue gets its part of it.  Therefore no two queues, on any ranks, can wait for each other, and all
+members of a group issue their collectives in the same order.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.events import Wait, WaitReason, deadlock
 from actorflow_scheduler.wait_graph import shortest_cycle
 
-Dependency = tuple[int, int]  # a firing, one that needs it
-DistantDependency = tuple[int, int, int]  # the same, and how many iterations earlier the first one is
-NodeWait = tuple[int, Wait]  # a node that another one waits for, and the reason
+Dependency = tuple[int, int]  # (a firing, a firing that needs it)
+DistantDependency = tuple[int, int, int]  # the same, and how many iterations before the second the first one is
+NodeWait = tuple[int, Wait]  # (the node that a node waits for, the reason)
 
 
 @dataclass(frozen=True, slots=True)
 class IterationOrder:
-    """An order of all firings of an iteration, as the list scheduler found it."""
+    """An order of all firings of an iteration, found by the list scheduler."""
 
-    orders: tuple[Order, ...]  # of the queues
-    nodes: tuple[int, ...]  # in the order in which they start
-    starts: tuple[int, ...]  # node → nanoseconds
+    orders: tuple[Order, ...]  # the order of each queue
+    nodes: tuple[int, ...]  # all nodes in the order in which they start
+    starts: tuple[int, ...]  # node → when it starts, in nanoseconds
 
 
 class IterationGraph:
-    """The firings of one iteration and what they need of each other.
+    """The firings of one iteration and their dependencies.
 
     Firing n of actor a is node ``first[a] + n``; members of a collective share their nodes.
     """
@@ -46,18 +46,18 @@ class IterationGraph:
         self.plan = plan
         self.times = times
         self.first: dict[int, int] = {}  # actor → the node of its first firing
-        self.members: list[tuple[int, ...]] = []  # node → the actors that fire
+        self.members: list[tuple[int, ...]] = []  # node → the actors that fire in it
         self.firing: list[int] = []  # node → number of the firing in the iteration
         self.durations: list[int] = []  # node → nanoseconds
-        self.latency: list[int] = []  # node → nanoseconds from its end until what it sends has arrived
+        self.latency: list[int] = []  # node → nanoseconds from its end until the token that it sends arrives
         self.queues: list[tuple[int, ...]] = []  # node → the queues that it occupies
         self.is_comm: list[bool] = []  # node → whether it communicates
-        self.names = sorted({(a.rank, a.queue) for a in plan.actors})  # of the queues
+        self.names = sorted({(a.rank, a.queue) for a in plan.actors})  # the queues: (rank, name)
         self._add_nodes()
         self.needs = self._dependencies()  # node → the nodes of this iteration that it waits for
-        self.missing = [len(needs) for needs in self.needs]  # node → how many these are
+        self.missing = [len(needs) for needs in self.needs]  # node → how many nodes it waits for
         self.feeds: list[list[int]] = [[] for _ in self.members]  # node → the nodes that wait for its end …
-        self.fetch: list[list[int]] = [[] for _ in self.members]  # … and those that wait for what it sends to arrive
+        self.fetch: list[list[int]] = [[] for _ in self.members]  # … and those that wait for the token that it sends
         for node, needs in enumerate(self.needs):
             for need in needs:
                 sent = self.latency[need] and self.members[need] != self.members[node]
@@ -100,7 +100,7 @@ class IterationGraph:
         return [list(dict.fromkeys(of_node)) for of_node in needs]
 
     def edges(self, register: Register) -> Iterable[DistantDependency]:
-        """The firings that complete a register's tokens, and those that read them."""
+        """Dependencies of the firings that read a register's tokens on those that complete the tokens."""
         made, fill = self.first[register.producer], register.fill
         rate = self.plan.actor(register.producer).rate
         for read in register.readers:
@@ -110,7 +110,7 @@ class IterationGraph:
                 yield made + last, base + token * read.firings, -later
 
     def credits(self, register: Register, slots: int) -> Iterable[DistantDependency]:
-        """The firings that free a register's slots, and those that take them for new tokens."""
+        """Dependencies of the firings that take a register's slots on those that free the slots."""
         made, fill = self.first[register.producer], register.fill
         tokens = self.plan.actor(register.producer).rate // fill
         for read in register.readers:
@@ -122,12 +122,12 @@ class IterationGraph:
     def run(
         self, keys: Sequence[int], edges: Iterable[Dependency] = (), patience: float = 0.0
     ) -> IterationOrder | None:
-        """Order the firings by list scheduling: a free queue takes the ready firing with the least key.
+        """Order the firings by list scheduling: an idle queue takes the ready firing with the smallest key.
 
-        Of several with that key it takes the one that became ready first.  With ``patience`` a queue stays idle for a
-        firing with a lesser key that is known to become ready soon: within this fraction of the time that the ready
-        one takes.  ``edges`` are further dependencies.  Returns None if they form a cycle; raises DeadlockError if
-        the plan's own registers do.
+        Of several with that key it takes the firing that became ready first.  With ``patience``, a queue stays idle if
+        a firing with a smaller key is known to become ready soon: within this fraction of the duration of the ready
+        firing.  ``edges`` are additional dependencies.  Returns None if these form a cycle; raises DeadlockError if the
+        plan's own registers do.
         """
         scheduler = _ListScheduler(self, keys, edges, patience)
         found = scheduler.run()
@@ -136,11 +136,11 @@ class IterationGraph:
         return found
 
     def ready(self, node: int, starts: Sequence[int]) -> int:
-        """The instant at which a firing has all it needs of other firings, given their starts."""
+        """When a firing has all tokens and slots that it needs, in nanoseconds, given the starts of all nodes."""
         return max((starts[n] + self.durations[n] + self.latency[n] for n in self.needs[node]), default=0)
 
     def orders(self, nodes: Iterable[int]) -> tuple[Order, ...]:
-        """Each queue's part of an order of all firings."""
+        """The order of each queue, from an order of all firings."""
         queues: list[list[int]] = [[] for _ in self.names]
         for node in nodes:
             for actor, queue in zip(self.members[node], self.queues[node], strict=True):
@@ -150,7 +150,7 @@ class IterationGraph:
     def _deadlock(self, starts: Sequence[int]) -> DeadlockError:
         """The error for firings that never start.
 
-        It lists only those that wait for a register, not those that wait just for an earlier firing of their actor.
+        It lists only firings that wait for a register, not those that wait only for an earlier firing of their actor.
         """
         waits = self._register_waits(starts)
         node = next(iter(waits), -1)
@@ -165,7 +165,7 @@ class IterationGraph:
         return deadlock(self.plan, [waits[node][1] for node in cycle or path], bool(cycle))
 
     def _register_waits(self, starts: Sequence[int]) -> dict[int, NodeWait]:
-        """Node that never starts → a node that it waits for because of a register."""
+        """For each node that never starts because of a register: the node that it waits for, and the reason."""
         waits: dict[int, NodeWait] = {}
         for r in self.plan.registers:
             readers = tuple(read.actor for read in r.readers)
@@ -197,25 +197,25 @@ class _ListScheduler:
             for u, after in extra.items():
                 self.feeds[u] = graph.feeds[u] + after
         self.now = 0
-        self.count = 0  # of heap entries so far: of those with equal keys or instants the earlier comes first
-        self.idle = [True] * len(graph.names)  # of the queues
+        self.count = 0  # number of heap entries so far, which breaks ties: the earlier entry comes first
+        self.idle = [True] * len(graph.names)  # queue → whether it runs nothing
         self.ready: list[list[tuple[int, int, int]]] = [[] for _ in graph.names]  # queue → heap of (key, count, node)
         self.starts = [-1] * len(graph.members)  # node → instant; -1: not started
-        self.nodes: list[int] = []  # in the order in which they started
-        # heap of (instant, count, what happens): a node ends; len(nodes) + node: what it sent arrives;
-        # -1 - queue: a queue stops being patient
+        self.nodes: list[int] = []  # nodes that have started, in order
+        # heap of (instant, count, event); the event is node: it ends; number of nodes + node: the token that it sent
+        # arrives; -1 - queue: the queue stops being patient
         self.events: list[tuple[int, int, int]] = []
         self.touched: dict[int, None] = {}  # queues that may be able to start a firing now
-        # only with patience:
-        self.unknown = self.missing.copy() if patience else []  # node → its needs whose ends are not known yet
-        self.expected = [0] * len(graph.members) if patience else []  # node → when it is ready, as far as is known
-        self.end_known: set[int] = set()  # nodes
+        # used only with patience:
+        self.unknown = self.missing.copy() if patience else []  # node → number of its needs with unknown ends
+        self.expected = [0] * len(graph.members) if patience else []  # node → when it is ready, by the known ends
+        self.end_known: set[int] = set()  # nodes whose end is known
         self.upcoming: list[list[tuple[int, int]]] = [
             [] for _ in graph.names
         ]  # queue → heap of (key, node to be ready)
 
     def run(self) -> IterationOrder | None:
-        """Start and end all firings; None if some can never start."""
+        """Start and end all firings; return None if some can never start."""
         for node, needed in enumerate(self.missing):
             if not needed:
                 self.offer(node)
@@ -233,7 +233,7 @@ class _ListScheduler:
         return IterationOrder(self.graph.orders(self.nodes), tuple(self.nodes), tuple(self.starts))
 
     def offer(self, node: int) -> None:
-        """A firing is ready: its queues may take it."""
+        """Offer a firing that is ready to its queues."""
         self.count += 1
         entry = self.keys[node], self.count, node
         for queue in self.graph.queues[node]:
@@ -241,9 +241,12 @@ class _ListScheduler:
             self.touched[queue] = None
 
     def start_on(self, queue: int) -> None:
-        """Start the best ready firing of an idle queue, unless the queue is patient or the firing's queues are busy."""
+        """Start the ready firing with the smallest key on an idle queue, unless the queue is patient.
+
+        A collective is skipped while another of its queues is busy.
+        """
         offers, queues, starts, idle = self.ready[queue], self.graph.queues, self.starts, self.idle
-        blocked: list[tuple[int, int, int]] = []  # collectives of which another queue is busy
+        blocked: list[tuple[int, int, int]] = []  # collectives that wait for another queue
         while offers:
             key, _, node = offers[0]
             if starts[node] >= 0:
@@ -269,7 +272,7 @@ class _ListScheduler:
             heappush(offers, entry)
 
     def advance(self) -> None:
-        """Go to the next instant at which something happens, and let all of it happen."""
+        """Go to the next instant with events, and process all of these."""
         graph, events, missing, idle, touched = self.graph, self.events, self.missing, self.idle, self.touched
         now, size = events[0][0], len(missing)
         self.now = now
@@ -294,9 +297,9 @@ class _ListScheduler:
                     self.offer(after)
 
     def expect(self, node: int, end: int) -> None:
-        """Note when a node ends, and with it when its dependents become ready.
+        """Note when a node ends, and from that when its dependents become ready.
 
-        Communication among them is taken to start as soon as it is ready.
+        Dependents that communicate are assumed to start as soon as they are ready.
         """
         graph = self.graph
         self.end_known.add(node)
@@ -312,7 +315,7 @@ class _ListScheduler:
                         heappush(self.upcoming[queue], (self.keys[after], after))
 
     def worth_waiting(self, queue: int, key: int, node: int) -> int:
-        """The instant at which a firing with a lesser key than the ready one's becomes ready soon; 0 for none."""
+        """When a firing with a smaller key than the ready one's soon becomes ready, in nanoseconds; 0 if none does."""
         upcoming = self.upcoming[queue]
         limit = self.now + self.patience * self.graph.durations[node]
         while upcoming and self.starts[upcoming[0][1]] >= 0:

@@ -1,4 +1,4 @@
-"""The actor state machine of one rank: it takes events and answers with instructions, such as which actor to fire.
+"""The actor state machine of one rank, which turns events into instructions, such as to fire an actor.
 
 An actor fires when each register it reads holds a token, each register it writes has a free slot,
 an iteration was called for it, and it is its turn on its queue.  There is no I/O, no clock and no tensor here: a
@@ -79,7 +79,7 @@ class _Actor:
         self.inputs: tuple[_Reader, ...] = ()
         self.outputs: tuple[_Register, ...] = ()
         self.fired = 0
-        self.limit = 0  # firings that were called for so far
+        self.limit = 0  # firings that the calls so far allow
         self.missing = 0  # unmet conditions of the next firing: empty or full registers, no iteration called
         self.history: deque[object] = deque(maxlen=HISTORY)
 
@@ -103,7 +103,7 @@ class _Register:
         self.id = register.id
         self.slots = register.slots
         self.fill = register.fill
-        self.begun = register.initial  # tokens that were given a slot so far; the initial ones count
+        self.begun = register.initial  # tokens that have got a slot so far, including the initial ones
         self.complete = register.initial
         self.released = 0
         self.filled_remotely = filled_remotely
@@ -128,13 +128,13 @@ class _Reader:
 class Machine:
     """One rank's actors, registers and queues.
 
-    ``plan`` is a whole plan or ``plan.for_rank(rank)``.  Raises PlanError if a queue has no order.
+    ``plan`` is a whole plan or ``plan.for_rank(rank)``.  The constructor raises PlanError if a queue has no order.
     """
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
         self.rank = rank
-        self._left = 0  # firings that were called for and have not ended
+        self._left = 0  # firings of all calls that have not ended
         self._queues: dict[str, _Queue] = {}
         self._actors: dict[int, _Actor] = {}
         self._registers: dict[int, _Register] = {}
@@ -183,7 +183,7 @@ class Machine:
                 )
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event and return what to do now: tokens to drop and credits to send first, then actors to fire.
+        """Process one event; return instructions: tokens to drop and credits to send first, then actors to fire.
 
         Raises IllegalEvent if the event cannot have happened.
         """
@@ -287,7 +287,7 @@ class Machine:
         r.released += 1
 
     def _wake(self, woken: list[_Actor], out: list[Instruction]) -> None:
-        """Fire those of the actors that are at the head of an idle queue."""
+        """Fire the given actors that are at the head of an idle queue."""
         for actor in woken:
             if actor.queue.head is actor and actor.queue.running is None:
                 self._fire(actor, out)
@@ -347,7 +347,7 @@ class Machine:
         }
 
     def unfinished(self) -> list[int]:
-        """The actors that have firings left, and those that run now."""
+        """The actors that have firings left or are running."""
         return [a.id for a in self._actors.values() if a.fired < a.limit or a.queue.running is a]
 
     def finished(self, actor: int) -> int:
@@ -361,14 +361,14 @@ class Machine:
         return fired + sum(r.begun + r.complete + r.released for r in self._registers.values())
 
     def laggards(self, register: int) -> tuple[int, ...]:
-        """The readers that are not done with a register's oldest token; all of them if they are on another rank."""
+        """The readers that still need a register's oldest token; all readers if they are on another rank."""
         r = self._registers[register]
         if r.read_remotely:
             return tuple(read.actor for read in self.plan.register(register).readers)
         return tuple(e.actor.id for e in r.readers if e.done == r.released)
 
     def waits(self, actor: int) -> list[Wait]:
-        """Why an actor cannot fire now; empty if it runs or is ready."""
+        """The reasons why an actor cannot fire now; empty if it is running or ready."""
         a = self._actors[actor]
         queue = a.queue
         if queue.running is a:

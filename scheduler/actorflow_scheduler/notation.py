@@ -1,7 +1,8 @@
 """Write the order of firings in the usual notation of pipeline schedules, ``0F0 0F1 1B0``, as text or as CSV.
 
-A word is stage, letter, micro-batch.  The letters are those of ``torch.distributed.pipelining``: F forward, B a whole
-backward, I and W its halves where it is cut into input and weight gradients; here O is the optimizer besides.
+A word is stage, letter, micro-batch.  The letters are those of ``torch.distributed.pipelining``: F is forward, B a
+whole backward; if backward is cut into gradients of inputs and of weights, these are I and W.  O, the optimizer, is
+added here.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Notation:
         self.plan = plan
         self.halved = {
             (a.rank, a.stage) for a in plan.actors if a.kind == ActorKind.WEIGHT
-        }  # whose backward is I and W
+        }  # (rank, stage) whose backward is cut into I and W
 
     def letter(self, actor: Actor) -> str:
-        """F, B, I, W, O and so on."""
+        """The letter of an actor: F, B, I, W, O, or another of ``LETTERS``."""
         return (
             "I"
             if actor.kind == ActorKind.BACKWARD and (actor.rank, actor.stage) in self.halved
@@ -43,11 +44,11 @@ class Notation:
         )
 
     def word(self, actor: Actor, firing: int) -> str:
-        """One firing: 2F0."""
+        """The word of one firing, such as 2F0."""
         return f"{actor.stage}{self.letter(actor)}{firing % actor.rate}"
 
     def words(self, actors: Iterable[int]) -> Iterator[str]:
-        """The words of actors that fire one after the other, starting with the first firing of each."""
+        """The words of actors that fire in this order, beginning with the first firing of each."""
         fired: dict[int, int] = {}
         for id in actors:
             actor = self.plan.actor(id)
@@ -55,7 +56,7 @@ class Notation:
             yield self.word(actor, n)
 
     def line(self, rank: int, actors: Iterable[int]) -> str:
-        """The words of a rank: ``rank 0: 0F0 0F1 0B0``."""
+        """The words of a rank as a line, such as ``rank 0: 0F0 0F1 0B0``."""
         return f"rank {rank}: {' '.join(self.words(actors))}"
 
 
@@ -65,13 +66,13 @@ def frozen(plan: Plan, queue: str = COMPUTING) -> dict[int, tuple[int, ...]]:
 
 
 def text(plan: Plan, queue: str = COMPUTING) -> str:
-    """The frozen orders of one queue of every rank, a line for each."""
+    """The frozen orders of one queue of every rank, one line for each rank."""
     notation = Notation(plan)
     return "\n".join(notation.line(rank, actors) for rank, actors in frozen(plan, queue).items())
 
 
 def observed(plan: Plan, rank: int, actors: Sequence[int]) -> list[str]:
-    """A line for each iteration of the actors that fired, in this order, on one rank's queue."""
+    """The actors that fired, in this order, on one rank's queue, as one line for each iteration."""
     size = sum(plan.actor(id).rate for id in set(actors))
     notation = Notation(plan)
     return [notation.line(rank, actors[at : at + size]) for at in range(0, len(actors), size or 1)]
@@ -80,9 +81,9 @@ def observed(plan: Plan, rank: int, actors: Sequence[int]) -> list[str]:
 def to_csv(plan: Plan, orders: Mapping[int, Sequence[int]] | None = None) -> str:
     """The CSV that torch's pipeline schedules load: a row for each rank, a cell for each F, B, I or W of a micro-batch.
 
-    Data-parallel replicas, which run the same stages, share one row, as in torch, where each replica is a pipeline of
-    its own; the row is the first replica's order.  Where a stage consists of several actors, its cell stands at the
-    position of the last of them.  ``orders`` are observed orders; by default the frozen ones are written.
+    Data-parallel replicas, which run the same stages, share one row, which is the first replica's order: in torch, each
+    replica is a pipeline of its own.  If a stage consists of several actors, its cell stands at the position of the
+    last of them.  ``orders`` are observed orders by rank; by default the frozen orders are written.
     """
     notation = Notation(plan)
     rows: dict[tuple[int, ...], list[str]] = {}
@@ -95,7 +96,7 @@ def to_csv(plan: Plan, orders: Mapping[int, Sequence[int]] | None = None) -> str
 
 
 def _cells(notation: Notation, actors: Sequence[int]) -> list[str]:
-    """One iteration's words of micro-batches, each once, at the position of its last actor; no W before its I."""
+    """The words of one iteration, each once, at the position of its last actor; no W comes before its I."""
     plan = notation.plan
     computing = {
         a.id

@@ -1,4 +1,4 @@
-"""Make the plan of a 1F1B pipeline from its sizes alone, for forecasts of models that are not captured."""
+"""Make the plan of a 1F1B pipeline from its sizes alone, to forecast models without capturing them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def outline(
     optimizer: int = 6,
     ahead: int = 0,
 ) -> FoldedPlan:
-    """The plan of a pipeline that is known by its sizes alone: 1F1B over ``stages`` × ``replicas`` ranks.
+    """The plan of a 1F1B pipeline over ``stages`` × ``replicas`` ranks, made from its sizes alone.
 
-    ``flops`` is what a stage's forward does for one micro-batch (one number for all stages, or one for each; backward
-    does twice that).  In elements: ``sent`` from stage to stage, ``saved`` by forward for backward, ``parameters`` of
-    a stage, and ``optimizer`` state for each parameter.  A stage has ``ahead`` more micro-batches in flight than 1F1B
-    needs where sending takes no time.  Stage k lies on ranks k·replicas … (k+1)·replicas-1, which all-reduce their
-    gradients; only the first of them is listed.
+    ``flops`` are the floating-point operations of a stage's forward for one micro-batch (one number for all stages, or
+    one for each); backward takes twice as many.  In elements: ``sent`` is sent from stage to stage, ``saved`` is kept
+    by forward for backward, ``parameters`` are those of a stage, and ``optimizer`` is the state for each parameter.  A
+    stage has ``ahead`` more micro-batches in flight than 1F1B, which is enough only if sending takes no time.  Stage k
+    lies on ranks k·replicas … (k+1)·replicas-1, which all-reduce their gradients; only the first of them is listed.
     """
     each = list(flops) if isinstance(flops, Sequence) else [flops] * stages
     made = _OutlineBuilder(dtype)
@@ -74,7 +74,7 @@ def outline(
 
 
 def _by_nccl(plan: Plan) -> Plan:
-    """The plan with NCCL as the plane of all communication; it is never run, so its calls need no order."""
+    """The plan with NCCL as the plane of all communication, without an order of calls, as it is never run."""
     return replace(
         plan,
         actors=tuple(a if a.comm is None else replace(a, comm=replace(a.comm, plane=Plane.NCCL)) for a in plan.actors),
@@ -88,7 +88,7 @@ class _OutlineBuilder:
         self.registers: list[Register] = []
         self.variables: list[Variable] = []
         self.orders: list[Order] = []
-        self.forward: list[Actor] = []  # of each stage
+        self.forward: list[Actor] = []  # the forward actor of each stage
         self.backward: list[Actor] = []
         self.under_way: list[int] = []
 
@@ -147,7 +147,7 @@ class _OutlineBuilder:
         self.under_way.append(under_way)
 
     def send(self, source: int, to: int, elements: int) -> None:
-        """Add what a stage sends to its neighbour for each micro-batch: activations up, gradients down."""
+        """Add the sends of a stage to its neighbour: activations to the next stage, or gradients to the one before."""
         ends = self.forward if to > source else self.backward
         made, reader = ends[source], ends[to]
         register = len(self.registers)

@@ -1,4 +1,4 @@
-"""Find which ranks compute which stages of a plan, and which published schedules fit that.
+"""Find which ranks compute which stages of a plan, and which published schedules fit.
 
 Ranks that compute the same stages are replicas of each other and use the same order.
 """
@@ -38,9 +38,9 @@ TASKS = {ActorKind.FORWARD: F, ActorKind.BACKWARD: B, ActorKind.WEIGHT: W}  # ki
 class StageShape(StrEnum):
     """How the stages of a pipeline lie on its ranks."""
 
-    STRAIGHT = "straight"  # one on each rank
-    ROUNDS = "rounds"  # several on each rank, round and round: for interleaved schedules
-    V = "v"  # two on each rank, on the way down and on the way up a V
+    STRAIGHT = "straight"  # one stage on each rank
+    ROUNDS = "rounds"  # several on each rank, assigned round-robin: for interleaved schedules
+    V = "v"  # two on each of n ranks, stages k and 2n-1-k on the same rank
     OTHER = "none"
 
 
@@ -68,7 +68,7 @@ class Pipeline:
 
     @property
     def shape(self) -> StageShape:
-        """How stages lie on ranks."""
+        """How the stages lie on the ranks."""
         number = {s: i for i, s in enumerate(sorted({s for stages in self.stages for s in stages}))}
         found = sorted(tuple(number[s] for s in stages) for stages in self.stages)
         size, most = len(found), max((len(s) for s in found), default=0)
@@ -81,7 +81,7 @@ class Pipeline:
         return StageShape.OTHER
 
     def misfit(self, name: str) -> str | None:
-        """What a schedule needs of the stages that is not so, as text for an error; None if it fits."""
+        """What a schedule needs of the stages but does not find, as text for an error; None if it fits."""
         shape = self.shape
         if name == "auto" or (name in STRAIGHT and shape is StageShape.STRAIGHT):
             return None
@@ -102,7 +102,7 @@ class Pipeline:
         return None
 
     def published(self, name: str) -> PublishedOrder:
-        """The published order of a schedule, with the plan's stage numbers; raises PlanError if it does not fit."""
+        """The published order of a schedule, in the plan's stage numbers; raises PlanError if it does not fit."""
         if (why := self.misfit(name)) is not None:
             found = "; ".join(f"{list(s)}" for s in self.stages)
             raise PlanError(f"schedule {name!r} {why}. Stages on each rank were found as {found}")
@@ -129,7 +129,7 @@ def find_pipeline(plan: Plan) -> Pipeline:
 
 
 def task_of(plan: Plan, actor: Actor, firing: int) -> StageTask | None:
-    """What an actor does for its stage in one firing; None if it does not compute once for each micro-batch."""
+    """The task of an actor's stage that one firing computes; None unless it computes once for each micro-batch."""
     if actor.queue != "compute" or actor.kind not in TASKS or actor.rate != plan.pieces:
         return None
     return StageTask(actor.stage, TASKS[actor.kind], firing % actor.rate)

@@ -1,9 +1,14 @@
 """Search for orders of a plan's queues: make candidates and find the period of each.
 
-Candidates are the published schedules that fit the plan's stages; list schedules by priorities, with limits on the
-micro-batches ("pieces") in flight, with and without patience for firings that become ready soon; and the results of a
-hill climb that moves firings along the critical path of the best candidate.  Each is evaluated over several iterations
-with slots for everything, so that the overlap of consecutive iterations counts.
+The candidates are
+
+- the published schedules that fit the plan's stages;
+- list schedules by priorities, with limits on the micro-batches ("pieces") in flight, with and without patience for
+  firings that become ready soon;
+- the results of a hill climb that moves firings along the critical path of the best candidate.
+
+Each is evaluated over several iterations, with slots for all tokens, so that the overlap of consecutive iterations
+counts.
 """
 
 from __future__ import annotations
@@ -23,10 +28,10 @@ from actorflow_scheduler.published_orders import B, F, PublishedOrder, StageTask
 from actorflow_scheduler.slots import roomy
 from actorflow_scheduler.timeline import stuck
 
-STEADY = 6  # the most iterations that are evaluated; the period is that of the last half of them
-# The budget of a search in firings to simulate: at least, for each firing of an iteration, at most
+STEADY = 6  # most iterations that are evaluated; the period is the mean of the later half of them
+# The budget of a search, in firings to simulate: LEAST + EACH for each firing of an iteration, but no more than MOST.
 LEAST, EACH, MOST = 200_000, 350, 2_000_000
-LISTED = 4  # list scheduling a firing costs as much as evaluating it so many times
+LISTED = 4  # list scheduling a firing costs as much as evaluating it this many times
 SAME = 1e-3  # periods that differ by a smaller fraction count as equal
 CLASSES = {
     ActorKind.OPTIMIZER: 0,
@@ -42,10 +47,10 @@ CLASSES = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """Orders for all queues, and their period."""
+    """Orders for all queues, and the period that they give."""
 
-    name: str  # where it comes from: "zb-h1", "priorities"
-    plan: Plan  # with these orders and slots for everything
+    name: str  # its origin, such as "zb-h1" or "priorities"
+    plan: Plan  # with these orders, and slots for all tokens
     run: IterationOrder
     period: float  # nanoseconds
 
@@ -53,8 +58,8 @@ class Candidate:
 class Portfolio:
     """The candidates of one plan.
 
-    ``found`` are those that were evaluated, ``tried`` is their number; ``budget`` is how many firings may still be
-    simulated.
+    ``found`` are the candidates with different orders, ``tried`` is how many were made, and ``budget`` is how many
+    firings may still be simulated.
     """
 
     def __init__(self, plan: Plan, times: Durations) -> None:
@@ -80,7 +85,7 @@ class Portfolio:
         self.bound = max(worked, default=0)  # nanoseconds of the busiest queue: a lower bound on the period
         self.priorities = self._priorities()
         self.found: list[Candidate] = []
-        self.known: set[tuple[Order, ...]] = set()  # the orders of those that were found
+        self.known: set[tuple[Order, ...]] = set()  # the orders of the candidates found
         first = graph.run(self.priorities)
         assert first is not None  # only additional edges can make it None
         position = {n: i for i, n in enumerate(first.nodes)}
@@ -90,7 +95,10 @@ class Portfolio:
     # ---- keys and edges
 
     def _priorities(self) -> list[int]:
-        """Keys: backward before forward before weights, the oldest piece first; communication when it is ready."""
+        """Keys that put backward before forward before weight gradients, and older pieces before newer ones.
+
+        Communication, the optimizer and sinks come before all of these.
+        """
         actors = [self.plan.actor(m[0]) for m in self.graph.members]
         wanted = [
             (CLASSES[a.kind], int(a.rate == 1), 0, 0) if a.comm is not None else (CLASSES[a.kind], 0, n, a.id)
@@ -100,7 +108,10 @@ class Portfolio:
         return [number[key] for key in wanted]
 
     def keys_of(self, order: PublishedOrder) -> list[int]:
-        """Keys by a published order; then weights that are not in it, then optimizers.  All else goes first."""
+        """Keys by a published order, followed by weight gradients that are not in it, then by optimizers.
+
+        All other firings come before these.
+        """
         keys = []
         for node, members in enumerate(self.graph.members):
             actor = self.plan.actor(members[0])
@@ -117,13 +128,13 @@ class Portfolio:
         return keys
 
     def strict_edges(self, order: PublishedOrder) -> Iterator[Dependency]:
-        """Edges that make every rank keep to a published order."""
+        """Edges that make every rank follow a published order exactly."""
         for rank, position in self.pipeline.position.items():
             tasks = [self.nodes[rank, t] for t in order[position] if (rank, t) in self.nodes]
             yield from pairwise(n for nodes in tasks for n in nodes)
 
     def loose_edges(self, order: PublishedOrder) -> Iterator[Dependency]:
-        """Edges that allow each rank one more piece in flight than a published order: one may wait in a collective."""
+        """Edges that allow each rank one more piece in flight than a published order, as one may be in a collective."""
         for rank, position in self.pipeline.position.items():
             done: list[StageTask] = []
             for task in order[position]:
@@ -133,9 +144,10 @@ class Portfolio:
                     yield from self.after(rank, done[-2], task)
 
     def flight_limits(self, ahead: float, weights_only: bool = False) -> Iterator[Dependency]:
-        """Edges that limit the pieces in flight on each stage: with ``ahead`` 0 to those of 1F1B and ZB-H1.
+        """Edges that limit the pieces in flight on each stage.
 
-        With 1 they are the limits of ZB-H2, as many as communication that is shorter than computing can make use of.
+        With ``ahead`` 0, the limits are those of 1F1B and ZB-H1.  With 1 they are those of ZB-H2, which is all that is
+        useful as long as communication is shorter than computing.
         """
         stages = sorted({t.stage for _, t in self.nodes})
         left = {s: len(stages) - i for i, s in enumerate(stages)}
@@ -163,7 +175,7 @@ class Portfolio:
 
     @property
     def hides(self) -> int:
-        """1 if each piece has collectives that computing another piece can hide, else 0."""
+        """1 if pieces have collectives, which computing another piece can hide, else 0."""
         return int(any(a.rate > 1 and isinstance(a.comm, Collective) for a in self.plan.actors))
 
     # ---- candidates
@@ -171,7 +183,7 @@ class Portfolio:
     def consider(
         self, name: str, keys: Sequence[int], edges: Iterable[Dependency] = (), patience: float = 0.0
     ) -> Candidate | None:
-        """Evaluate a candidate; None if its edges form a cycle, its orders are known, or the budget is used up."""
+        """Evaluate a candidate; None if its edges form a cycle, its orders are known, or the budget is spent."""
         if self.budget <= 0 and self.found:
             return None
         self.budget -= len(self.graph.members) * LISTED
@@ -188,7 +200,7 @@ class Portfolio:
         return found
 
     def evaluate(self, plan: Plan) -> FiringTimes:
-        """The firings of enough iterations to know the period; raises DeadlockError."""
+        """Evaluate enough iterations of a plan to know its period; raises DeadlockError if it gets stuck."""
         firings = FiringTimes(plan, self.times)
         ends = [0]
         while firings.iterations < STEADY:
@@ -201,7 +213,7 @@ class Portfolio:
         return firings
 
     def follow(self, name: str) -> None:
-        """Consider a published order strictly, and as mere priorities where it would have to wait for collectives."""
+        """Consider a published order strictly; with collectives, or if that fails, also with loose limits."""
         order = self.pipeline.published(name)
         keys = self.keys_of(order)
         self.consider(name, keys, self.strict_edges(order))
@@ -209,12 +221,12 @@ class Portfolio:
             self.consider(name, keys, self.loose_edges(order))
 
     def search(self, frugal: bool = False) -> None:
-        """Consider all candidates that the budget allows; if ``frugal``, also some that take little memory."""
+        """Consider all candidates that the budget allows; if ``frugal``, also candidates that need little memory."""
         for step in self.steps():
             if self.budget <= 0:
                 break
             step()
-        if not self.found:  # something waits for more pieces than any limit allows in flight
+        if not self.found:  # some firing needs more pieces in flight than any limit allows
             self.consider("priorities", self.priorities)
         if frugal:
             limit = 1
@@ -225,7 +237,7 @@ class Portfolio:
             self.hill_climb()
 
     def steps(self) -> Iterator[Callable[[], object]]:
-        """The steps of the search: few without a pipeline, and only one order without micro-batches."""
+        """The steps of the search: few without a pipeline, and a single one without micro-batches."""
         if self.plan.pieces == 1 or self.pipeline.length <= 1:
             for ahead in (0.0, 1.0)[: 1 + (self.plan.pieces > 1) * self.hides]:
                 yield partial(self.consider, "priorities", self.priorities, [*self.flight_limits(ahead)])
@@ -240,7 +252,7 @@ class Portfolio:
         for ahead in (0.0, 1.0, 2.0, 0.5, 4.0):
             for patience in (0.0, 1.0):
                 yield partial(self.consider, "priorities", self.priorities, [*self.flight_limits(ahead)], patience)
-        if not self.found:  # something waits for more pieces than any limit allows in flight
+        if not self.found:  # some firing needs more pieces in flight than any limit allows
             yield partial(self.consider, "priorities", self.priorities)
 
     def fill(self, name: str) -> None:
@@ -251,11 +263,11 @@ class Portfolio:
             self.consider(f"{name} filled with W", self.keys_of(order), limits, patience=1.0)
 
     def optimal(self) -> bool:
-        """Whether the best candidate has the shortest period that is possible at all."""
+        """Whether the best candidate reaches the lower bound on the period."""
         return bool(self.found) and min(c.period for c in self.found) <= self.bound * (1 + SAME)
 
     def hill_climb(self) -> None:
-        """Move firings along the critical path of the best candidate, as long as that makes it faster."""
+        """Move firings along the critical path of the best candidate, as long as that shortens the period."""
         best = min(self.found, key=lambda c: c.period)
         origin = best.name
         better: Candidate | None = best
@@ -275,7 +287,7 @@ class Portfolio:
                     break
 
     def compute_orders(self, candidate: Candidate) -> dict[int, list[int]]:
-        """The order of each compute queue, in nodes."""
+        """Compute queue → its nodes in order."""
         orders: dict[int, list[int]] = {q: [] for q in self.computing}
         for node in candidate.run.nodes:
             if (queue := self.graph.queues[node][0]) in self.computing:
@@ -283,10 +295,10 @@ class Portfolio:
         return orders
 
     def moves(self, candidate: Candidate) -> Iterator[tuple[int, int]]:
-        """The changes that may shorten the critical path: (node, a later one of its queue to put before it).
+        """The moves that may shorten the critical path: (node, later node of its queue to put before it).
 
-        A block is a stretch of the path on one compute queue; only changes at the ends of blocks can help.  The later
-        node must be ready before the other one ends, as it would only delay it otherwise.
+        A block is a stretch of the path on one compute queue; only moves at the ends of blocks can help.  The later
+        node must be ready before the other one ends, as it would only cause a delay otherwise.
         """
         graph, run = self.graph, candidate.run
         path: list[tuple[int, int]] = []  # (queue, node), backwards in time
@@ -311,7 +323,10 @@ class Portfolio:
 
 
 def _swaps(block: Sequence[int], near: bool) -> Iterator[tuple[int, int]]:
-    """Pairs of a block such that moving the second before the first changes an end of it: ``near`` ones, or others."""
+    """Pairs of nodes of a block: moving the second before the first changes an end of the block.
+
+    Yields pairs of neighbours if ``near``, else all other pairs.
+    """
     if len(block) == 2 and near:
         yield block[0], block[1]
     elif len(block) > 2 and near:
@@ -323,7 +338,7 @@ def _swaps(block: Sequence[int], near: bool) -> Iterator[tuple[int, int]]:
 
 
 def period(firings: FiringTimes) -> float:
-    """Nanoseconds of an iteration, over the later half of those that were run."""
+    """Mean nanoseconds of an iteration, over the later half of the iterations that were run."""
     done = firings.iterations
     half = done // 2
     ends = [0, *(0 for _ in range(done))]

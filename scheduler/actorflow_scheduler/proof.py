@@ -1,8 +1,8 @@
 """Prove that a scheduled plan never deadlocks, and that it stays within memory caps.
 
 One run of the actor machines proves it for all runs: each register has one producer and queues have frozen orders, so
-it makes no difference to what can fire which of two firings ends first.  If iterations end with the tokens that they
-began with, all later ones run alike.
+which actors can fire does not depend on which of two firings ends first.  If an iteration leaves as many tokens in each
+register as it found, all later iterations run in the same way.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from actorflow_scheduler.simulated_cluster import SimulatedCluster
 from actorflow_scheduler.timeline import simulate
 
 WHAT_TO_DO = "use more ranks, or micro-batches of fewer samples"
-ITERATIONS = 2  # the second one starts from what the first one left in the registers
+ITERATIONS = 2  # the second one starts with the tokens that the first one left
 
 
 def prove(plan: Plan, memory: Mapping[int, int] | None = None, hardware: Hardware = CPU_CORE) -> Plan:
-    """Return the plan if it is consistent, live under rendezvous semantics and within memory.
+    """Return the plan if it is consistent, does not deadlock (collectives run when all members have fired), and fits.
 
     ``memory`` (rank → bytes) caps, for some ranks, the peak bytes of live registers on this hardware plus the largest
-    workspace.  Raises DeadlockError, whose message prints the cycle actor by actor, or PlanError.
+    workspace.  Raises DeadlockError, whose message shows the cycle actor by actor, or PlanError.
     """
     verify(plan)
     _prove_groups(plan)
@@ -36,7 +36,10 @@ def prove(plan: Plan, memory: Mapping[int, int] | None = None, hardware: Hardwar
 
 
 def _prove_groups(plan: Plan) -> None:
-    """Check that a collective has one actor on each rank of its group, all equal, and a group's share one queue."""
+    """Check that each collective has one actor on each rank of its group, and that these actors agree.
+
+    Also check that on each rank all collectives of a group are on one queue.  Raises PlanError.
+    """
     members: dict[int, list[Actor]] = {}
     queues: dict[tuple[int, tuple[int, ...]], Actor] = {}
     for actor in plan.actors:
@@ -67,13 +70,13 @@ def _prove_groups(plan: Plan) -> None:
 
 
 def _part(member: Actor) -> str:
-    """What must be equal for all members of a collective, as text."""
+    """The properties that all members of a collective must share, as text."""
     assert member.comm is not None
     return f"{member.comm.label} over {member.comm.ranks} of {len(member.operands)} tensors at rate {member.rate}"
 
 
 def _prove_live(plan: Plan) -> None:
-    """Run the plan's machines; they deadlock if, say, the members of collectives have different orders."""
+    """Run the plan's machines, which get stuck if, for example, ranks order their shared collectives differently."""
     cluster = SimulatedCluster(plan)
     before = cluster.tokens()
     if not cluster.run(ITERATIONS):
@@ -95,7 +98,7 @@ def _prove_memory(plan: Plan, memory: Mapping[int, int], hardware: Hardware) -> 
 
 
 def too_much(plan: Plan, rank: int, held: int, cap: int) -> str:
-    """The error text for a rank whose registers hold ``held`` bytes where ``cap`` are allowed."""
+    """The error text for a rank whose registers need ``held`` bytes, if ``cap`` bytes are allowed."""
     mine = (r for r in plan.registers if plan.home(r) == rank)
     largest = max(mine, key=lambda r: r.nbytes * r.slots)
     firing = max((a for a in plan.actors if a.rank == rank), key=lambda a: a.workspace)

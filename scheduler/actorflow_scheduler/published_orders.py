@@ -1,4 +1,4 @@
-"""The published pipeline schedules: the order of each rank's work for given numbers of ranks and micro-batches.
+"""Published pipeline schedules: the order of each rank's tasks for given numbers of ranks and micro-batches.
 
 - gpipe: Huang et al., GPipe (arXiv:1811.06965).
 - 1f1b: Narayanan et al., PipeDream-Flush (arXiv:2006.09503).
@@ -6,7 +6,7 @@
 - zb-h1, zb-h2: Qi et al., Zero Bubble Pipeline Parallelism (arXiv:2401.10241), the handcrafted schedules.
 - zb-v: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv:2405.15362).
 
-They are what the names of schedules stand for, and the starting points of the search in ``portfolio.py``.
+Users choose them by name, and the search in ``portfolio.py`` starts from them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TaskKind(StrEnum):
     """What a task computes."""
 
     FORWARD = "F"
-    BACKWARD = "B"  # only the gradients of inputs where there is a W
+    BACKWARD = "B"  # only the gradients of inputs if there are W tasks
     WEIGHT = "W"  # the gradients of parameters
 
 
@@ -28,7 +28,7 @@ F, B, W = TaskKind
 
 
 class StageTask(NamedTuple):
-    """What one stage does with one micro-batch ("piece")."""
+    """One stage's forward, backward or weight gradients for one micro-batch ("piece")."""
 
     stage: int
     kind: TaskKind
@@ -47,12 +47,12 @@ def gpipe(ranks: int, pieces: int) -> PublishedOrder:
 
 
 def one_f_one_b(ranks: int, pieces: int) -> PublishedOrder:
-    """As few pieces in flight as keep all ranks busy: rank k holds at most ranks-k."""
+    """The fewest pieces in flight that keep all ranks busy: rank k holds at most ranks-k."""
     return tuple(tuple(_in_turns(k, pieces, ranks - k - 1)) for k in range(ranks))
 
 
 def zb_h1(ranks: int, pieces: int) -> PublishedOrder:
-    """1F1B whose weight gradients are delayed as far as every rank then holds as many pieces as rank 0 of 1F1B."""
+    """1F1B with weight gradients delayed so far that every rank holds as many pieces as rank 0 of 1F1B."""
     return tuple(tuple(_in_turns(k, pieces, ranks - k - 1, lag=k)) for k in range(ranks))
 
 
@@ -62,7 +62,7 @@ def zb_h2(ranks: int, pieces: int) -> PublishedOrder:
 
 
 def _in_turns(stage: int, pieces: int, ahead: int, lag: int | None = None) -> Iterator[StageTask]:
-    """Forward for ``ahead`` pieces, then forward and backward alternately; W of a piece ``lag`` backward ones later."""
+    """Forward for ``ahead`` pieces, then forward and backward alternately; W of a piece ``lag`` backwards later."""
     backward = 0
     for forward in range(pieces + ahead):
         if forward < pieces:
@@ -80,9 +80,9 @@ def _in_turns(stage: int, pieces: int, ahead: int, lag: int | None = None) -> It
 def interleaved(ranks: int, pieces: int, rounds: int) -> PublishedOrder:
     """Interleaved 1F1B with ``rounds`` stages on each rank, stage s on rank s mod ranks.
 
-    Each stage of a rank computes a group of pieces before the next stage does.  A group has as many pieces as there
-    are ranks if that divides all pieces; else it is the smallest larger number that leaves no shorter last group than
-    the ranks, or all pieces.
+    Each stage of a rank computes a group of pieces before the rank's next stage does.  A group has as many pieces as
+    there are ranks, if that divides the number of pieces.  Otherwise it has the next larger number with which the last
+    group is not shorter than the number of ranks, or all pieces.
     """
     group = next((n for n in range(ranks, pieces) if not 0 < pieces % n < ranks), pieces)
     starts = range(0, pieces, group)
@@ -98,9 +98,9 @@ def interleaved(ranks: int, pieces: int, rounds: int) -> PublishedOrder:
 
 
 def zb_v(ranks: int, pieces: int) -> PublishedOrder:
-    """Two stages on each rank, k on the way down and 2·ranks-1-k on the way up; no more memory than 1F1B.
+    """Two stages on each rank, k on the way down and 2·ranks-1-k on the way up; needs no more memory than 1F1B.
 
-    With fewer than 2·ranks-1 pieces it is the schedule of so many, without the tasks of the absent ones.
+    With fewer than 2·ranks-1 pieces it is the schedule for 2·ranks-1, without the tasks of the missing pieces.
     """
     return tuple(
         tuple(t for t in _v_tasks(k, ranks, max(pieces, 2 * ranks - 1)) if t.piece < pieces) for k in range(ranks)

@@ -1,8 +1,8 @@
-"""Group the ranks of a plan into classes that do the same, and fold the plan to one rank of each class.
+"""Group the ranks of a plan into classes that do the same work, and fold the plan to one rank of each class.
 
-Ranks are of one class if their actors, registers and orders are equal one by one, and if the ranks at the other ends
-of their sends and collectives are of the same classes (colour refinement).  With frozen orders the ranks of a class
-do the same at the same times, so that one can be simulated for all of them.
+Ranks are of one class if their actors, registers and orders are equal one by one, and the ranks at the other ends of
+their sends and collectives are of the same classes (colour refinement).  With frozen orders, the ranks of a class do
+the same work at the same times, so that simulating one of them is enough.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FoldedPlan:
 
 
 def fold(plan: Plan | FoldedPlan, times: Durations) -> FoldedPlan:
-    """List only the lowest rank of each class; ranks whose actors have different ``times`` are of different classes."""
+    """Fold a plan to the lowest rank of each class; ranks whose actors differ in ``times`` are in different classes."""
     given = plan if isinstance(plan, FoldedPlan) else FoldedPlan(plan, {a.rank: (a.rank,) for a in plan.actors})
     ranks = _Ranks(given.plan, times)
     classes: dict[int, list[int]] = {}
@@ -42,7 +42,7 @@ def fold(plan: Plan | FoldedPlan, times: Durations) -> FoldedPlan:
 
 
 def unfold(plan: Plan, folded: FoldedPlan) -> Plan:
-    """The whole plan with the slots and orders that were found for one rank of each class.
+    """Give the whole plan the slots and orders that were found for one rank of each class.
 
     If the orders of the listed ranks are parts of one topological order of their firings, so are the orders of all
     ranks: every dependency in the whole plan has a counterpart in the folded one.
@@ -76,7 +76,7 @@ def _by_rank(found: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 class _Ranks:
-    """The colour refinement: what is compared of each rank, and the colours (classes) that the ranks have so far."""
+    """The colour refinement: compares the ranks of a plan, and keeps the colours (classes) that they have so far."""
 
     def __init__(self, plan: Plan, times: Durations) -> None:
         self.plan = plan
@@ -84,7 +84,7 @@ class _Ranks:
         self.place: dict[int, int] = {}  # actor → its index among its rank's actors
         self.members: dict[int, list[Actor]] = {}  # collective → its actors
         self.filled: dict[int, list[tuple[int, int]]] = {}  # rank → (sender, register) of the registers filled remotely
-        self.at: dict[int, int] = {}  # register → its index among what is compared of its home rank
+        self.at: dict[int, int] = {}  # register → its index in ``looks`` of its home rank
         for a in plan.actors:
             mine = self.actors.setdefault(a.rank, [])
             self.place[a.id] = len(mine)
@@ -120,7 +120,7 @@ class _Ranks:
         self.colours = _numbered({rank: tuple(look) for rank, look in looks.items()})
 
     def refined(self) -> dict[int, int]:
-        """Rank → the number of its class: split classes until equal ranks have equal peers."""
+        """Split classes until ranks of one class have peers of equal classes; return rank → number of its class."""
         count = 0
         while count < (now := len(set(self.colours.values()))):
             count = now
@@ -129,7 +129,7 @@ class _Ranks:
         return self.colours
 
     def collectives(self) -> dict[int, Hashable]:
-        """Collective → how many members of which classes and places it has; equal for equal collectives."""
+        """Collective → how many members it has of each class and place; equal for equal collectives."""
         colours, place = self.colours, self.place
         return {
             id: tuple(sorted(Counter((colours[a.rank], place[a.id]) for a in members).items()))
@@ -137,7 +137,7 @@ class _Ranks:
         }
 
     def with_peers(self, rank: int, collectives: Mapping[int, Hashable]) -> Hashable:
-        """A rank's colour together with the colours at the other ends of its sends, receives and collectives."""
+        """A rank's colour with the colours of the ranks at the other ends of its sends, receives and collectives."""
         colours = self.colours
         sent: list[Hashable] = []
         for a in self.actors[rank]:
@@ -150,7 +150,7 @@ class _Ranks:
         return colours[rank], tuple(sent), tuple(came)
 
     def only(self, classes: Mapping[int, Sequence[int]]) -> Plan:
-        """The plan of the first ranks of these classes, connected to each other as the ranks of the classes are."""
+        """The plan of the first rank of each class, with sends and collectives redirected to the first ranks."""
         first = {rank: members[0] for members in classes.values() for rank in members}
         collectives = self.collectives()
         number = {members: i for i, members in enumerate(dict.fromkeys(collectives.values()))}
@@ -182,6 +182,6 @@ class _Ranks:
 
 
 def _numbered(looks: Mapping[int, Hashable]) -> dict[int, int]:
-    """Rank → a number, equal for equal looks."""
+    """Number the distinct values: rank → a number, equal for equal values."""
     numbers: dict[Hashable, int] = {}
     return {rank: numbers.setdefault(look, len(numbers)) for rank, look in looks.items()}

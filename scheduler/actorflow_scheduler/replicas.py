@@ -1,8 +1,8 @@
 """Multiply the data-parallel replicas of a plan, for a forecast; only the ranks of the original plan are listed.
 
 Ranks are replicas of each other if they hold the same parts of all variables.  The plan with n times as many replicas
-is n copies of the plan, whose sums over replicas go over all copies.  Each copy has micro-batches of its own, of the
-same size.
+consists of n copies of the plan, in which sums over replicas become sums over the replicas of all copies.  Each copy
+has its own micro-batches, of the same size.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from actorflow_scheduler.rank_classes import FoldedPlan
 def replicated(plan: Plan, times: int) -> FoldedPlan:
     """The plan with ``times`` as many data-parallel replicas, for a forecast.
 
-    The ranks whose actors are of the same stages are numbered together, followed by their copies.  Raises LayoutError
-    where the plan has no replicas, or where replicas exchange parts of tensors, whose sizes would change.
+    Ranks with the same stages get consecutive numbers, followed by their copies.  Raises LayoutError if the plan has no
+    replicas, or if replicas exchange parts of tensors, because the sizes of these would change.
     """
     parts = parts_of(plan)
     sets: dict[Hashable, int] = {}
@@ -62,7 +62,7 @@ def replicated(plan: Plan, times: int) -> FoldedPlan:
         orders=tuple(replace(o, rank=numbers[o.rank][0]) for o in plan.orders),
         variables=tuple(variable(v) for v in plan.variables),
         ranks=tuple(sorted(numbers[rank][0] for rank in parts)),
-        calls=(),  # those of one replica; nothing runs this plan
+        calls=(),  # this plan is never run
     )
     return FoldedPlan(copied, {numbers[rank][0]: numbers[rank] for rank in parts})
 
@@ -83,7 +83,7 @@ def parts_of(plan: Plan) -> dict[int, Hashable]:
 
 
 def _numbers(plan: Plan, times: int) -> Mapping[int, Sequence[int]]:
-    """Rank → the numbers of its copies, the first of which is listed."""
+    """Rank → the numbers of its copies; the plan lists the first of them."""
     stages: dict[int, set[int]] = {}
     for a in plan.actors:
         if a.queue == "compute":

@@ -1,4 +1,4 @@
-"""Schedule a step: choose the best of its plans, give it frozen orders and slot counts, and prove that it is live."""
+"""Schedule a step: choose the best of its plans, give it frozen orders and slot counts, and prove it deadlock-free."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from actorflow_scheduler.timeline import Timeline, nanoseconds
 
 __all__ = ["SCHEDULES", "check_name", "schedule"]
 
-Memory = Mapping[int, int]  # rank → the most bytes of its live registers and the largest workspace together
+Memory = Mapping[int, int]  # rank → most bytes for its live registers and the largest workspace together
 
 
 def check_name(name: str) -> str:
@@ -41,13 +41,14 @@ def schedule(
     memory: Memory | None = None,
     name: str = "auto",
 ) -> Plan:
-    """Order, size and prove a plan, or the best of the variants that ``make`` makes.
+    """Give a plan, or the best of the variants that ``make`` makes, orders and slot counts, and prove it.
 
-    ``name`` is one of SCHEDULES: "auto" searches for the shortest period, and among equal ones for the least memory;
-    another name gives that published schedule.  ``memory`` caps, for some ranks, the peak bytes of live registers and
-    workspace; to stay below, the plan may become slower, also by recomputing forward values.  Raises DeadlockError if
-    no slot counts let the plan run; PlanError if it is not legal, does not fit the memory, or its stages do not fit
-    the schedule; CallError for an unknown name.
+    ``name`` is one of SCHEDULES: "auto" searches for the shortest period, and among equal periods for the least memory;
+    any other name stands for that published schedule.  ``memory`` caps, for some ranks, the peak bytes of live
+    registers and workspace; to stay below the caps, the plan may become slower, also by recomputing forward values.
+
+    Raises DeadlockError if no slot counts let the plan run; PlanError if it is not legal, does not fit the memory, or
+    its stages do not fit the schedule; CallError for an unknown name.
     """
     check_name(name)
     search = _Search(make, hardware, memory or {}, name)
@@ -67,7 +68,7 @@ class _SizedCandidate:
 
     name: str
     variant: Variant
-    plan: Plan  # of one rank of each class
+    plan: Plan  # folded to one rank of each class
     period: float  # nanoseconds
     peak: Mapping[int, int]  # rank → peak bytes of its live registers
 
@@ -87,7 +88,7 @@ class _Search:
         self.workspace: dict[Variant, Mapping[int, int]] = {}  # listed rank → bytes of the largest workspace
 
     def unfolded(self, found: _SizedCandidate) -> Plan:
-        """The plan of all ranks."""
+        """The plan of all ranks, with the orders and slot counts of a candidate."""
         return unfold(self.whole[found.variant], replace(self.folded[found.variant], plan=found.plan))
 
     @property
@@ -118,12 +119,12 @@ class _Search:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether there is anything to search: micro-batches that go through several ranks."""
+        """Whether micro-batches go through several ranks, so that there are orders to search."""
         portfolio = next(iter(self.portfolios.values()))
         return portfolio.plan.pieces > 1 and portfolio.pipeline.length > 1
 
     def variants(self) -> list[Variant]:
-        """The ways to cut the backward pass that the schedule allows."""
+        """The variants to consider: backward whole, or cut into gradients of inputs and of weights."""
         if not callable(self.make):
             return [Variant()]
         if self.name != "auto":
@@ -133,7 +134,7 @@ class _Search:
         return [Variant(), Variant(weights=True)] if backward and self.is_pipeline else [Variant()]
 
     def portfolio(self, variant: Variant) -> Portfolio:
-        """The portfolio of a variant, of its folded plan."""
+        """The portfolio of a variant's folded plan; made at the first call."""
         if variant not in self.portfolios:
             plan = verify(self.make(variant) if callable(self.make) else self.make)
             times = nanoseconds(plan, self.hardware)
@@ -158,7 +159,7 @@ class _Search:
                 )
 
     def candidates(self, variants: list[Variant]) -> list[tuple[Variant, Candidate]]:
-        """All candidates that were evaluated, the fastest first."""
+        """All candidates of these variants, the fastest first."""
         found = [(v, c) for v in variants for c in self.portfolios[v].found]
         return sorted(found, key=lambda x: x[1].period)
 
@@ -180,7 +181,7 @@ class _Search:
         return best
 
     def most_slots(self, variant: Variant, candidate: Candidate) -> _SizedCandidate | None:
-        """The candidate with the most slots that fit the memory; None if even the fewest do not."""
+        """A candidate with the most plentiful level of slots that fits the memory; None if even the fewest do not."""
         last = len(SlotPlanner.LEVELS) - 1
         least = self.size(variant, candidate, last)
         if not self.fits(least):
@@ -207,7 +208,7 @@ class _Search:
         return self.over(sized.peak, sized.variant)[0] <= 1
 
     def caps(self, variant: Variant) -> dict[int, int]:
-        """Listed rank → the least bytes that the ranks of its class have for registers."""
+        """Listed rank → the smallest cap on bytes of registers among the ranks of its class."""
         classes, firing = self.folded[variant].rank_classes, self.workspace[variant]
         caps = {
             listed: [self.memory[r] - firing[listed] for r in ranks if r in self.memory]
@@ -216,11 +217,11 @@ class _Search:
         return {listed: min(of_all) for listed, of_all in caps.items() if of_all}
 
     def is_fastest(self, found: _SizedCandidate) -> bool:
-        """Whether a candidate is as fast as the fastest without regard to memory."""
+        """Whether a candidate is as fast as the fastest candidate without memory caps."""
         return found.period <= min(c.period for p in self.portfolios.values() for c in p.found) * (1 + SAME)
 
     def refusal(self) -> str:
-        """The error text when nothing fits the memory; it suggests another schedule if one fits."""
+        """The error text for when no candidate fits the memory; it suggests another schedule if one fits."""
         nearest = min(
             self.candidates(list(self.portfolios)),
             key=lambda x: self.over(self.planner(x[0]).at_least(x[1].run), x[0])[0],
@@ -246,5 +247,5 @@ class _Search:
         return f"{text}; {WHAT_TO_DO}"
 
     def over(self, held: Mapping[int, int], variant: Variant) -> tuple[float, int]:
-        """The largest fraction of its cap that a rank holds, and that rank."""
+        """The largest ratio of a rank's bytes to its cap, and that rank."""
         return max((held.get(rank, 0) / max(cap, 1e-9), rank) for rank, cap in self.caps(variant).items())

@@ -1,7 +1,7 @@
 """Connect the actor machines of all ranks of a plan, to run the whole plan without a clock.
 
-Messages between ranks arrive at once.  The caller decides when each firing ends.  The liveness proof runs a plan
-this way, and the error for a deadlock is made from the machines that got stuck.
+Messages between ranks arrive at once, and the caller decides when each firing ends.  The liveness proof runs a plan in
+this way, and the error for a deadlock is made from the state of the machines that got stuck.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class SimulatedCluster:
         return [i for machine in self.machines.values() for i in machine.handle(CallIssued())]
 
     def meet(self, fire: Fire) -> list[Fire]:
-        """Start a firing; return the firings that run now.
+        """Start a firing; return the firings that can run now.
 
-        A collective runs when all its members have started; until then the result is empty.
+        The members of a collective run together, when all of them have started; until then the result is empty.
         """
         members = self.together.get(fire.actor)
         if members is None:
@@ -74,7 +74,7 @@ class SimulatedCluster:
         return self._parked.pop(members[0])
 
     def finish(self, fire: Fire) -> list[Instruction]:
-        """End a firing; return what all ranks do next.  Tokens and credits are delivered to other ranks here."""
+        """End a firing, deliver its tokens and credits to other ranks, and return the instructions of all ranks."""
         out = self._machine[fire.actor].handle(ActorFinished(fire.actor))
         if fire.actor in self._senders:
             for register, _, last in fire.writes:
@@ -86,7 +86,7 @@ class SimulatedCluster:
         return out
 
     def run(self, iterations: int) -> bool:
-        """Start some iterations and run them as far as possible; whether all of them ended."""
+        """Start some iterations and run them as far as possible; return whether all of them ended."""
         todo = [i for _ in range(iterations) for i in self.issue()]
         while todo:
             instruction = todo.pop()
@@ -114,7 +114,7 @@ class SimulatedCluster:
         return deadlock(self.plan, [waits[actor] for actor in cycle or waits], bool(cycle))
 
     def _wait(self, actor: int) -> Wait:
-        """The first reason why an actor is stuck; one without a reason has started and waits in a collective."""
+        """The first reason why an actor is stuck; if its machine knows none, it waits in a collective."""
         waits = self._machine[actor].waits(actor)
         if not waits:
             members = self.together[actor]

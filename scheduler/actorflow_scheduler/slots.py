@@ -1,12 +1,12 @@
-"""Choose slot counts with which a plan of given orders keeps a given period, and holds few bytes.
+"""Choose slot counts with which a plan of given orders reaches a given period and holds few bytes.
 
-Suppose that every firing happens at a fixed time, repeated every period.  A register then needs as many slots as
-tokens of it are held at a time.  A linear program finds the times that hold the fewest bytes, under the constraints
-start(v) ≥ start(u) + duration(u) + latency - period · d for every firing v that needs the firing u of d iterations
-before.  A slot is held until the credit for it is back.
+Suppose that every firing happens at a fixed time, repeated every period.  A register then needs as many slots as its
+tokens occupy at the same time.  A linear program finds the times at which registers hold the fewest bytes, under the
+constraints start(v) ≥ start(u) + duration(u) + latency - period · d for every firing v that needs the firing u of d
+iterations before.  A slot is occupied until its credit has returned.
 
-Slot counts from any such times keep the period and keep the plan live: with frozen orders and one producer for each
-register, firing as early as possible is never later than firing at those times.
+Slot counts from any such times reach the period and cannot cause a deadlock: with frozen orders and one producer for
+each register, firing as early as possible is never later than firing at those times.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from actorflow_compiler.plan.plan import ActorKind, Plan, Register, tokens_per_iteration
 from actorflow_scheduler.iteration_graph import IterationGraph, IterationOrder
 
-SOLVED = 12_000  # firings of an iteration; the linear program of a larger one takes too long
-PASSES = 200  # over the constraints, to repair what rounding to nanoseconds broke
+SOLVED = 12_000  # most firings of an iteration for which the linear program is solved; more would take too long
+PASSES = 200  # most passes over the constraints, to repair those that rounding to nanoseconds violates
 
 Starts = NDArray[np.int64]  # node → nanoseconds
 Slots = dict[int, int]  # register → slots
-_Need = tuple[int, int, int, int]  # a firing, one that needs it, iterations between them, latency in nanoseconds
+_Need = tuple[int, int, int, int]  # (firing, firing that needs it, iterations between them, latency in nanoseconds)
 
 
 class SlotPlanner:
@@ -41,24 +41,24 @@ class SlotPlanner:
         self.latency = graph.times.latency
         self.plan = plan = roomy(graph.plan)
         self.counted = [r for r in plan.registers if not r.initial]
-        self.several = any(tokens_per_iteration(plan, r) > 1 for r in self.counted)  # else all get one slot
-        self.fixed = sorted({*_needs(graph, plan)})  # the constraints that no order of the queues changes
+        self.several = any(tokens_per_iteration(plan, r) > 1 for r in self.counted)  # else one slot each is enough
+        self.fixed = sorted({*_needs(graph, plan)})  # the constraints that do not depend on the queues' order
         self.tokens = {r.id: tuple(_tokens(graph, r)) for r in self.counted}
         queue = {a.id: graph.queues[graph.first[a.id]] for a in plan.actors}
-        self.crossing = {  # registers read on another queue; for others the queue's order alone gives the slots
+        self.crossing = {  # registers read on another queue; for all others the queue's order alone gives the slots
             r.id for r in self.counted if any(queue[x.actor] != queue[r.producer] for x in r.readers)
         }
-        self.within = [  # registers with bytes within one queue, the firings that begin their tokens and end their use
+        self.within = [  # registers within one queue: (register, firings that begin its tokens, firings that free them)
             (r, np.array([begin for begin, _ in self.tokens[r.id]]), np.array([ends for _, ends in self.tokens[r.id]]))
             for r in self.counted
             if r.nbytes and r.id not in self.crossing
         ]
 
     def slots(self, run: IterationOrder, period: float, level: int = 0) -> Slots:
-        """Slot counts of all registers; those with initial tokens keep theirs.
+        """Slot counts of all registers; registers with initial tokens keep theirs.
 
         For plans of more than ``solved`` firings the linear program is not solved: they get the slots that one
-        iteration takes when it runs alone.
+        iteration needs when it runs alone.
         """
         if not self.several:
             return {r.id: r.slots for r in self.plan.registers}
@@ -77,7 +77,7 @@ class SlotPlanner:
         return found
 
     def estimate(self, run: IterationOrder) -> int:
-        """The largest bytes of registers of any rank if one iteration runs alone."""
+        """The bytes of registers on the rank with the most, if one iteration runs alone."""
         taken: Counter[int] = Counter()
         starts, every = np.array(run.starts, np.int64), self.length(run)
         for r in self.counted:
@@ -86,7 +86,10 @@ class SlotPlanner:
         return max(taken.values(), default=0)
 
     def at_least(self, run: IterationOrder) -> dict[int, int]:
-        """Rank → a lower bound on its bytes of registers: those within one queue, which its order alone decides."""
+        """Rank → a lower bound on its bytes of registers.
+
+        It is the peak of the registers within one queue, which depends only on the queue's order.
+        """
         position = np.empty(len(run.nodes), np.int64)
         position[np.array(run.nodes)] = np.arange(len(run.nodes))
         changes: dict[int, NDArray[np.int64]] = {}
@@ -107,7 +110,7 @@ class SlotPlanner:
         return max((start + duration + latency for start, duration, latency in times), default=1)
 
     def held(self, register: Register, starts: Starts, every: int) -> int:
-        """The most tokens of a register that hold a slot at a time; a slot is held until its credit is back."""
+        """The most tokens of a register that occupy slots at the same time; a slot is free when its credit is back."""
         durations, latency = self.graph.durations, self.latency.get(register.producer, 0)
         tokens = self.tokens[register.id]
         begun = np.array([starts[begin] for begin, _ in tokens], np.int64)
@@ -117,7 +120,7 @@ class SlotPlanner:
         return int((np.searchsorted(begins, freed, side="left") - np.arange(len(freed))).max())
 
     def place(self, run: IterationOrder, every: int) -> Starts | None:
-        """Start times of all firings with which registers hold the fewest bytes; None if none are found."""
+        """Start times of all firings at which registers hold the fewest bytes; None if none are found."""
         from scipy.optimize import linprog  # imported here, as it takes a third of a second in every process
         from scipy.sparse import csr_array
 
@@ -127,7 +130,7 @@ class SlotPlanner:
         least = durations[u] + latency - back * every
         count = len(graph.members)
         cost = np.zeros(count)
-        freed: list[tuple[int, int]] = []  # (a firing that ends before a token is freed, the variable of that instant)
+        freed: list[tuple[int, int]] = []  # (last firing to use a token, variable of when it is freed)
         weights: list[float] = []
         most = max((r.nbytes for r in self.counted), default=0) or 1
         for r in self.counted:
@@ -166,7 +169,7 @@ class SlotPlanner:
 
 
 def roomy(plan: Plan) -> Plan:
-    """The plan with slots for all tokens of an iteration, and for the next iteration's batch."""
+    """The plan with slots for all tokens of an iteration; registers of sources get one more, for the next batch."""
     return replace(
         plan,
         registers=tuple(
@@ -179,7 +182,7 @@ def roomy(plan: Plan) -> Plan:
 
 
 def _needs(graph: IterationGraph, plan: Plan) -> Iterator[_Need]:
-    """The constraints between firings that come from actors and registers, whatever the order of the queues."""
+    """The constraints between firings that come from actors and registers, and not from the order of the queues."""
     for a in plan.actors:
         base = graph.first[a.id]
         yield from ((node - 1, node, 0, 0) for node in range(base + 1, base + a.rate))
@@ -189,7 +192,7 @@ def _needs(graph: IterationGraph, plan: Plan) -> Iterator[_Need]:
 
 
 def _queue_order(graph: IterationGraph, run: IterationOrder) -> Iterator[_Need]:
-    """The constraints of each queue's order; its first firing comes after the last one of the iteration before."""
+    """The constraints of each queue's order, including its first firing after the last one of the iteration before."""
     queues: list[list[int]] = [[] for _ in graph.names]
     for node in run.nodes:
         for queue in graph.queues[node]:
@@ -200,7 +203,7 @@ def _queue_order(graph: IterationGraph, run: IterationOrder) -> Iterator[_Need]:
 
 
 def _tokens(graph: IterationGraph, register: Register) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """For each token of an iteration the firing that begins it, and the firings after which it is freed."""
+    """For each token of an iteration, the firing that begins it and the firings after which it is freed."""
     made = graph.first[register.producer]
     for token in range(tokens_per_iteration(graph.plan, register)):
         ends = tuple(graph.first[r.actor] + (token + 1) * r.firings - 1 for r in register.readers)

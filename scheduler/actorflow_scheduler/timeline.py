@@ -29,24 +29,24 @@ class Span(NamedTuple):
     actor: int
     rank: int
     queue: str
-    firing: int  # since the start
+    firing: int  # number of the firing since the start
     start: float  # seconds
     end: float  # seconds
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a plan does on given hardware: the times of all firings of all actors, in nanoseconds."""
+    """A simulated run of a plan on given hardware: the times of all firings, in nanoseconds."""
 
     plan: Plan
     iterations: int
     fired: Mapping[int, Sequence[int]]  # actor → when each firing takes its slots
     ends: Mapping[int, Sequence[int]]  # actor → when each firing ends
-    durations: Mapping[int, int]  # actor → how long a firing runs, from when all members of its collective have fired
+    durations: Mapping[int, int]  # actor → how long a firing runs, after all members of its collective have fired
 
     @property
     def seconds(self) -> float:
-        """From the first call to the end of the last iteration."""
+        """Seconds from the first call to the end of the last iteration."""
         return max(self.iteration_ends, default=0) / 1e9
 
     @cached_property
@@ -57,7 +57,7 @@ class Timeline:
 
     @property
     def period(self) -> float:
-        """Seconds from one iteration's end to the next one's, over the later half of the iterations."""
+        """Mean seconds from the end of one iteration to the end of the next, over the later half of the iterations."""
         if not self.iterations:
             return 0.0
         ends, half = self.iteration_ends, self.iterations // 2
@@ -66,7 +66,7 @@ class Timeline:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """All firings by start, then by rank and queue."""
+        """All firings, sorted by start, then by rank and queue."""
         found = []
         for a in self.plan.actors:
             duration, queue = self.durations[a.id], (a.rank, a.queue)
@@ -90,7 +90,7 @@ class Timeline:
     def live_bytes(self) -> dict[int, tuple[Nanoseconds, Nanoseconds]]:
         """Rank → (instants in nanoseconds, from 0 on; bytes of live register slots from each instant on).
 
-        Several changes at one instant are listed one by one, what is freed first.
+        Several changes at one instant are listed one by one, freed slots first.
         """
         plan = self.plan
         changes: dict[int, tuple[list[Nanoseconds], list[Nanoseconds]]] = {a.rank: ([], []) for a in plan.actors}
@@ -111,12 +111,12 @@ class Timeline:
 
     @cached_property
     def peak_bytes(self) -> dict[int, int]:
-        """Rank → the most bytes of register slots that are live at a time; slots freed at an instant go first."""
+        """Rank → peak bytes of live register slots; at each instant, slots are freed before others are taken."""
         return {rank: int(live.max()) for rank, (_, live) in self.live_bytes.items()}
 
     @cached_property
     def peak_slots(self) -> dict[int, int]:
-        """Register → the most slots that are taken at a time."""
+        """Register → the most slots that are taken at the same time."""
         found = {}
         for r in self.plan.registers:
             begun, freed = self._tokens(r)
@@ -125,7 +125,7 @@ class Timeline:
         return found
 
     def _tokens(self, register: Register) -> tuple[Nanoseconds, Nanoseconds]:
-        """When each token of a register takes its slot, without the initial ones, and when each slot is freed."""
+        """When each token of a register, except the initial ones, takes its slot, and when each slot is freed."""
         producer = register.producer
         begun = np.array(self.fired[producer][:: register.fill], np.int64)
         if not register.readers:
@@ -134,7 +134,7 @@ class Timeline:
         return begun, np.array(freed, np.int64).max(axis=0)
 
     def __str__(self) -> str:
-        """The firings of each rank's compute queue in order, a line ``rank 0: 0F0 0F1 0B0`` for each rank."""
+        """The firings of each rank's compute queue in order, one line ``rank 0: 0F0 0F1 0B0`` for each rank."""
         notation = Notation(self.plan)
         lines: dict[int, list[tuple[int, str]]] = {}
         for a in self.plan.actors:
@@ -165,7 +165,7 @@ def nanoseconds(plan: Plan, hardware: Hardware) -> Durations:
 
 
 def stuck(plan: Plan, iterations: int) -> DeadlockError:
-    """The error for a plan that gets stuck: running its actor machines finds the actors that wait for each other."""
+    """The error for a plan that gets stuck; runs its actor machines to find the actors that wait for each other."""
     cluster = SimulatedCluster(plan)
     cluster.run(iterations)
     return cluster.deadlock()

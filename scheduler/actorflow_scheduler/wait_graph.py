@@ -1,4 +1,4 @@
-"""Find the shortest cycle in a graph of who waits for whom: ranks, actors or firings.
+"""Find the shortest cycle in a graph of waits between ranks, actors or firings.
 
 >>> shortest_cycle({0: [1], 1: [2], 2: [0, 1]})
 [1, 2]
@@ -16,11 +16,12 @@ T = TypeVar("T", bound=Hashable)
 
 
 def shortest_cycle(waits: Mapping[T, Collection[T]]) -> list[T]:
-    """A shortest cycle, in which each waits for the next and the last for the first; empty if there is none.
+    """A shortest cycle, in which each node waits for the next and the last for the first; empty if there is none.
 
-    Of several with the same length it is the one that contains the earliest key of ``waits``; it begins with that key.
+    ``waits`` maps each node to the nodes that it waits for.  Of several cycles with the same length, the result is one
+    that contains the earliest key of ``waits``, and begins with that key.
     """
-    import networkx as nx  # slow to import, and needed only where something may be stuck
+    import networkx as nx  # slow to import, and needed only if something may be stuck
 
     graph = nx.DiGraph([(one, other) for one, others in waits.items() for other in others])
     component = {node: number for number, nodes in enumerate(nx.strongly_connected_components(graph)) for node in nodes}
@@ -31,7 +32,7 @@ def shortest_cycle(waits: Mapping[T, Collection[T]]) -> list[T]:
             continue
         before = {start: start}  # node → its predecessor on a shortest path from the start
         most = len(best) - 2 if best else None  # edges of a path that closes a shorter cycle
-        paths = () if most == 0 else nx.bfs_edges(graph, start, depth_limit=most)  # networkx 2 takes 0 for 1
+        paths = () if most == 0 else nx.bfs_edges(graph, start, depth_limit=most)  # networkx 2 treats 0 like 1
         for one, other in chain([(start, start)], paths):
             before[other] = one
             if graph.has_edge(other, start):

@@ -1,4 +1,4 @@
-"""Digest what an actor computes: equal for all actors that take equally long on one machine."""
+"""Digest the work of an actor; actors with equal digests take equally long on the same machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import OrderedDict
 from actorflow_compiler.plan.plan import Actor, Body, FromRegister, OfVariable, Operand, Plan, Target
 from actorflow_compiler.plan.summary import variable_shape
 
-_KEPT = 8  # plans whose digests of bodies are cached: a search makes many plans that share their bodies
+_KEPT = 8  # sets of bodies whose digests are cached: a search makes many plans that share their bodies
 _digests: OrderedDict[int, tuple[tuple[Body, ...], dict[int, str]]] = OrderedDict()
 
 
