@@ -73,7 +73,7 @@ class Device(Protocol):
         """Whether calls return before their work is done, so that marks have to order the queues."""
 
     def label(self, threads: int) -> str:
-        """A name for files of measurements, different for devices, or numbers of threads, of different speed."""
+        """A name for files of measurements; devices or thread counts of different speed have different names."""
 
     def prepare_thread(self) -> None:
         """Prepare the calling thread to launch work on this device."""

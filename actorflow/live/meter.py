@@ -60,7 +60,7 @@ def _number(speed: float) -> str:
 
 
 class StepMeter:
-    """Counts training steps as they are done.  For any thread.
+    """Counts training steps as they are done.  Any thread may call its methods.
 
     Calls end in order, so only the oldest unfinished calls are checked.
     """

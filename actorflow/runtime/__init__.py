@@ -1,1 +1,1 @@
-"""One process of a run: the worker that fires actors and what connects it to its peers."""
+"""The runtime of one rank: the worker, which executes plans by firing actors and exchanges messages with its peers."""

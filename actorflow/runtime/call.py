@@ -152,8 +152,8 @@ class Call:
     def tell(self, more: str = "") -> None:
         """Raise the error of the call in the script if the call was given up; else do nothing.
 
-        The first time, what the call had changed in the script is taken back before.  ``more`` is one more sentence
-        for the message.
+        The first time, it takes back what the call had changed in the script before it raises.  ``more`` is one more
+        sentence for the message.
         """
         if self.lost is None:
             return
@@ -180,7 +180,7 @@ class Call:
         which an aborted transfer left half written.
         """
         for index, mark in tuple(self.marks.items()):
-            with suppress(RuntimeError):  # a device that has failed says nothing
+            with suppress(RuntimeError):  # a device that has failed raises when asked
                 if mark is not None and mark.passed():
                     self.marks[index] = None
         with suppress(RuntimeError):
@@ -231,7 +231,9 @@ class Behind:
             self._calls.append(call)
 
     def keep_pace(self, before: Sized, most: int, end: float | None = None) -> None:
-        """Block until fewer than ``most`` calls are unfinished: those in ``before``, which have not fired, and these.
+        """Block until fewer than ``most`` calls are unfinished, or none of the calls here is.
+
+        Calls count that have not fired, which are in ``before``, and calls here with which the device is not done.
 
         Raises TimeoutError if ``time.monotonic()`` reaches ``end`` first.
         """

@@ -1,11 +1,11 @@
 """Keep one rank's NCCL calls in the order in which all ranks make them.
 
-NCCL hangs unless all ranks make the calls that they share in one order.  A plan freezes it for one iteration
-(``Plan.calls``); iterations follow each other as the calls of jobs do, which every rank makes in the same order.  So a
-rank's sequence is known before anything happens, and what comes early is held back.  A receive is posted in its place,
-as soon as its register has a free slot, not when its peer announces what it sends.
+NCCL hangs unless all ranks make the calls that they share in the same order.  A plan fixes this order for one iteration
+(``Plan.calls``), and every rank calls jobs, and so begins iterations, in the same order.  So the sequence of a rank's
+NCCL calls is known in advance, and a firing that comes early is held back.  A receive is posted when its place in the
+sequence has come and its register has a free slot; it does not wait for a message from the sender.
 
-No threads and no tensors here; for one thread.
+This module uses no threads and no tensors; a ``CollectiveOrder`` is for one thread.
 """
 
 from __future__ import annotations

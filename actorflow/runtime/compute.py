@@ -44,7 +44,9 @@ OTHERS = "other calls are done as ever"
 
 
 class Compute:
-    """The thread that fires one rank's actors; any thread may call its public methods, all but ``join`` at once.
+    """The thread that fires one rank's actors.
+
+    Any thread may call the public methods, which return at once, except ``join``.
 
     ``variables`` are the tensors that plans read and write, by name.  If ``gated``, call n waits for ``permit(n)``.
     ``installed(number)`` waits for the plan of that number and returns None if the run ends first.  ``is_last(number)``
@@ -339,7 +341,8 @@ class Compute:
     def _gather(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> list[Any]:
         held = fire.reads
         boxes: list[Any] = [slots.take(held[at][1]) for at, slots in unit.reads]
-        if self._lost and job.calls[fire.firing // unit.rate].lost is not None:  # contents do not matter
+        # tokens of a call that is given up are empty, but transfers still send tensors, whose contents do not matter
+        if self._lost and job.calls[fire.firing // unit.rate].lost is not None:
             boxes = [token or slots.blank() for token, (_, slots) in zip(boxes, unit.reads, strict=True)]
         if unit.outer:
             iteration, piece = divmod(fire.firing, unit.rate)
@@ -388,7 +391,7 @@ class Compute:
             job.stream_events.sweep()
 
     def _broken(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, error: Exception) -> None:
-        """Handle the failure of a firing: give its call up if no rank has kept a change of it, else end the run.
+        """Handle the failure of a firing: give up its call if that leaves no changes behind, else end the run.
 
         On one device, buffers may stay changed: in PyTorch, too, a forward pass that fails leaves the buffers changed
         that it had reached.  On several ranks, changed buffers are put back, as each rank may have reached another

@@ -70,7 +70,7 @@ class InstalledPlan:
         self.units = {a.id: builder.unit(a) for a in mine}
         self.queues = tuple({u.stream.queue.name: u.stream.queue for u in self.units.values()}.values())
         self.sources = {r.id: plan.actor(r.producer) for r in plan.registers if plan.actor(r.producer).rank != rank}
-        self.firings = sum(a.rate for a in mine)  # in an iteration
+        self.firings = sum(a.rate for a in mine)  # of this rank in an iteration
         self.results = frozenset(t.index for a in mine for t in a.targets if isinstance(t, ToResult))
         self.inputs = frozenset(o.name for a in mine for o in a.operands if isinstance(o, OfInput))
         self.scalars = frozenset(o.name for a in mine for o in a.operands if isinstance(o, OfScalar))

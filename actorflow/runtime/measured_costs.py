@@ -121,7 +121,7 @@ def read(place: Place) -> Costs:
 
 
 def here(device: str, threads: int | None = None) -> Hardware:
-    """This machine by its stored measurements; defaults where there are none."""
+    """This machine by its stored measurements; defaults for values that were not measured."""
     return read(Place(device, threads or torch.get_num_threads())).hardware(device)
 
 

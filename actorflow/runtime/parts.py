@@ -33,7 +33,8 @@ def part(tensor: Tensor, placement: Placement, sbp: NdSbp, index: int) -> Tensor
 def sources(placement: Placement, sbp: NdSbp, rank: int) -> tuple[int, ...]:
     """Positions in the placement of the devices whose parts make up the tensor.
 
-    Of devices that hold the same, it is the one with ``rank``'s coordinates, if ``rank`` is in the placement.
+    Along a broadcast axis, all devices hold the same part; of these, the device at ``rank``'s coordinate is taken, or
+    the first device if ``rank`` is not in the placement.
     """
     mine = coordinates(placement, placement.index(rank)) if rank in placement else (0,) * len(placement.hierarchy)
     return tuple(

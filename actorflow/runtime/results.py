@@ -73,7 +73,7 @@ class Results:
         self._device = on.where
         self._kept: dict[tuple[int, int], TensorFuture] = {}  # by (call, result): parts that other ranks may pull
         self._open: deque[tuple[Call, list[weakref.ref[TensorFuture]]]] = deque()  # calls whose futures are not settled
-        self._dropped: defaultdict[tuple[int, int], int] = defaultdict(int)  # by (call, result): ranks without a handle
+        self._dropped: defaultdict[tuple[int, int], int] = defaultdict(int)  # by (call, result): handles that are gone
         self._lock = threading.Lock()
         self._drops: SimpleQueue[_Drop | None] | None = None
 

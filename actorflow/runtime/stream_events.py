@@ -35,7 +35,7 @@ NO_MEMORY: frozenset[int] = frozenset()
 
 
 class RegisterEvents:
-    """The marks of the slots of one register whose maker and readers are on different queues."""
+    """The marks of the slots of one register whose maker and a reader are on different queues."""
 
     __slots__ = ("_count", "_held", "_made", "_read", "_slots", "maker")
 
@@ -64,9 +64,9 @@ class RegisterEvents:
         self._read[sequence % self._count][queue.name] = mark
 
     def reuse(self, sequence: int) -> tuple[list[Mark], Holder]:
-        """Prepare to write token ``sequence``: return what concerns the token that was in its slot before.
+        """Prepare to write token ``sequence`` into its slot, over the token that was there before.
 
-        The result is the marks of its readers, to wait for, and its holder, to clear once the wait is launched.
+        Returns the marks of the old token's readers, to wait for, and its holder, to clear once the wait is launched.
         """
         slot = sequence % self._count
         marks, held = self._read[slot], self._held[slot]

@@ -1,4 +1,4 @@
-"""Find the rank for which all others wait in the end, or the cycle in which ranks wait for each other.
+"""Find the ranks for which the others wait in the end, or the cycle in which ranks wait for each other.
 
 >>> from actorflow.status.rank_status import QueueWait
 >>> waiting = RankStatus(0, "a", 1, "", waits=(QueueWait("F1@0", "waits for …", (2,)),))

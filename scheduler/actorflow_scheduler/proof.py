@@ -22,8 +22,9 @@ ITERATIONS = 2  # the second one starts with the tokens that the first one left
 
 
 def prove(plan: Plan, memory: Mapping[int, int] | None = None, hardware: Hardware = CPU_CORE) -> Plan:
-    """Return the plan if it is consistent, does not deadlock (collectives run when all members have fired), and fits.
+    """Return the plan if it is consistent, cannot deadlock, and stays within the memory caps.
 
+    A collective runs when all of its members have fired, as if it were a rendezvous.
     ``memory`` (rank → bytes) caps, for some ranks, the peak bytes of live registers on this hardware plus the largest
     workspace.  Raises DeadlockError, whose message shows the cycle actor by actor, or PlanError.
     """

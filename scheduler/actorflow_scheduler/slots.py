@@ -120,7 +120,7 @@ class SlotPlanner:
         return int((np.searchsorted(begins, freed, side="left") - np.arange(len(freed))).max())
 
     def place(self, run: IterationOrder, every: int) -> Starts | None:
-        """Start times of all firings at which registers hold the fewest bytes; None if none are found."""
+        """Start times of all firings at which registers hold the fewest bytes; None if the solver finds none."""
         from scipy.optimize import linprog  # imported here, as it takes a third of a second in every process
         from scipy.sparse import csr_array
 
