@@ -28,6 +28,7 @@ CallKey = tuple[Any, ...]
 # Ops of which torch does not say that they are pointwise
 _POINTWISE = frozenset({"aten::addcdiv_", "aten::addcmul_", "aten::lerp_", "aten::add_", "aten::mul_", "aten::div_"})
 _FLOAT_KEYS = ("other", "zero")  # stand for a float of which only that is known
+_ONLY_INTS = {int}
 _VALUES = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
@@ -120,7 +121,7 @@ def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) ->
             key.append(a._spec)
             a = a._local
         elif t is list or t is tuple:
-            if a and type(a[0]) is int:  # sizes, dims
+            if a and type(a[0]) is int and {*map(type, a)} == _ONLY_INTS:  # sizes, dims
                 key.append(tuple(a))
             else:
                 listed, a = _listed(a)

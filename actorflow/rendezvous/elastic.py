@@ -91,7 +91,7 @@ def torch_run_settings() -> Settings | None:
         master_port=port,
         reserved_port=True,
         token=token,
-        local=LOCAL.read(os.environ),
+        local=os.environ.get(LOCAL.variable) != "0",
         trace=TRACE.read(os.environ) or "",
         script=getattr(sys.modules.get("__main__"), "__file__", None) or "",
         argv=tuple(sys.argv[1:]),

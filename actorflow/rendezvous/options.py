@@ -91,8 +91,10 @@ class LaunchOption:
 
     def from_text(self, text: str) -> Any:
         """The value that the text of the variable means; raises ValueError where it is none."""
-        if self.kind in (ValueKind.SWITCH, ValueKind.TOGGLE):  # anything but the other digit is the default
-            return text != "0" if self.default else text == "1"
+        if self.kind is ValueKind.SWITCH:
+            return text == "1"
+        if self.kind is ValueKind.TOGGLE:
+            return bool(int(text))
         return _FROM_TEXT.get(self.kind, str)(text)
 
     def read(self, environ: Mapping[str, str]) -> Any:

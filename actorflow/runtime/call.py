@@ -169,7 +169,7 @@ class Call:
         with self._changed:
             for index, value in found:
                 if mark is not None:
-                    self.marks[index] = None if mark.passed() else mark
+                    self.marks[index] = mark
                 self.results[index] = value
             self._changed.notify_all()
 

@@ -288,8 +288,11 @@ class Compute:
             assert payload is not None
             token = decode(payload, job.slots[message.register].specs)
             register, sequence = message.register, message.sequence
-            there, mark = job.stream_events.bring(register, sequence, lambda: self._on.to_device(token))
-            self._arrive(job, register, sequence, there, mark)
+            if self._on.ahead:
+                there, mark = job.stream_events.bring(register, sequence, lambda: self._on.to_device(token))
+                self._arrive(job, register, sequence, there, mark)
+            else:
+                self._arrive(job, register, sequence, token)
 
     def _credited(self, job: InstalledPlan, register: int) -> None:
         self._apply(job, job.machine.handle(CreditReturned(register)))
@@ -570,7 +573,7 @@ class Compute:
         call.left -= 1
         if not call.left:
             self._lost -= call.lost is not None
-            call.ended = [mark for queue in job.queues if not (mark := queue.mark()).passed()]
+            call.ended = [queue.mark() for queue in job.queues] if self._on.ahead else ()
             del job.calls[fire.firing // unit.rate]
             self.active -= 1
             self._fired(call)
@@ -585,7 +588,8 @@ class Compute:
 
     def _give(self, call: Call, unit: ActorUnit, fire: Fire, outputs: Sequence[Any]) -> None:
         found = [(i, outputs[o].clone() if shared else outputs[o]) for o, i, shared in unit.results]
-        call.give(found, unit.stream.end(fire, result=True))
+        mark = unit.stream.end(fire, result=True)
+        call.give(found, mark if self._on.ahead else None)
 
 
 def _but(line: str) -> str:

@@ -55,6 +55,19 @@ def test_numbers_and_what_torch_makes_inside_of_an_op_count_as_whole(two: Thread
     torch.testing.assert_close(made, wanted, equal_nan=True)
 
 
+def test_lists_of_numbers_that_compare_equal_are_calls_of_their_own(two: ThreadRanks) -> None:
+    with torch.library._scoped_library("mixing", "DEF") as library:
+        library.define("weighted(Tensor x, Scalar[] w) -> Tensor")
+        library.impl("weighted", lambda x, w: x * w[0] + w[1], "CompositeExplicitAutograd")
+        library.impl("weighted", lambda x, w: x * w[0] + w[1], "Meta")
+        x = torch.arange(4)
+        for weights in ([1, 2], [1, 2.0], [1, True]):
+            wanted = torch.ops.mixing.weighted(x, weights)
+            made = on(two, lambda w=weights: torch.ops.mixing.weighted(spread(x, PAIR, B), w))
+            assert made.dtype is wanted.dtype
+            torch.testing.assert_close(made.to_local(), wanted)
+
+
 class _Positions(nn.Module):
     """Makes plain tensors in its forward."""
 
