@@ -116,7 +116,6 @@ import sys
 import torch, torch.nn.functional as F
 from torch import nn
 import actorflow as flow
-from actorflow.deferred import Deferred
 
 rank, WIDTH, LAYERS = flow.env.rank(), 4096, 6
 

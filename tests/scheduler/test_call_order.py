@@ -214,7 +214,7 @@ def swapped(plan: Plan) -> Plan:
             one, other = plan.actor(a).comm, plan.actor(b).comm
             assert one is not None
             assert other is not None
-            if a != b and set(one.group) == set(other.group):
+            if a != b and set(one.ranks) == set(other.ranks):
                 actors = (*order.actors[:i], b, a, *order.actors[i + 2 :])
                 return replace(plan, calls=(*plan.calls[:at], replace(order, actors=actors), *plan.calls[at + 1 :]))
     raise AssertionError("no two calls to swap")

@@ -63,7 +63,7 @@ def train(title: str) -> Ended | None:
         "state": {name: value.detach().clone() for name, value in model.state_dict().items()},
         "stages": list(plan.summary.stages),
         "pieces": plan.pieces,
-        "planes": sorted({a.comm.plane for a in plan.actors if a.kind == "send"}),
+        "planes": sorted({str(a.comm.plane) for a in plan.actors if a.kind == "send"}),
     }
 
 
