@@ -25,13 +25,13 @@ from actorflow_compiler.signatures.verify import find_wrong_signature
 
 
 def signatures(call: OpCall, parts: int, *, wanted: Iterable[Split] = (), inner: bool = False) -> tuple[Signature, ...]:
-    """All legal signatures for a mesh axis of ``parts`` devices; the first is all-broadcast, but for casts.
+    """All legal signatures for a mesh axis of ``parts`` devices; the first is all-broadcast, except for casts.
 
     Every index is cut plainly.  ``wanted`` are further cuts, with blocks or units, that neighbours
     have: where an operand or output can have one of them, it is followed through the op, too.
-    An op without a line in the table has what a user registered for it, else what running it shows
-    (``discovery``).  Raises SignatureError where what was registered is wrong.  ``inner`` says to add those for
-    which the op has to be written out, ``inner.py``.
+    An op without a line in the table has the signatures that a user registered, else those found by running it
+    (``discovery``).  Raises SignatureError if a registered one is wrong.  ``inner`` also adds inner signatures, for
+    which the op has to be decomposed (``inner.py``).
     """
     cuts = tuple(sorted({w for w in wanted if w.blocks > 1 or w.unit > 1}, key=_order))
     found = _signatures(call, parts, cuts, find_registration(call.op))
@@ -144,7 +144,7 @@ def _split(call: OpCall, op: IndexedCall, letter: str, blocks: int, unit: int, p
 
 
 def _passing_sums(call: OpCall, op: IndexedCall) -> Iterator[Signature]:
-    """Nothing is cut: sums of terms pass if the op is linear in what is one."""
+    """Signatures that cut nothing: partial sums pass if the op is linear in the operands that are partial sums."""
     complete = all(o is not None or meta is None for o, meta in zip(op.outs, call.outs, strict=True))
     if op.affine or not complete:
         return
@@ -155,7 +155,7 @@ def _passing_sums(call: OpCall, op: IndexedCall) -> Iterator[Signature]:
 
 
 def _summed_operands(op: IndexedCall, has: list[bool]) -> list[tuple[int, ...]]:
-    """The sets of operands that have to be sums of terms where the index is summed over."""
+    """The sets of operands without the split index that have to be partial sums; ``has`` says which have the index."""
     plus = tuple(i for i, t in enumerate(op.ins) if t.mark == Linearity.ADDEND and not has[i])
     star = [i for i, t in enumerate(op.ins) if t.mark == Linearity.FACTOR]
     if not star or any(has[i] for i in star):

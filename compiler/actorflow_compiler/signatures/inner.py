@@ -1,8 +1,8 @@
 """Inner signatures: those by which devices exchange something small inside an op.
 
 ``_log_softmax`` over a dim that is split needs a maximum and a sum over all devices, but no device needs
-the other parts of that dim.  A signature of this kind is legal if the op is written out in simpler
-ones (``infer/inner_decompositions.py``).
+the other parts of that dim.  A signature of this kind is legal if the op is decomposed into simpler
+ops (``infer/inner_decompositions.py``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def _signatures(
 
 
 def _along(*, ins: int = 1, reduced: int = 0) -> Line:
-    """Named dims, v and so on, of ``ins`` operands; in the output as they are, or reduced in so many outputs."""
+    """The line of an op along named dims (v and so on) of ``ins`` operands.
+
+    The output has the dims of the operands; with ``reduced``, there are that many outputs, which are broadcast.
+    """
 
     def line(call: OpCall) -> str | None:
         rank, dims = len(call.ins[0].shape), bind(call)[ins]
@@ -60,7 +63,7 @@ def _normalised(line: Callable[[OpCall], str]) -> Line:
     return lambda call: line(call).lower()
 
 
-ONE_DIM = frozenset({"aten.argmax.default", "aten.argmin.default"})  # without a dim they count through all
+ONE_DIM = frozenset({"aten.argmax.default", "aten.argmin.default"})  # without a dim they index the flattened tensor
 LINES: Mapping[str, Line] = {
     "aten._softmax.default": _along(),
     "aten._log_softmax.default": _along(),

@@ -1,7 +1,7 @@
-"""Check the op that a device is to run: its operands and arguments have to fit each other as those of the whole op do.
+"""Check that the operands and arguments of a device's local op fit each other as those of the whole op do.
 
-Many kernels of torch do not check whether their operands, and the numbers that describe them, fit each other: they
-read and write beside their operands where these do not.
+Many kernels of torch do not check whether operands, and the numbers that describe them, fit each other.  If they do
+not, such kernels read and write out of bounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_local_call(whole: OpCall, local: OpCall, where: str) -> None:
 def find_mismatch(whole: OpCall, local: OpCall) -> str | None:
     """Why the operands, arguments and outputs of a local op do not fit each other as those of the whole do; or None.
 
-    What is not known is taken to fit: ops of our own, parts without elements, ops that do not run without memory.
+    Assumed to fit without a check: actorflow's own ops, parts without elements, ops without a meta kernel.
     """
     if local == whole or overload(local.op) is None or any(0 in m.shape for m in (*local.ins, *local.outs) if m):
         return None
@@ -41,7 +41,7 @@ def find_mismatch(whole: OpCall, local: OpCall) -> str | None:
 
 
 def _of_indices(whole: OpCall, local: OpCall) -> str | None:
-    """An index that has one size in the whole, wherever it occurs, and here more than one."""
+    """The error for an index that has one size everywhere in the whole op, but several in the local one."""
     before = index_call(whole) if local.op == whole.op else None
     if before is None:
         return None
@@ -53,7 +53,7 @@ def _of_indices(whole: OpCall, local: OpCall) -> str | None:
 
 
 def _of_shapes(whole: OpCall, local: OpCall) -> str | None:
-    """An output that torch says is another, where it says the right ones for the whole."""
+    """The error for an output whose local shape differs from torch's, if torch's shapes of the whole are right."""
     try:
         if not _is_as_said(whole, on_meta(whole)):
             return None

@@ -25,8 +25,8 @@ def local_op(
     """The op, arguments and keyword arguments for device ``index`` of ``parts``, and the Metas of the used outputs.
 
     Refs keep their numbers; sizes among the arguments become local ones.  Only the layouts of the
-    signature count, so one that was made for another instance of the same op serves, too, if its
-    layouts fit.  Raises LayoutError where they do not.
+    signature are used, so a signature of another instance of the same op works, too, if its
+    layouts fit.  Raises LayoutError if they do not.
     """
     device = _DeviceView(call, signature, parts, index)
     rule = _RULES.get(call.op)
@@ -73,7 +73,7 @@ class _DeviceView:
         return op
 
     def cuts(self, letter: str) -> bool:
-        """Whether an index is what is split."""
+        """Whether this index is the split one."""
         op = self.instance()
         return any(
             isinstance(layout, Split) and (at := x.where(letter, op.size)) is not None and at[0] == layout.dim
@@ -91,7 +91,7 @@ class _DeviceView:
         return op.size[letter]
 
     def sizes(self, dims: DimsTerm, value: Arg) -> Arg:
-        """The sizes of dims on this device, where ``value`` has those of the whole."""
+        """The local sizes of dims, in place of ``value``, which has those of the whole."""
         whole = value if isinstance(value, tuple) else (value,)
         here = tuple(
             math.prod(map(self.size, dim)) if isinstance(dim, tuple) and dim else n
@@ -147,7 +147,7 @@ def _reshape(device: _DeviceView) -> Local:
 
 
 def _slice(device: _DeviceView) -> Local | None:
-    """One block of a dim of which every block is split alike."""
+    """One block of a dim whose blocks are all split in the same way."""
     _, dim, start, *_ = bind(device.call)
     whole, part = first_out(device.call).shape, device.shape()
     d = dim % len(whole)
@@ -158,7 +158,7 @@ def _slice(device: _DeviceView) -> Local | None:
 
 
 def _slice_backward(device: _DeviceView) -> Local | None:
-    """As ``_slice``, the other way round."""
+    """The gradient of ``_slice``: one block put back among zeros."""
     full = first_out(device.call).shape
     _, _, dim, start, *_ = bind(device.call)
     whole, part = device.call.ins[0].shape, device.operand(0)
@@ -183,7 +183,7 @@ def _split(device: _DeviceView) -> Local:
 
 
 def _embedding(device: _DeviceView) -> Local | None:
-    """Rows split: look the rows up that are here, and zeros for others."""
+    """Rows split: look up the rows that this device holds; others give zeros."""
     found = device.rows(device.call.ins[0], device.signature.ins[0])
     if found is None:
         return None
@@ -193,7 +193,7 @@ def _embedding(device: _DeviceView) -> Local | None:
 
 
 def _embedding_backward(device: _DeviceView) -> Local | None:
-    """Rows split: sum the gradients of the rows that are here."""
+    """Rows split: sum the gradients of the rows that this device holds."""
     found = device.rows(first_out(device.call), device.signature.outs[0])
     if found is None:
         return None
@@ -203,7 +203,7 @@ def _embedding_backward(device: _DeviceView) -> Local | None:
 
 
 def _grouped(device: _DeviceView) -> Local | None:
-    """Groups split: the matrices that are here, and zeros for rows of other groups."""
+    """Groups split: multiply by the matrices that this device holds; rows of other groups give zeros."""
     found = device.rows(device.call.ins[1], device.signature.ins[1])
     if found is None:
         return None
@@ -212,7 +212,7 @@ def _grouped(device: _DeviceView) -> Local | None:
 
 
 def _grouped_weight(device: _DeviceView) -> Local | None:
-    """Groups split: the sums of those that are here."""
+    """Groups split: the sums for the groups that this device holds."""
     found = device.rows(first_out(device.call), device.signature.outs[0])
     if found is None:
         return None
@@ -221,7 +221,7 @@ def _grouped_weight(device: _DeviceView) -> Local | None:
 
 
 def _pick(device: _DeviceView) -> Local | None:
-    """Classes split: those of this part, which begin further on."""
+    """Classes split: pick among this device's classes, whose first index is not 0."""
     x, target, dim, ignore, first, classes = device.call.args
     layout = device.signature.ins[0]
     if not isinstance(layout, Split) or layout.dim != dim:
@@ -252,7 +252,7 @@ def _uniform(device: _DeviceView) -> Local | None:
 
 
 def _arange(device: _DeviceView) -> Local | None:
-    """The numbers that are here."""
+    """The numbers of this device's part of the range."""
     (layout,), (out,) = device.signature.outs, device.call.outs
     if not isinstance(layout, Split) or out is None:
         return None

@@ -24,9 +24,9 @@ UPPERCASE       an index that may not
 ``@!``          as ``@``, and they may never be split
 ``/``           the ``.`` dims without those that ``@`` names (or with size 1: keepdim)
 ``#``           this argument is the shape of the first output that is used
-``#n(gc)``      this argument is the size of these dims: of one a number, else a list
+``#n(gc)``      this argument is the size of these dims: a number for one dim, else a list
 ``v^``          one element for each part of index v, on the devices of each axis that the argument
-                ``^v`` lists; v, and this dim alike, may be split over the first number of them
+                ``^v`` lists; v and this dim together may be split over the first number of them
 ``_``           ignored: a tensor here must be broadcast, an output here is broadcast
 ==============  ===========================================================================
 
@@ -59,14 +59,14 @@ class Linearity(StrEnum):
 
 
 class ArgumentKind(StrEnum):
-    """What an argument's entry in a term says."""
+    """The meaning of an argument's entry in a term."""
 
     TENSOR = "tensor"
     IGNORED = "ignored"
     DIMS = "dims"  # the argument names dims
     SHAPE = "shape"  # it is the shape of the first output
     SIZES = "sizes"  # it is the size of some dims
-    PARTS = "parts"  # it lists into how many parts an index is cut
+    PARTS = "parts"  # it lists the numbers of parts into which an index is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ArgumentTerm:
     """How one argument of the op is described."""
 
     kind: ArgumentKind
-    operands: tuple[OperandTerm, ...] = ()  # one, or one for each tensor of a list; of "sizes": of which dims
+    operands: tuple[OperandTerm, ...] = ()  # one, or one for each tensor of a list; for "sizes": the dims
     frozen: bool = False  # of "dims": never split
     index: str = ""  # of "parts": which index they are parts of
 
@@ -106,7 +106,7 @@ class Term:
 
 @functools.cache
 def parse(text: str) -> Term:
-    """Parse a term; raises ValueError for text that is none."""
+    """Parse a term; raises ValueError for text that is no term."""
     term, _, never_empty = text.partition(" !")
     left, arrow, right = term.partition("->")
     if not arrow:

@@ -29,7 +29,7 @@ class RegisteredSignatures:
     checked: set[str] = field(default_factory=set, compare=False)  # structures of calls that were verified
 
     def terms(self, call: OpCall) -> tuple[str, ...]:
-        """The terms for one call; raises SignatureError for what is no term."""
+        """The terms for one call; raises SignatureError for text that is no term."""
         found = [line(call) if callable(line) else line for line in self.lines]
         for text in found:
             if text is not None:
@@ -41,11 +41,11 @@ _registered: dict[str, RegisteredSignatures] = {}
 
 
 def register_signature(op: Any, *terms: Line, verify: bool = True) -> None:
-    """Say how the tensors of an op may lie, so that it need not be found out.
+    """Register the layouts that an op's tensors may have, so that they need not be discovered.
 
-    ``op`` is ``"namespace::name"``, ``"namespace::name.overload"``, an op of ``torch.ops``, or what
-    ``torch.library.custom_op`` returns.  Each term has one entry for each argument in the schema's order
-    and one for each output, and says one way in which the op can be cut::
+    ``op`` is ``"namespace::name"``, ``"namespace::name.overload"``, an op of ``torch.ops``, or the result of
+    ``torch.library.custom_op``.  Each term has one entry for each argument in the schema's order and one for
+    each output, and describes one way to split the op::
 
         flow.register_signature("mylib::scale", ".*,.*->.")  # any dim, split alike; linear in either factor
         flow.register_signature(mylib.rotate, "bhS+,S->bhS")  # batch or heads; a sum of terms may be rotated
@@ -58,7 +58,7 @@ def register_signature(op: Any, *terms: Line, verify: bool = True) -> None:
     A second registration of an op replaces the first.  All ranks must register the same.
 
     Raises SignatureError for an op that does not exist, that actorflow knows already, or that changes its
-    arguments, and for a term that is none or does not fit the schema.
+    arguments, and for a term that is malformed or does not fit the schema.
     """
     found = _find(op)
     name = str(found)
@@ -114,7 +114,7 @@ def _find(op: Any) -> OpOverload:
 
 
 def check(text: object, op: OpOverload, where: str) -> Term:
-    """The term of an op; raises SignatureError if the text is none, or has other arguments than the schema."""
+    """The parsed term of an op; raises SignatureError if it is malformed or its arguments differ from the schema's."""
 
     def wrong(why: str) -> SignatureError:
         return SignatureError(f"{where}: {text!r} is no signature of {op}: {why}\n  {schema_of(op)}")

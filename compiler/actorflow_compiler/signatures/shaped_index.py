@@ -40,7 +40,7 @@ def scatter(call: OpCall) -> str | None:
 
 
 def scatter_add(call: OpCall) -> str | None:
-    """Sums into places: the positions may be split, each part gives terms of the sum."""
+    """Add elements at positions; the positions may be split, since each part gives terms of the sum."""
     x, dim, index, source = bind(call)
     same = [operand(call, v) for v in (x, index, source)]
     if len({len(m.shape) for m in same}) != 1 or same[1].shape != same[2].shape:
@@ -59,7 +59,7 @@ def index_select(call: OpCall) -> str | None:
 
 
 def index_add(call: OpCall) -> str | None:
-    """Sums into rows."""
+    """Add rows at positions."""
     x = call.ins[0].shape
     if not x or len(call.ins[1].shape) != 1:
         return None
@@ -104,14 +104,14 @@ def index_put(call: OpCall) -> str | None:
             c: n for c, n in zip(reversed(along.split(";")[0]), reversed(shape), strict=False) if sizes.get(c, 1) == 1
         }
     whole = operand(call, values).shape == tuple(sizes[c] for c in out)
-    if not (accumulate and whole):  # which of several values for one place wins, or how often one counts, would change
+    if not (accumulate and whole):  # a split would change which duplicate wins, or how often one counts
         frozen = set(along) - {";"}
         along, out = along.upper(), "".join(c.upper() if c in frozen else c for c in out)
     return f"{source}+,{along},{out}+->{source}"
 
 
 def _row(call: OpCall, source: bool) -> tuple[str, str] | None:
-    """A tensor and what is put into rows of it; its positions are not split."""
+    """A tensor and the rows put into it; the positions are not split."""
     x = call.ins[0].shape
     if not x:
         return None
@@ -131,13 +131,13 @@ def index_copy(call: OpCall) -> str | None:
 
 
 def index_reduce(call: OpCall) -> str | None:
-    """Products, means or extremes into rows."""
+    """Rows reduced at positions by product, mean or extreme."""
     pair = _row(call, True)
     return None if pair is None else f"{pair[0]},_,Y,{pair[1]}->{pair[0]}"
 
 
 def scatter_reduce(call: OpCall) -> str | None:
-    """Sums into places as ``scatter_add``; of products and extremes each place takes all."""
+    """Sums as ``scatter_add``; for products and extremes the positions are not split."""
     x, dim, index, source, reduce, *include = bind(call)
     same = [operand(call, v) for v in (x, index, source)]
     if len({len(m.shape) for m in same}) != 1 or same[1].shape != same[2].shape:
@@ -148,13 +148,13 @@ def scatter_reduce(call: OpCall) -> str | None:
 
 
 def put(call: OpCall) -> str:
-    """Values into places of the flat tensor, or, where they may be split, too, added to what is there."""
+    """Write values at positions of the flattened tensor; when they are added instead, they may be split, too."""
     _, index, source, accumulate = bind(call)
     return ":+,.,.+->:" if accumulate and operand(call, index).shape == operand(call, source).shape else ":+,:,:+->:"
 
 
 def searchsorted(call: OpCall) -> str:
-    """Where values belong among sorted ones: the same for all, or some for each row."""
+    """Insertion positions in sorted values, which are either shared or given for each row."""
     return "N,.,_,_,_,N->." if len(call.ins[0].shape) == 1 else ".N,.m,_,_,_,.N->.m"
 
 
@@ -170,11 +170,11 @@ def masked_index(call: OpCall) -> str | None:
 
 
 def masked_index_put(call: OpCall) -> str | None:
-    """The same backward: sums into places."""
+    """The backward of ``masked_index``: values added at positions."""
     return ":+,.,.,.+->:" if _everywhere(call) else None
 
 
 def _everywhere(call: OpCall) -> bool:
-    """Whether each dim has positions."""
+    """Whether every dim is indexed by a tensor of positions."""
     x, _, positions, _ = bind(call)
     return None not in positions and len(positions) == len(operand(call, x).shape)

@@ -36,7 +36,7 @@ def attention_backward(call: OpCall) -> str:
 
 
 def efficient_attention_backward(call: OpCall) -> str:
-    """Without a gradient of the bias, which sums over what it is broadcast along."""
+    """As ``attention_backward``, without a gradient of the bias, which is summed over its broadcast dims."""
     bias = call.outs[3] is None
     b, h = ("b", "h") if bias else ("B", "H")
     return f"{b}{h}SE+,{b}{h}SD,{b}{h}TD,{b}{h}TE,{b}{h}ST,{b}{h}SE,{b}{h}L,_,_->{b}{h}SD,{b}{h}TD,{b}{h}TE,{b}{h}ST"
@@ -73,7 +73,7 @@ def rms_norm_backward(call: OpCall) -> str:
 
 
 def batch_norm(call: OpCall) -> str:
-    """Channels; where the statistics are given also the batch (the saved ones are then empty)."""
+    """Channels may be split; with given statistics the batch, too (the saved statistics are then empty)."""
     without = call.op.endswith("no_stats")
     training = bind(call)[3 if without else 5]
     fixed = training or any(o is not None for o in call.outs[3:])
@@ -83,7 +83,7 @@ def batch_norm(call: OpCall) -> str:
 
 
 def batch_norm_backward(call: OpCall) -> str:
-    """Channels; where the statistics were given also the batch."""
+    """Channels may be split; with given statistics the batch, too."""
     training = bind(call)[7]
     x = f"{'N' if training else 'n'}c:"
     return f"{x}+,{x},c,c,c,{'c,c' if training else '_,_'}->{x},c,c !nc"
@@ -96,7 +96,7 @@ def convolution(call: OpCall) -> str:
 
 
 def convolution_backward(call: OpCall) -> str:
-    """The same backward; the gradient of the bias, where used, does not look at the input channels."""
+    """The backward of a convolution; the gradient of the bias, if used, does not depend on the input channels."""
     bias = len(call.outs) > 2 and call.outs[2] is not None  # its shape is wrong where the batch is empty
     c = "C" if bias else "c"
     x, w, y = f"n(g{c}):", f"(g{c})o:" if bind(call)[7] else f"(go){c}:", "n(go):"
@@ -126,12 +126,12 @@ MAX = 2  # torch's number for the kind of bag that keeps the largest
 
 
 def embedding_bag(call: OpCall) -> str:
-    """Columns of the table; the bags' bounds are positions among all indices."""
+    """Columns of the table may be split; the indices may not, since bounds of bags are positions among all of them."""
     return "Vd,N,O,_,_,_,N->Bd,_,_,Bd" if bind(call)[4] == MAX else "Vd+,N,O,_,_,_,N->Bd,_,_,_"
 
 
 def embedding_bag_backward(call: OpCall) -> str:
-    """The same backward."""
+    """The backward of ``embedding_bag``."""
     dense = "dense" in call.op
     _, mode = argument(call, "mode")
     where = "Bd" if mode == MAX else "_"

@@ -1,6 +1,6 @@
 """Terms of losses; they depend on the reduction.
 
-Losses whose mean is asked for are decomposed into sums when they are captured, so a mean that is left is whole.
+Capture decomposes means into sums, so a loss that still has a mean reduction is not split.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def margin_backward(call: OpCall) -> str | None:
 
 
 def ctc(call: OpCall) -> str:
-    """``TnC,nS,n,n->n,nTA``: samples may be split, but those whose labels are one behind the other."""
+    """``TnC,nS,n,n->n,nTA``: samples may be split, unless the labels of all samples are concatenated."""
     n = "n" if len(call.ins[1].shape) == 2 else "N"
     labels = "nS" if n == "n" else "S"
     return f"T{n}C,{labels},{n},{n}->{n},{n}TA !{n}"
@@ -65,7 +65,7 @@ def _samples(call: OpCall, at: int) -> str | None:
 
 
 def nll_loss(call: OpCall) -> str | None:
-    """The sum of losses and of weights, or the loss of each sample; a mean is written out before."""
+    """The sum of losses and of weights, or the loss of each sample; capture has decomposed a mean."""
     reduction = bind(call)[3]
     n = _samples(call, 1)
     if n is None:
@@ -87,7 +87,7 @@ def nll_loss_backward(call: OpCall) -> str | None:
 
 
 def pick(call: OpCall) -> str:
-    """``nvhw+,nhw<v>->nhw``: where classes are split, a part has 0 for those of the others."""
+    """``nvhw+,nhw<v>->nhw``: with classes split, a part gives 0 for targets among other parts' classes."""
     x, target = _classes(len(call.ins[0].shape), call.args[2])
     return f"{x}+,{target}<v>->{target}"
 
@@ -105,6 +105,6 @@ def amax_blocks(call: OpCall) -> str:
 
 
 def _classes(rank: int, dim: int) -> tuple[str, str]:
-    """The indices of a tensor whose dim ``dim`` are the classes v, and those without it."""
+    """The indices of a tensor whose dim ``dim`` has the classes v, and the same without v."""
     others = "abcdefgh"[: rank - 1]
     return f"{others[:dim]}v{others[dim:]}", others

@@ -138,7 +138,7 @@ def start_of(start: Arg, size: int) -> int:
 
 
 def slice_(call: OpCall) -> str:
-    """``x[:, lo:hi]``; one of several equal blocks may be split, each of them alike."""
+    """``x[:, lo:hi]``; if it is one of several equal blocks, the dim may be split within each block."""
     x, y = call.ins[0].shape, first_out(call).shape
     _, dim, start, _, step = bind(call)
     d = dim % len(x)
@@ -193,7 +193,7 @@ def unbind(call: OpCall) -> str:
 
 
 def split(call: OpCall) -> str:
-    """Consecutive parts of a dim; equal ones may be split, each alike: ``(Qa) -> a,a,a``."""
+    """Consecutive parts of a dim; equal parts may be split, all in the same way: ``(Qa) -> a,a,a``."""
     x = call.ins[0].shape
     _, sizes, dim = bind(call)
     d = dim % len(x)
@@ -208,7 +208,7 @@ def split(call: OpCall) -> str:
 
 
 def cat(call: OpCall) -> str | None:
-    """Tensors joined along a dim; equal ones may be split there, each alike: ``a;a -> (Qa)``."""
+    """Tensors joined along a dim; equal ones may be split there, all in the same way: ``a;a -> (Qa)``."""
     tensors, dim = bind(call)
     y = first_out(call).shape
     shapes = [operand(call, t).shape for t in tensors]
@@ -256,7 +256,7 @@ def pack(call: OpCall) -> str:
 
 
 def arange(call: OpCall) -> str | None:
-    """``a<a>``: whole numbers at equal steps may start anywhere; fractions would round in another way."""
+    """``a<a>``: a range of whole numbers may be split; fractions would round differently in each part."""
     return "->a<a>" if all(float(v).is_integer() for v in arange_of(call)) else None
 
 
@@ -269,7 +269,7 @@ def arange_of(call: OpCall) -> tuple[float, float]:
 
 
 def _without(rank: int, dims: Sequence[int]) -> tuple[str, str]:
-    """All dims, those of ``dims`` never split, and the others alone."""
+    """The indices of all dims, with ``dims`` never split, and the indices of the other dims alone."""
     gone = {d % rank for d in dims}
     letters = LOWER[:rank]
     return "".join(c.upper() if d in gone else c for d, c in enumerate(letters)), "".join(
@@ -302,7 +302,7 @@ def diag_embed(call: OpCall) -> str:
 
 
 def only(call: OpCall) -> str:
-    """Each index of the dim that the argument names by itself, all others together."""
+    """An op on single indices of the dim that the argument names; only that dim may be split."""
     rank = len(call.ins[0].shape)
     d = bind(call)[2] % rank
     x = "".join(c if k == d else c.upper() for k, c in enumerate(LOWER[:rank]))
@@ -310,7 +310,7 @@ def only(call: OpCall) -> str:
 
 
 def _windows(x: Shape, dim: int, size: int, step: int) -> tuple[str, str, str] | None:
-    """``a(bW)``, ``abW`` and ``!b``; windows that overlap or leave a rest are not split."""
+    """``a(bW)``, ``abW`` and ``!b``; windows that overlap or leave a remainder are not split."""
     if not x:
         return None
     d = dim % len(x)

@@ -1,4 +1,4 @@
-"""Op → notation, a line for each kind of op; the whole knowledge of what may be split.
+"""The table op → notation, with a line for each kind of op: everything known about which ops may be split.
 
 To add an op, write its name (without ``aten.``, and without ``.default``) into the line of its kind,
 or a new line with its term (``notation.py`` has the tokens).  Ops of our own carry their namespace:
@@ -121,11 +121,11 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("renorm", views.only),
     ("tril triu", ".YZ+->.YZ"),
     ("trace", "NM+->"),
-    # how much comes out, or in which order, depends on the values of all elements
+    # the size or order of the output depends on the values of all elements
     ("nonzero nonzero_static masked_select bincount repeat_interleave.Tensor", "_->_"),
     ("_unique _unique2 unique_consecutive unique_dim unique_dim_consecutive", "_->_,_,_"),
     ("masked_scatter masked_scatter_backward", "_->_"),
-    # over all elements: no part can tell the result
+    # over all elements: parts cannot give terms of the result
     ("mean", ":+->"),
     ("all any count_nonzero max min median nanmedian norm.Scalar prod", ":->"),
     ("dist", ":,:->"),
@@ -136,7 +136,7 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("polar", ".+,.->."),
     ("view_as_real view_as_real_copy", ".+->.Z"),
     ("view_as_complex view_as_complex_copy", ".Z+->."),
-    # decompositions of matrices and systems of equations, one for each of a batch
+    # matrix decompositions and systems of equations, one for each matrix of a batch
     ("cholesky cholesky_inverse linalg_matrix_exp", ".NM->.NM"),
     ("linalg_inv_ex linalg_cholesky_ex", ".NM->.NM,."),
     ("_linalg_det", ".NM->.,.NM,.N"),
@@ -367,13 +367,13 @@ def term_of(call: OpCall) -> str | None:
 
 
 def has_line(op: str) -> bool:
-    """Whether the table says something of an op."""
+    """Whether the table has a line for an op."""
     return op in TABLE or pointwise(op) is not None
 
 
 @functools.cache
 def pointwise(op: str) -> str | None:
-    """``.,.->.`` for an op that says of itself that it works element by element, with the same numbers each time."""
+    """``.,.->.`` for an op that torch tags as pointwise and that is not random; None for any other op."""
     found = overload(op)
     if found is None or schema_of(found).is_mutable or torch.Tag.pointwise not in found.tags:
         return None

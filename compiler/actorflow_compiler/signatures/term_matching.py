@@ -49,7 +49,7 @@ class IndexedTensor:
         return canonical(Split(dim, before * blocks, unit * after), self.meta.shape[dim], parts)
 
     def cut_in(self, layout: Split, size: dict[str, int]) -> str | None:
-        """The index that is cut where the tensor has this layout; None if none is."""
+        """The index that this layout of the tensor cuts; None if there is none."""
         whole = 1
         for letter in self.dims[layout.dim]:
             whole *= size[letter]
@@ -68,7 +68,7 @@ class IndexedCall:
     splittable: tuple[str, ...]
     never_empty: frozenset[str]  # the op cannot run where one of these has size 0
     affine: bool  # a number other than 0 is added, so a sum of terms does not pass
-    parts: dict[str, int]  # indices that may be cut plainly, over this many devices, and no other way
+    parts: dict[str, int]  # index → the only number of devices it may be split over, plainly
     uneven: frozenset[str]  # indices that have several sizes, other than 1
 
 
@@ -134,7 +134,7 @@ class _TermMatcher:
         )
 
     def read(self) -> None:
-        """Take from each argument what its entry in the term says."""
+        """Read each argument by its entry in the term."""
         for argument, value in zip(self.term.arguments, bind(self.call), strict=False):
             if argument.kind == ArgumentKind.DIMS:
                 self.named.append((value, argument.frozen))
@@ -205,7 +205,7 @@ class _TermMatcher:
         return tuple(groups[spare:])
 
     def infer_sizes(self, tensors: Sequence[IndexedTensor]) -> None:
-        """Sizes of indices: of those alone in a dim, then of those that are the last unknown of a dim."""
+        """Find sizes of indices: first of those alone in a dim, then of the last unknown one in a dim."""
         dims = [(group, n) for t in tensors for group, n in zip(t.dims, t.meta.shape, strict=True)]
         dims += [(group, n) for group, n in self.given if isinstance(group, tuple)]
         for group, n in dims:
@@ -234,7 +234,7 @@ def _explicit(template: DimsTerm) -> int:
 
 
 def ranked(template: DimsTerm, rank: int) -> DimsTerm:
-    """The template with ``:`` as so many dims without an index that it fits the rank."""
+    """The template with ``:`` replaced by as many dims without an index as the rank needs."""
     if ":" not in template:
         return template
     at = template.index(":")
@@ -242,7 +242,7 @@ def ranked(template: DimsTerm, rank: int) -> DimsTerm:
 
 
 def _unit_dims(tensor: IndexedTensor) -> IndexedTensor:
-    """The tensor with its dims of size 1 as broadcast."""
+    """The tensor with its dims of size 1 marked as broadcast."""
     return replace(
         tensor, dims=tuple(() if n == 1 else group for group, n in zip(tensor.dims, tensor.meta.shape, strict=True))
     )

@@ -25,7 +25,7 @@ Derive = Callable[[OpCall, int], Iterable[Signature]]
 
 
 def find_wrong_signature(call: OpCall, derive: Derive) -> tuple[Signature, str] | None:
-    """The first of the signatures of calls like this one, but small, that is wrong, and how; None if all are right.
+    """The first signature that is wrong on small calls like this one, and the reason; None if all are right.
 
     Also None where the op cannot be run on small random operands.
     """

@@ -1,4 +1,4 @@
-"""Discover the signatures of ops that nobody described, by running them.
+"""Discover the signatures of ops without a line in the table or a registration, by running them.
 
     structure → memory → disk → search, in the sandbox or here → rules → signatures
 
@@ -27,9 +27,9 @@ _known: dict[tuple[str, str], tuple[Rule, ...]] = {}  # by structure and impleme
 
 
 def discovered(call: OpCall, parts: int) -> tuple[Signature, ...]:
-    """The signatures of a call on ``parts`` devices that running it on small operands has shown to be right.
+    """The signatures of a call on ``parts`` devices that hold in runs on small operands.
 
-    None for what is random, cannot be run, or cannot be decided; never an error.  The first search
+    Empty for an op that is random, cannot be run, or cannot be decided; never an error.  The first search
     for an op takes 20 to 200 ms, after one start of the sandbox; what it finds is kept on disk.
     """
     return tuple(apply(rules_of(call), call, parts))
@@ -52,20 +52,20 @@ def rules_of(call: OpCall) -> tuple[Rule, ...]:
 
 
 def learn(call: OpCall, rules: Sequence[Rule]) -> None:
-    """Take over what another process has found out about calls like this one."""
+    """Adopt the rules that another process found for calls of this structure."""
     _known[(structure(call), implementation(call.op) or "")] = tuple(rules)
 
 
 def forget() -> None:
-    """Drop what this process knows; what is on disk stays."""
+    """Drop the rules in memory; those on disk stay."""
     _known.clear()
 
 
 def implementation(op: str) -> str | None:
-    """What changes when another function is behind the name of an op; None if nothing is known to.
+    """A text that changes when an op's implementation changes; None if there is no way to tell.
 
-    Of an op of torch, its version says all.  Of a custom op, the schema and the source, with that of
-    the file that it is in.
+    For an op of torch it is constant, since the cache records torch's version.  For a custom op it is a hash of
+    the schema, the source and the file that defines it.
     """
     if op.startswith("aten."):
         return "torch"

@@ -15,12 +15,12 @@ import torch
 from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.signatures.discovery.rules import Rule, from_json, structure, to_json
 
-FORMAT = 1  # changes with the meaning of what is written, and with what the search can find
+FORMAT = 1  # increase it when the file format, or the rules that the search can find, change
 LOCATION = "ACTORFLOW_CACHE"  # environment variable: the directory; empty: nothing is kept
 
 
 def directory() -> Path | None:
-    """Where files are: ``$ACTORFLOW_CACHE``, else ``actorflow`` below the user's cache directory; None for nowhere."""
+    """The cache directory: ``$ACTORFLOW_CACHE``, else ``actorflow`` in the user's cache directory; None if disabled."""
     given = os.environ.get(LOCATION)
     if given is not None:
         return Path(given).expanduser() if given else None
@@ -38,7 +38,7 @@ def path_of(op: str) -> Path | None:
 
 
 def read(call: OpCall, implementation: str) -> tuple[Rule, ...] | None:
-    """The rules of calls like this one; None if they are not there, or not of this implementation of the op."""
+    """The rules of calls like this one; None if there are none for this implementation of the op."""
     with contextlib.suppress(OSError, ValueError):
         found = _load(call.op, implementation).get(structure(call))
         if found is not None:
@@ -47,20 +47,20 @@ def read(call: OpCall, implementation: str) -> tuple[Rule, ...] | None:
 
 
 def write(call: OpCall, implementation: str, rules: Sequence[Rule]) -> None:
-    """Keep rules; where nothing can be written, they are found anew next time."""
+    """Store rules on disk; if that is not possible, later runs search again."""
     path = path_of(call.op)
     if path is None:
         return
     try:
         kept = _load(call.op, implementation)
-    except (OSError, ValueError):  # none, or not ours: begin anew
+    except (OSError, ValueError):  # no file, or not ours: start with an empty one
         kept = {}
     content = {**_head(call.op, implementation), "rules": {**kept, structure(call): to_json(rules)}}
     keep(path, content)
 
 
 def keep(path: Path, content: Any) -> None:
-    """Write JSON, whole or not at all; where nothing can be written, nothing happens."""
+    """Write JSON atomically; errors of the file system are ignored."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
@@ -78,7 +78,7 @@ def _head(op: str, implementation: str) -> dict[str, Any]:
 
 
 def _load(op: str, implementation: str) -> dict[str, Any]:
-    """What a file says, by structure; raises OSError without a file, ValueError if it is not what is expected."""
+    """The rules in a file, by structure; raises OSError without a file, ValueError for unexpected content."""
     path = path_of(op)
     if path is None:
         raise FileNotFoundError

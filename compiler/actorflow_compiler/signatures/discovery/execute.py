@@ -22,7 +22,7 @@ class DrawKind(StrEnum):
 
     NORMAL = "normal"
     POSITIVE = "positive"  # 0.1 … 0.9
-    WIDE = "wide"  # thirty times normal, or beyond every number among the arguments, which may be a bound
+    WIDE = "wide"  # thirty times normal, or beyond every number among the arguments, since that may be a bound
     HUGE = "huge"  # ten thousand times normal
     WITH_NANS = "with nans"  # normal, some elements are NaN
 
@@ -31,7 +31,7 @@ FINITE_KINDS = (DrawKind.NORMAL, DrawKind.POSITIVE, DrawKind.WIDE, DrawKind.HUGE
 
 
 def run(op: str, args: Sequence[Arg], kwargs: Sequence[tuple[str, Arg]], tensors: Sequence[Tensor]) -> Outs:
-    """Run an op of torch; on meta tensors it only finds out shapes.  Raises whatever the op raises."""
+    """Run an op of torch; on meta tensors that only computes shapes.  Exceptions of the op pass through."""
     device = tensors[0].device if tensors else torch.device("cpu")
     out = overload(op)(*(_real(a, tensors, device) for a in args), **{k: _real(v, tensors, device) for k, v in kwargs})
     flat = list(out) if isinstance(out, list | tuple) else [out]
@@ -49,7 +49,7 @@ def _real(value: Arg, tensors: Sequence[Tensor], device: torch.device) -> Any:
 
 
 def on_meta(call: OpCall) -> Outs | None:
-    """The op on tensors without memory; None where it has no such kernel.  Raises where it refuses the shapes."""
+    """The op's outputs on meta tensors; None if it has no meta kernel.  Raises if the op refuses the shapes."""
     outs = _on_meta(replace(call, outs=()))
     if isinstance(outs, str):
         raise RuntimeError(outs)

@@ -1,4 +1,4 @@
-"""Rules that were discovered of an op: layouts by dims, not by sizes; their JSON form, and the signatures they give."""
+"""Discovered rules of an op: layouts by dims, for all sizes; their JSON form, and the signatures they give."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rule:
 
 
 def structure(call: OpCall) -> str:
-    """What a call has in common with all calls that the same rules are valid for.
+    """A key that is equal for all calls for which the same rules are valid.
 
     Op, ranks, dtypes, which sizes are 1 or equal, which outputs are used, and the other arguments.
 
@@ -64,7 +64,7 @@ def _name(i: int) -> str:
 
 
 def apply(rules: Sequence[Rule], call: OpCall, parts: int) -> Iterator[Signature]:
-    """The signatures of a call for ``parts`` devices: those by which every device gets some of what is cut."""
+    """The signatures of a call for ``parts`` devices; rules that would leave a device without elements are dropped."""
     for number, rule in enumerate(rules):
         n = cut_size(rule, call)
         if n is not None and n < parts:
@@ -90,7 +90,7 @@ def cut_size(rule: Rule, call: OpCall) -> int | None:
 
 
 def _layout(text: str, meta: Meta, n: int | None, parts: int) -> Sbp | None:
-    """A text as the layout of a tensor; None where it does not fit."""
+    """The layout that a rule's text gives a tensor; None if it does not fit."""
     found = _LIE.fullmatch(text)
     assert found is not None, text
     if not found[1]:
@@ -112,7 +112,7 @@ def to_json(rules: Sequence[Rule]) -> list[dict[str, Any]]:
 
 
 def from_json(data: Any, call: OpCall) -> tuple[Rule, ...]:
-    """Rules from plain data; raises ValueError for what are no rules of such a call."""
+    """Rules from plain data; raises ValueError for data that are no rules of such a call."""
     rules = []
     for entry in _list(data):
         if not isinstance(entry, dict) or entry.keys() != {"ins", "outs", "sizes"}:

@@ -1,8 +1,8 @@
 """Search for rules in a child process, in which ops may crash or hang.
 
-A raw kernel that is given parts that do not fit may divide by zero, read what is not there or never
-return.  The child says what it tries before it tries it: when it dies, another one begins anew and
-leaves that out.  A child lives on for other calls, until it is idle, or its parent has gone.
+A raw kernel that is given parts that do not fit may divide by zero, read out of bounds or never
+return.  The child announces each trial before it runs it.  When it dies, another child starts the search
+again and skips that trial.  A child serves further calls until it has been idle or its parent has ended.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.signatures.discovery.rules import Rule, from_json, to_json
 from actorflow_compiler.signatures.discovery.search import Trials, find_rules
 
-CRASHES = 6  # of one op; then it is left alone
+CRASHES = 6  # of one op; after that the search gives up
 LIMIT = 4.0  # seconds of CPU time for one trial
-ASLEEP = 30  # seconds for one trial
+ASLEEP = 30  # seconds of wall-clock time for one trial
 START = 60.0  # seconds for a child to import torch, or to say anything
 IDLE = 60.0  # seconds without a call after which a child ends
 MEMORY = 8 << 30  # bytes of address space that a child may add
@@ -41,12 +41,12 @@ class Sandbox:
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
-        self._owner = 0  # the process that started it: not one forked from it
+        self._owner = 0  # process id of the owner; a fork must start its own child
         self._lock = threading.Lock()
         self._rest = b""
 
     def search(self, call: OpCall, load: Sequence[str] = (), imports: Sequence[str] = ()) -> tuple[Rule, ...] | None:
-        """What ``find_rules`` finds; None if there is no child, or it does not know the op.
+        """The rules that ``find_rules`` finds in the child; None if there is no child, or it does not know the op.
 
         ``load`` are shared libraries and ``imports`` modules that register the op.  An op that
         crashes again and again has no rules.
@@ -75,7 +75,7 @@ class Sandbox:
             child.wait()
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None:
-                    with contextlib.suppress(OSError):  # what the child has not taken is flushed once more
+                    with contextlib.suppress(OSError):  # closing flushes what the child has not read
                         pipe.close()
 
     def _send(self, message: dict[str, Any]) -> bool:
@@ -112,7 +112,7 @@ class Sandbox:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """A child that is no rank, sees no GPU, and whose op's output nobody sees."""
+    """Start a child without a rank's environment and without GPUs, whose ops print to nowhere."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("ACTORFLOW_", "TORCHELASTIC_", "PYTEST_"))}
     env |= {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path), "OMP_NUM_THREADS": "1"}
     env |= {"CUDA_VISIBLE_DEVICES": ""}
@@ -127,9 +127,9 @@ atexit.register(SANDBOX.close)
 
 
 def serve() -> None:
-    """The child: answer calls until standard input ends."""
+    """Run the child: answer calls until standard input ends."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what ops print is no answer
+    os.dup2(2, 1)  # keep output of ops out of the answers
     torch.set_num_threads(1)
     _limit()
     while True:
@@ -145,7 +145,7 @@ def _answer(request: dict[str, Any], channel: Any) -> None:
         channel.write(json.dumps(message) + "\n")
 
     def announce(trial: int) -> None:
-        signal.setitimer(signal.ITIMER_PROF, LIMIT)  # ends the process, whatever it is in
+        signal.setitimer(signal.ITIMER_PROF, LIMIT)  # ends the process, even inside a kernel
         signal.alarm(ASLEEP)
         say(trial=trial)
 
@@ -166,7 +166,7 @@ def _answer(request: dict[str, Any], channel: Any) -> None:
 
 
 def _limit() -> None:
-    """No core files, and no end of memory."""
+    """Disable core files, and limit the child's memory."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -202,7 +202,7 @@ def to_plain(call: OpCall) -> dict[str, Any]:
 
 
 def from_plain(data: dict[str, Any]) -> OpCall:
-    """The call again."""
+    """The call that ``to_plain`` encoded."""
 
     def arg(value: Any) -> Arg:
         if isinstance(value, list):

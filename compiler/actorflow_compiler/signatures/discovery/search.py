@@ -1,8 +1,8 @@
-"""Search for the rules by which an op, run on parts, gives what it gives on the whole.
+"""Search for layouts (rules) with which an op run on parts gives the same result as on whole tensors.
 
-Nothing is known of the op: it is run on small random operands, whole and on the parts of every
-combination of layouts that may be right, with several draws, numbers of devices, and sizes even and
-uneven.  Only what holds in all of them is a rule.
+The search assumes nothing about the op.  It runs the op on small random operands, whole and on the parts of
+every candidate combination of layouts, with several draws, numbers of devices, and even and uneven sizes.
+A combination that holds in all of these runs is a rule.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from actorflow_compiler.signatures.discovery.rules import Rule
 from actorflow_compiler.signatures.discovery.small_calls import SizePosition, SmallCall, paths, small_calls
 
 T = TypeVar("T")
-PARTS = (2, 3, 3, 2, 2)  # devices, draw by draw, over and over
+PARTS = (2, 3, 3, 2, 2)  # numbers of devices; successive draws cycle through them
 ENOUGH = 64  # elements of an output, in all draws together
 DRAWS = 24  # at most
-COMBINATIONS = 64  # of layouts for one index
-LINEAR = 6  # operands at most that are tried as sums of terms together
+COMBINATIONS = 64  # most combinations of layouts for one index
+LINEAR = 6  # most operands that are tried as partial sums together
 SECONDS = 10.0  # of CPU time for one op
 NOTHING: frozenset[int] = frozenset()
-# ops of which no part can be what the whole would have been, or whose results have no size beforehand
+# ops whose parts can never equal the whole, or whose result sizes depend on values
 EXCLUDED = frozenset(
     {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )
@@ -46,7 +46,7 @@ class OutOfTimeError(Exception):
 
 
 class Trials:
-    """Runs, one after the other, what may fail, hang or crash the process.
+    """Runs numbered trials one after another; each may fail, hang or crash the process.
 
     ``announce(number)`` is called before each; those in ``avoid`` are not run, and count as failed.
     """
@@ -57,7 +57,7 @@ class Trials:
         self.end = time.thread_time() + SECONDS
 
     def attempt(self, what: Callable[[], T | None]) -> T | None:
-        """What the function returns; None if it raises.  Raises OutOfTimeError when all the time is used."""
+        """The function's result; None if it raises.  Raises OutOfTimeError once the search has used its time."""
         self.number += 1
         if time.thread_time() > self.end:
             raise OutOfTimeError
@@ -72,14 +72,14 @@ class Trials:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """A small call with operands, and its results on the whole, with which runs on parts are compared."""
+    """A small call with operands, and its results on whole tensors, with which runs on parts are compared."""
 
     small: SmallCall
     operands: tuple[Tensor, ...]
     results: tuple[Tensor | None, ...]
     parts: int
     seed: int
-    with_nans: bool = False  # some of the operands' elements are no numbers
+    with_nans: bool = False  # some elements of the operands are NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class CutCandidate:
 
 
 def searchable(call: OpCall) -> bool:
-    """Whether the op is one that can be found out about: of torch, a function of its arguments, not random."""
+    """Whether the search can handle the op: an op of torch that is a deterministic function of its arguments."""
     found = overload(call.op)
     if found is None or schema_of(found).is_mutable or EXCLUDED & set(found.tags):
         return False
@@ -101,7 +101,7 @@ def searchable(call: OpCall) -> bool:
 
 
 def find_rules(call: OpCall, trials: Trials) -> tuple[Rule, ...]:
-    """The rules of a call's structure; none where nothing can be said."""
+    """The rules of a call's structure; empty if the search cannot decide any."""
     rules: list[Rule] = []
     with contextlib.suppress(OutOfTimeError), torch.no_grad(), torch.random.fork_rng(devices=[]):
         found, tolerance = small_calls(call, trials.attempt)
@@ -129,7 +129,7 @@ def reference_runs(found: Sequence[SmallCall], trials: Trials) -> list[Reference
         seen += min((r.numel() for r in results if r is not None), default=0)
         if len(wholes) >= len(PARTS) and (seen >= ENOUGH or not seen):
             break
-    for small in found[:1] if len(wholes) > 1 else ():  # what nan does is part of what an op does
+    for small in found[:1] if len(wholes) > 1 else ():  # an op has to treat NaN alike on parts and whole
         call, operands = small.call, draw(small.call, 0, DrawKind.WITH_NANS)
         results = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
         if results is not None:
@@ -153,7 +153,7 @@ def _same(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> bool:
 
 
 def _varied(wholes: Sequence[ReferenceRun]) -> bool:
-    """Whether no output is the same everywhere and always: of those, every layout seems right."""
+    """Whether every output varies over its elements or draws; for a constant one every layout would seem right."""
     for j, meta in enumerate(wholes[0].small.call.outs):
         if meta is not None:
             values = torch.cat([r.flatten() for w in wholes if not w.with_nans and (r := w.results[j]) is not None])
@@ -205,13 +205,13 @@ class _Search:
                     done.add(relevant)
                     yield _rule(cut, outs)
                     if cut.ins == ins:
-                        break  # what is not linear in an operand needs no sums of terms there
+                        break  # an op that is not linear in an operand needs no partial sums there
 
     def operands(self) -> range:
         return range(len(self.call.ins))
 
     def with_terms(self, cut: CutCandidate) -> Iterator[CutCandidate]:
-        """The cut with operands that are not cut as they are, and then as sums of terms."""
+        """The cut with all uncut operands broadcast, and then with sets of these as partial sums."""
         yield cut
         if self.refused:
             return
@@ -276,7 +276,7 @@ class _Search:
     def fitting(
         call: OpCall, metas: Sequence[Meta], candidates: Sequence[list[tuple[str, Sbp]]], made: Sequence[Outs]
     ) -> list[list[tuple[str, Sbp]]]:
-        """Those layouts whose parts have the shapes that the parts have."""
+        """The candidate layouts that agree with the shapes of the parts that were made."""
         used = [[r for r, m in zip(outs, call.outs, strict=True) if m is not None] for outs in made]
         return [
             [
@@ -307,7 +307,7 @@ def _at(call: OpCall, path: ArgumentPath) -> int:
 
 
 def _local(call: OpCall, cut: CutCandidate, n: int | None, parts: int, index: int) -> OpCall:
-    """What one device runs."""
+    """The call that one device runs."""
     ins = tuple(Meta(local_shape(m.shape, s, parts, index), m.dtype) for m, s in zip(call.ins, cut.ins, strict=True))
     new: dict[int, Arg] = {}
     for path in paths(cut.group):
@@ -332,14 +332,14 @@ def _layouts(meta: Meta, n: int | None) -> Iterator[tuple[str, Sbp]]:
 
 
 def is_right(made: Sequence[Tensor], whole: Tensor, layout: Sbp, tolerance: float) -> bool:
-    """Whether the parts are what the whole is."""
+    """Whether the parts, joined by their layout, equal the whole; broadcast parts also have to be identical."""
     if layout == B and not all(is_close(m, made[0], 0.0) for m in made):
         return False
     return is_close(unshard(made, layout), whole, tolerance)
 
 
 def _cuts(cut: CutCandidate, outs: tuple[str | None, ...]) -> bool:
-    """Whether something is cut whose size says how much each device gets."""
+    """Whether a rule cuts some dim plainly and some output is not broadcast, so that devices share the work."""
     plain = any(text is not None and re.fullmatch(r"S\(\d+\)", text) for text in (*map(str, cut.ins), *outs))
     return plain and any(o not in ("B", None) for o in outs)
 

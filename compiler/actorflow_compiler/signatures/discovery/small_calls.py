@@ -16,16 +16,16 @@ from actorflow_compiler.signatures.discovery.execute import DrawKind, draw, meta
 from actorflow_compiler.signatures.discovery.rules import at
 
 T = TypeVar("T")
-Attempt = Callable[[Callable[[], T | None]], T | None]  # runs what may fail; None if it did
+Attempt = Callable[[Callable[[], T | None]], T | None]  # runs a function; None if it raised
 SizePosition = tuple[
     str, ArgumentPath
-]  # ("dim", (operand, dim)) | ("arg", path in the schema's arguments): where a size stands
+]  # where a size occurs: ("dim", (operand, dim)) | ("arg", path in the schema's arguments)
 Sizes = Mapping[SizePosition, int]
 
 UNEVEN = (5, 7, 11, 3, 13, 17, 19, 23, 29, 31, 37, 41)
 EVEN = (6, 12, 4, 8, 18, 10, 14, 16, 20, 22, 24, 26)
 LARGEST = 1 << 20  # elements of all tensors of a call together
-SUBSETS = 96  # that are tried as an index of their own, for each group of equal sizes
+SUBSETS = 96  # most subsets of a group of equal sizes that are tried as an index of their own
 PRECISE = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
 USABLE = {"float16": "float32", "bfloat16": "float32"}
 
@@ -35,14 +35,14 @@ class SmallCall:
     """A call with small sizes."""
 
     call: OpCall
-    groups: tuple[frozenset[SizePosition], ...]  # sizes that only change together, group by group
+    groups: tuple[frozenset[SizePosition], ...]  # each group has the sizes that only change together
 
 
 def small_calls(call: OpCall, attempt: Attempt[OpCall], apart: bool = True) -> tuple[tuple[SmallCall, ...], float]:
-    """Up to two small calls like ``call``, of uneven and of even sizes, and how exactly they compute.
+    """Up to two small calls like ``call``, of uneven and of even sizes, and their tolerance for rounding.
 
-    In float64 where the op can, so that nothing passes for rounding.  Sizes that are equal by chance
-    become different if they are to be told ``apart``.  None where the op takes no
+    They are in float64 if the op supports it, so that a real difference cannot pass as rounding.  With
+    ``apart``, sizes that are equal by chance become different.  There are no small calls if the op refuses
     small sizes and its own are too large.
     """
     for precise, tolerance in ((with_dtypes(call, PRECISE), 1e-11), (with_dtypes(call, USABLE), 1e-5)):
@@ -91,7 +91,7 @@ def resized(call: OpCall, sizes: Sizes) -> OpCall:
 
 
 def slots(call: OpCall) -> dict[int, list[SizePosition]]:
-    """Every size above 1, and where it stands: in dims of operands and in whole numbers equal to a dim."""
+    """Size above 1 → the places where it occurs: dims of operands, and whole-number arguments equal to a dim."""
     found: dict[int, list[SizePosition]] = {}
     for i, m in enumerate(call.ins):
         for d, n in enumerate(m.shape):
@@ -155,7 +155,7 @@ class _Shrinking:
         return None
 
     def with_outs(self, call: OpCall, outs: Sequence[Tensor | None]) -> OpCall | None:
-        """The call with its outputs as they are; None if they are of another kind than at first."""
+        """The call with the metas of these outputs; None if their number or ranks differ from the original's."""
         if len(outs) != len(self.call.outs):
             return None
         made: list[Meta | None] = []
@@ -169,15 +169,15 @@ class _Shrinking:
         return replace(call, outs=tuple(made))
 
     def orders_as_before(self, sizes: Sizes) -> bool:
-        """Whether sizes are larger than the same whole numbers among the arguments as they were.
+        """Whether each size compares to the whole numbers among the arguments as the original size did.
 
-        A slice of the first ten is another thing where there are only five.
+        A slice of the first ten elements, for example, behaves differently on a dim of five.
         """
         bounds = [abs(n) for path, n in _numbers(bind(self.call), ()) if ("arg", path) not in sizes]
         return all(_order(n, b) == _order(self.size(s), b) for s, n in sizes.items() for b in bounds)
 
     def equal_as_before(self, small: OpCall, sizes: Sizes) -> bool:
-        """Whether the same dims of outputs are as large as what is an index of the operands."""
+        """Whether dims of outputs equal the sizes of the same operand dims as in the original call."""
         new = {self.size(s): n for s, n in sizes.items()}
         pairs = [
             (m, n)
@@ -188,7 +188,7 @@ class _Shrinking:
         return all(new[m] == n if m in new else n < 2 or n not in new.values() for m, n in pairs)
 
     def is_like_original(self, sizes: Sizes, execute: bool = True) -> bool:
-        """Whether the call with these sizes is one like the original."""
+        """Whether the call with these sizes has the same structure as the original."""
         if not self.orders_as_before(sizes):
             return False
         found = self.accepted(sizes, execute)
@@ -236,7 +236,7 @@ class _Shrinking:
     def refine(
         self, sizes: Sizes, groups: Sequence[list[SizePosition]]
     ) -> tuple[dict[SizePosition, int], list[list[SizePosition]]]:
-        """Sizes that are only equal by chance become different."""
+        """Make sizes different that are equal only by chance."""
         now = dict(sizes)
         found: list[list[SizePosition]] = []
         for group in groups:
@@ -283,7 +283,7 @@ def _order(a: int, b: int) -> int:
 
 
 def _subsets(group: list[SizePosition]) -> Iterator[list[SizePosition]]:
-    """Those that are likely an index of their own first."""
+    """Subsets of a group, those most likely to be an index of their own first."""
     yield from ([s] for s in group)
     dims = sorted({path[1] for kind, path in group if kind == "dim"})
     if len(dims) > 1:
