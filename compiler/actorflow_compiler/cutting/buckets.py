@@ -1,8 +1,8 @@
-"""Put the collectives of a program into buckets, whose members leave together.
+"""Put the collectives of a program into buckets, whose members are sent together.
 
 A bucket is filled in the order in which its members are ready.  Gradients that only the optimizer needs may wait for
 those of later levels until a bucket is full, so that many small ones, which a tensor-parallel model makes level by
-level, leave together.  All others leave at once.  A full bucket does not grow, so that its buffers stay small.
+level, are sent together.  All others are sent at once.  A full bucket does not grow, so that its buffers stay small.
 """
 
 from __future__ import annotations

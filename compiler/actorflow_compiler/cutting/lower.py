@@ -85,10 +85,10 @@ def lower(step: StepLayouts) -> LoweredProgram:
 
 @dataclass(frozen=True, slots=True)
 class _HopContext:
-    """What is common to the items of one hop."""
+    """The properties that all items of one hop share."""
 
-    source: Placement  # of what happens at the sources
-    target: Placement  # of what happens at the targets
+    source: Placement  # of the items that run at the sources
+    target: Placement  # of the items that run at the targets
     made_in: PhaseStage  # of the sources
     when: PhaseStage  # of the targets
     pieces: bool  # for each micro-batch
@@ -157,7 +157,7 @@ class _Lowering:
         )  # fmt: skip
 
     def update(self, new: int, value: int, read: bool, where: Placement, sbp: NdSbp) -> int:
-        """The local value that a variable becomes: a copy, unless an op made it there, or a collective for it alone.
+        """The local value that becomes a new value of a variable: a copy, unless an op or collective made it for that.
 
         ``value`` is the new value in the variable's layout; ``read`` says whether anything else reads it.
         """
@@ -370,7 +370,7 @@ class _Lowering:
         source, made_in, pieces = context.source, context.made_in, context.pieces
         gathered: dict[int, list[tuple[int, BoxCopy]]] = {}  # target rank → its parts as local values
         cuts: dict[int, list[Step]] = {}  # source rank → the steps that cut parts
-        sends: list[tuple[int, int, list[int]]] = []  # (from rank, to rank, part and what it is called there in turn)
+        sends: list[tuple[int, int, list[int]]] = []  # (from rank, to rank, values there: part, received part, …)
         for t, row in enumerate(hop.parts):
             to = hop.target.ranks[t]
             for s, parts in enumerate(row):
