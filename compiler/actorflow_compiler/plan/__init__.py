@@ -1,1 +1,1 @@
-"""What a plan is, what makes one legal, and its forms as text and as protobuf."""
+"""The plan: its data types, the check that it is legal, and its forms as text and as protobuf."""

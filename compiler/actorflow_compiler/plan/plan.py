@@ -19,7 +19,7 @@ from actorflow_compiler.plan.origins import Origins
 
 
 class ActorKind(StrEnum):
-    """What an actor is there for."""
+    """The role of an actor."""
 
     SOURCE = "source"  # takes the arguments of the call
     FORWARD = "forward"
@@ -55,8 +55,8 @@ class Plane(StrEnum):
 
     INLINE = "inline"  # inside the control message that announces a token
     SHARED = "shared"  # memory that two processes of a machine share
-    GLOO = "gloo"  # torch's, through the host's memory
-    NCCL = "nccl"  # torch's, from GPU to GPU
+    GLOO = "gloo"  # torch's Gloo, through host memory
+    NCCL = "nccl"  # torch's NCCL, from GPU to GPU
     MEMORY = "memory"  # ranks that are threads of one process
 
 
@@ -223,7 +223,7 @@ class Collective:
 
     @property
     def label(self) -> str:
-        """What to call it in texts: its kind."""
+        """Its name in texts: the kind of collective."""
         return self.kind.value
 
 
@@ -243,7 +243,7 @@ class Send:
 
     @property
     def label(self) -> str:
-        """What to call it in texts, beside the kinds of collectives."""
+        """Its name in texts, beside the kinds of collectives."""
         return SEND
 
 
@@ -467,6 +467,6 @@ def tokens_per_iteration(plan: Plan, register: Register) -> int:
 
 
 def moves_by(actor: Actor, plane: Plane) -> bool:
-    """Whether what an actor communicates goes over a plane; a send of nothing but order is a message."""
+    """Whether an actor's communication uses a data plane; a send without tensors is only a control message."""
     comm = actor.comm
     return comm is not None and comm.plane == plane and (isinstance(comm, Collective) or bool(actor.operands))

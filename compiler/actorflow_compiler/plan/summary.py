@@ -40,7 +40,7 @@ COMPUTING = (
 def summarise(plan: Plan) -> Plan:
     """The plan with its summary computed anew, except for the FLOPs, which only the compiler knows.
 
-    Raises PlanError for a part of a plan (``for_rank``), or a communication of what is no tensor.
+    Raises PlanError for a part of a plan (``for_rank``), or a communication of an operand that is no tensor.
     """
     if plan.ranks:
         raise PlanError(

@@ -99,7 +99,7 @@ def _tidy(value: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:
 def to_text(plan: Plan) -> str:
     """The plan for people: the summary, then rank by rank its queues with their orders, and its actors.
 
-    Each actor comes with its queue, its turns in the queue's order, the registers that it reads and
+    Each actor comes with its queue, its positions in the queue's order, the registers that it reads and
     writes (slots; dtype, local shape, SBP and bytes of each tensor) and its peers, the actors at the
     registers' other ends or in its collective.
     """
