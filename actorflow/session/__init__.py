@@ -1,1 +1,1 @@
-"""A process's calls of jobs: which plan holds, compiling one, issuing the call, what becomes of it."""
+"""A process's calls of jobs: find a valid plan or compile one, issue the call, and handle its end or failure."""

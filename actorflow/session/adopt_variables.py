@@ -23,12 +23,12 @@ def adopt_variables(
 ) -> None:
     """Cut this rank's parts of the new variables, from the master's values where they differ; leave stand-ins.
 
-    ``number`` is the call that made the plan.  Tensors whose names are in ``apart`` stay with the script: the step
-    assigns others in their places.
+    ``number`` is the call that made the plan.  Tensors named in ``apart`` stay with the script, because the
+    step replaces them by other tensors.
     """
     variables, rank = runtime.variables, context.rank
     new = [v for v in made.plan.variables if v.name not in variables.layouts]
-    for variable in made.plan.variables:  # of which plans have only read, until now
+    for variable in made.plan.variables:  # that plans have only read until now
         if variables.borrows(variable.name) and variable.name not in made.lent:
             variables.put_stand_in(variable, state, variable.name in apart)
     if made.differing:
@@ -51,15 +51,15 @@ def adopt_variables(
             variables.put_stand_in(variable, state, name in apart)
     if made.differing:
         _warn(made, rank)
-        context.cluster.gather(f"values {number}", b"")  # every rank has taken what it needs
+        context.cluster.gather(f"values {number}", b"")  # every rank has copied the values that it needs
         for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
-            late = variable.name in made.differing or variable.kind in WITH_PARAMETERS  # after parameters
+            late = variable.name in made.differing or variable.kind in WITH_PARAMETERS  # after the parameters
             if late and variable.name not in made.lent:
                 variables.put_stand_in(variable, state, variable.name in apart)
         variables.offer(number, {})
     for root in state.modules.values():
         variables.watch(root.modules())
-    context.barrier.notify()  # another rank may wait to read them
+    context.barrier.notify()  # another rank may be waiting to read them
 
 
 def _warn(made: RankPlan, rank: int) -> None:

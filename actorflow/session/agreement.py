@@ -1,4 +1,4 @@
-"""Compare what all ranks' scripts hold before a plan is compiled; a CallError shows the first difference."""
+"""Compare the state of all ranks' scripts before a plan is compiled; a CallError shows the first difference."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["StateReport", "check_agreement", "differing_variables", "unused_on_a
 
 @dataclass(frozen=True, slots=True)
 class StateReport:
-    """One rank's report of its state: a line for each thing, in the order of the search."""
+    """One rank's report of its script's state: text lines, in the order of the search."""
 
     lines: tuple[str, ...]
     checksums: dict[str, int]  # of the variables that no plan owns yet
     devices: RankDevices = NO_DEVICES
-    plans: frozenset[int] = frozenset()  # that its script has let go of
+    plans: frozenset[int] = frozenset()  # that its script has released
     variables: frozenset[str] = frozenset()
 
     def to_bytes(self) -> bytes:
@@ -53,7 +53,7 @@ def report_state(
     devices: RankDevices = NO_DEVICES,
     gradients: Mapping[str, Tensor] = {},
 ) -> StateReport:
-    """This rank's report; ``contents`` says whether to look at the values too, ``gradients`` are the script's own."""
+    """This rank's report; ``contents``: whether to add checksums of values; ``gradients`` are the script's own."""
     lines = plan_keys.settings_lines(state)
     for held in state.held.values():
         gradient = ", requires grad" if held.tensor.requires_grad else ""
@@ -86,7 +86,7 @@ def _hint_lines(state: ScriptState, hints: ResolvedHints) -> list[str]:
 
 
 def check_agreement(job: str, reports: Sequence[StateReport]) -> None:
-    """Raise CallError with the first thing that a rank found and the master did not, or the other way round."""
+    """Raise CallError with the first line in which a rank's report differs from the master's."""
     own = reports[0].lines
     for rank, other in enumerate(reports):
         if other.lines == own:
@@ -110,7 +110,7 @@ def differing_variables(reports: Sequence[StateReport]) -> dict[str, list[int]]:
 
 
 def unused_on_all_ranks(reports: Sequence[StateReport]) -> tuple[list[int], list[str]]:
-    """The plans and the variables that no rank's script can reach any more."""
+    """The plans and variables that no rank's script can reach any more."""
     plans = frozenset.intersection(*(one.plans for one in reports))
     return sorted(plans), sorted(frozenset.intersection(*(one.variables for one in reports)))
 

@@ -1,7 +1,7 @@
-"""How a session calls a job's function: take the arguments, prepare the call, give back its results.
+"""Call a job's function for a session: convert the arguments, prepare the call, convert its results.
 
-``JobBody`` is that of a plain function.  One that has more to do (placeholders, variables that are made inside of
-the function, callbacks) is a subclass.
+``JobBody`` handles a plain function.  Functions that need more (placeholders, variables made inside the function,
+callbacks) have a subclass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["JobArguments", "JobBody", "PreparedCall"]
 
-Search = Callable[[Mapping[str, Any]], ScriptState]  # what the job holds besides what is found, by names → all of it
+Search = Callable[[Mapping[str, Any]], ScriptState]  # further objects, by name → all state
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class JobArguments:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    own: frozenset[str] = frozenset()  # those with one item for each device, which are stacked: "images"
+    own: frozenset[str] = frozenset()  # names of arguments with one item for each device, which are stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class PreparedCall:
 
     arguments: CallArguments
     function: Callable[..., Any]
-    own: tuple[bool, ...] | None  # in the mirrored view, which arguments every device has for itself
+    own: tuple[bool, ...] | None  # in the mirrored view, for each argument whether every device has its own
 
     def captured(self) -> Callable[..., Any]:
         """The function to capture, or to run eagerly."""
         return self.function
 
     def held(self) -> dict[str, Any]:
-        """Objects of the job that a search for state does not find by itself, by name."""
+        """Objects of the job that a search from its function would not find, by name."""
         return {}
 
     def around(self) -> AbstractContextManager[None]:
@@ -56,7 +56,7 @@ class PreparedCall:
         return frozenset()
 
     def kinds(self) -> frozenset[str]:
-        """The kinds of devices ("cpu", "cuda") that the script names where the function names no placement."""
+        """The kinds of devices ("cpu", "cuda") that the script names, for use if the function names no placement."""
         return frozenset()
 
 
@@ -67,7 +67,7 @@ class JobBody:
         self.function = function
 
     def copied(self) -> Self:
-        """An independent copy, with what this one has learned so far."""
+        """An independent copy, with all that this one has learned from calls so far."""
         return copy(self)
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
@@ -83,8 +83,8 @@ class JobBody:
     ) -> PreparedCall:
         """Prepare a call.
 
-        ``search`` finds what the function works on.  Within ``aside`` the function may be run, and jobs that it calls
-        are plain functions.
+        ``search`` finds the state that the function works on.  Within the context ``aside`` the function may be run,
+        and jobs that it calls are plain functions.
         """
         return PreparedCall(arguments, self.function, None)
 
@@ -97,5 +97,5 @@ class JobBody:
         return call.captured()(*wait_for_values(args), **wait_for_values(kwargs))
 
     def give(self, value: Any) -> Any:
-        """Convert a call's result, which has handles on logical tensors, to what the caller gets."""
+        """Convert a call's result, which has handles on logical tensors, to the value returned to the caller."""
         return value

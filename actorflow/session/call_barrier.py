@@ -1,6 +1,6 @@
 """Track which calls this rank has issued and all ranks have made, and let threads wait for either.
 
-Threads that serve other ranks' pulls wait here until this rank has come as far as the asking one.
+Threads that serve other ranks' pulls wait here until this rank has made the calls that the asking rank has made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["CallBarrier"]
 
 
 class CallBarrier:
-    """How far this rank, and all ranks together, have come with calls; any thread.
+    """The progress of calls on this rank and on all ranks together; may be used on any thread.
 
     Waiting raises the error that ended the run.
     """
@@ -28,9 +28,9 @@ class CallBarrier:
         self._issued: deque[tuple[int, Call]] = deque()  # calls that may be under way, by their number
         self._begun = 0
         self._agreed: set[int] = set()  # calls that every rank has announced and this one has not issued yet
-        self._numbers: dict[int, int] = {}  # call → its number in the worker, until all ranks have made it
+        self._numbers: dict[int, int] = {}  # call → its number in the worker; removed when all ranks have made the call
         self._agreed_calls = 0  # calls that every rank has made
-        self._dropped: deque[tuple[int, DropSet]] = deque()  # call → what all ranks have dropped with it
+        self._dropped: deque[tuple[int, DropSet]] = deque()  # (call, all that all ranks had released)
 
     @property
     def begun(self) -> int:
@@ -38,7 +38,7 @@ class CallBarrier:
         return self._begun
 
     def issue(self, number: int, call: Call) -> bool:
-        """Note that this rank has issued a call; returns whether every rank has made it, so that it may fire."""
+        """Record that this rank has issued a call; returns whether every rank has made it, so that it may fire."""
         with self._changed:
             while self._issued and self._issued[0][1].done:
                 self._issued.popleft()
@@ -53,9 +53,9 @@ class CallBarrier:
         return go
 
     def agreed(self, number: int, dropped: DropSet = NO_DROPS) -> int | None:
-        """Note that every rank has made a call; returns its number in the worker if this rank has issued it, else None.
+        """Record that every rank has made a call; returns its number in the worker, or None if not issued here yet.
 
-        ``dropped`` is what every rank's script has released by then.
+        ``dropped`` are the plans and variables that every rank's script has released by then.
         """
         with self._changed:
             self._agreed_calls = number + 1
@@ -68,7 +68,7 @@ class CallBarrier:
         return mine
 
     def drops_by(self, calls: int) -> DropSet:
-        """What all ranks have released by the first ``calls`` calls; blocks until every rank has made these."""
+        """The plans and variables released on all ranks by the first ``calls`` calls; blocks until all made these."""
         if self._agreed_calls < calls:
             self.wait_until(lambda: self._agreed_calls >= calls)
         found = NO_DROPS
@@ -83,14 +83,14 @@ class CallBarrier:
             self._changed.notify_all()
 
     def wait_until(self, there: Callable[[], bool]) -> None:
-        """Block until the condition ``there`` holds, or the run fails."""
+        """Block until ``there()`` is true, or the run fails."""
         with self._changed:
             self._changed.wait_for(lambda: there() or self._cluster.failed.is_set())
         if self._cluster.failure is not None:
             raise self._cluster.failure.error()
 
     def wait_until_done(self, calls: int, there: Callable[[], bool] = lambda: True) -> None:
-        """Block until the first ``calls`` calls are done, and ``there`` holds."""
+        """Block until the first ``calls`` calls are done, and ``there()`` is true."""
         self.wait_until(lambda: self._begun >= calls and there())
         with self._changed:
             last = [call for number, call in self._issued if number < calls][-1:]

@@ -1,4 +1,4 @@
-"""Get a plan for a call that has none: compile it together with all ranks, and install it on this one."""
+"""Compile a plan for a call that has none, together with all ranks, and install it on this one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from actorflow_compiler.values.gradients import NO_GRADIENTS
 
 __all__ = ["CompileClient"]
 
-Unused = dict[int, weakref.ref[Tensor]]  # by id: tensors that a plan does not use, so that others like them will do
+Unused = dict[int, weakref.ref[Tensor]]  # id → a tensor that a plan does not use, so that a similar one may replace it
 
 
 class CompileClient:
@@ -145,7 +145,7 @@ class CompileClient:
         )
 
     def _make(self, request: CompileRequest, number: int) -> RankPlan:
-        """Have the master compile, with what this rank reports."""
+        """Have the master compile, with this rank's report of its state."""
         context, runtime, state = self._context, self._context.runtime, request.state
         with context.aside():
             gradients = made_by_script(state, None if runtime is None else runtime.variables.gradients)
@@ -158,7 +158,7 @@ class CompileClient:
     def _take_in(
         self, runtime: PlanRuntime, made: RankPlan, found: SearchResult, number: int
     ) -> tuple[RebindingSite, ...]:
-        """Take over the variables of a plan, and the places to which its step assigns other tensors."""
+        """Take over the variables of a plan, and the rebinding sites to which its step assigns other tensors."""
         state = found.state
         places = [(found.sources[one.at], decode_key(one.key, found.sources)) for one in made.effects.rebound]
         rebound = {id(leaf) for one, key in places for leaf in tensors_in(one.values().get(key))}
@@ -167,7 +167,7 @@ class CompileClient:
         runtime.rebound.forget(made.written - names)
         adopt_variables(self._context, runtime, made, state, number, names)
         runtime.variables.adopted()
-        apart = {key: held for key, held in apart.items() if id(held.tensor) != key}  # that were taken in now
+        apart = {key: held for key, held in apart.items() if id(held.tensor) != key}  # except those taken over just now
         sites = runtime.rebound.adopt(places, apart, [state, *self._context.states()])
         self._release.resume(runtime, state, [variable.name for variable in made.plan.variables])
         return sites

@@ -1,4 +1,4 @@
-"""What is to be compiled, and the user's step as capture runs it, which finds the step's effects."""
+"""The request to compile a plan, and the user's step as capture runs it, which finds the step's effects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ E = TypeVar("E", bound=ActorflowError)
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """What is to be compiled."""
+    """A job's call for which a plan is to be compiled, and the options of the compilation."""
 
     name: str
     function: Callable[..., object]
@@ -71,28 +71,28 @@ class CompileRequest:
     micro_batches: int
     goal: Goal
     fixed: Mapping[str, Variable]  # layouts that earlier plans decided
-    fresh: bool  # an optimizer's first step differs, and comes now
+    fresh: bool  # this is an optimizer's first step, which differs from later ones
     later: bool = False  # the job has run with another batch
-    explain: str | None = None  # a regular expression of what the plan's notes are to explain
+    explain: str | None = None  # a regular expression of names; the plan's notes explain their layouts
     target: Target = HERE  # the hardware that the plan is for
     schedule: str = "auto"
     mode: str = EAGER  # how bodies are to run
-    own: tuple[bool, ...] | None = None  # the mirrored view: for each argument, whether each device has one of its own
+    own: tuple[bool, ...] | None = None  # in the mirrored view, for each argument whether every device has its own
     kinds: frozenset[str] = frozenset()  # of devices that the script names for the function
     places: frozenset[Placement] = frozenset()  # that the function's own scopes name, as far as that is known
-    defaults: DeviceDefaults = NO_DEFAULTS  # what else is said about kinds of devices
-    found: SearchResult | None = None  # what holds the values that the function can reach
-    changed: Mapping[str, Collection[str]] = field(default_factory=dict)  # where plans change a value → to what
-    standing: GradientState = NO_GRADIENTS  # how gradients stand
-    opens: bool = True  # whether numbers may be left open: not where they have decided what the function has made
-    value: Callable[[StateTensor], Tensor] | None = None  # gives what a tensor of the script has now
+    defaults: DeviceDefaults = NO_DEFAULTS  # further settings of kinds of devices
+    found: SearchResult | None = None  # the state that the function can reach
+    changed: Mapping[str, Collection[str]] = field(default_factory=dict)  # place that plans change → the values
+    standing: GradientState = NO_GRADIENTS  # which gradients exist now
+    opens: bool = True  # whether numbers may be inputs of the plan; not if they decided what the function made
+    value: Callable[[StateTensor], Tensor] | None = None  # reads the current value of a tensor of the script
 
 
 class CapturedStep:
-    """The user's step as capture runs it, once or several times, and what the last run has shown of its effects."""
+    """The user's step as capture runs it, once or several times, and the effects that the last run has shown."""
 
     def __init__(self, request: CompileRequest, numbers: NumberEnv | None, own: Sequence[NumberSource]) -> None:
-        self.numbers = numbers  # None: the script's are constants
+        self.numbers = numbers  # None: the script's numbers are constants
         self.checks = BranchExplorer()
         self._request, self._own = request, own
         self._learnt: list[tuple[GradientEffects, ValueDecisions, Sequence[Check]]] = []
@@ -142,7 +142,7 @@ class CapturedStep:
         return results
 
     def learn(self, gradients: GradientEffects, decisions: ValueDecisions, checks: Sequence[Check]) -> None:
-        """Take what capture has found out about gradients and values."""
+        """Record the gradient effects, value decisions and checks that capture has found."""
         for asked in decisions.numbers:
             if takes_many_values(self._request.changed.get(asked.where, ()), repr(asked.found)):
                 raise CaptureError(
@@ -151,7 +151,7 @@ class CapturedStep:
         self._learnt.append((gradients, decisions, checks))
 
     def value(self, name: str) -> Tensor:
-        """What a tensor of the script has now."""
+        """The current value of a tensor of the script."""
         held = self._request.state.held[name]
         return real_value(held.tensor) if self._request.value is None else self._request.value(held)
 
@@ -180,7 +180,7 @@ class CapturedStep:
 
 
 def _so_far(run: SideEffectRecorder) -> tuple[list[dict[str, Any]], str]:
-    """What a run of the step has changed in Python so far, as JSON; see ``BranchExplorer``."""
+    """The changes in Python that a run of the step has made so far, as JSON; see ``BranchExplorer``."""
     changes, lost = run.so_far()
     return [change.to_json() for change in changes], lost
 
@@ -194,6 +194,6 @@ def located(error: E, function: Callable[..., object]) -> E:
 
 
 def line_of(function: Callable[..., object]) -> str:
-    """Where a function begins, as file:line; nothing for what is not written in Python."""
+    """The file:line where a function begins; empty for a function that is not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"

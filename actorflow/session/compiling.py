@@ -64,7 +64,7 @@ __all__ = [
     "make_plan", "own_devices", "written_by",
 ]  # fmt: skip
 
-PARTS = (  # of compiling, in order, and what they are to people
+PARTS = (  # the parts of compiling, in order, and their names for people
     ("capture", "capturing the step as a graph of ops"),
     ("place", "placing the ops"),
     ("infer", "choosing layouts"),
@@ -93,7 +93,7 @@ class GatherScatter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """What compiling gives on the master."""
+    """The result of compiling, on the master."""
 
     plan: Plan  # scheduled, of all ranks
     effects: StepEffects
@@ -101,19 +101,19 @@ class CompileResult:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """A plan as one rank gets it, with what the master decided beside it."""
+    """A plan as one rank receives it, with further decisions of the master."""
 
     plan: Plan  # whole on the master, else this rank's part
     effects: StepEffects
     lent: frozenset[str]  # variables that stay with the script
     differing: Mapping[str, Sequence[int]]  # new variable → the ranks that must take the master's value
-    seed: int  # that torch has on the master
+    seed: int  # torch's seed on the master
     kinds: tuple[str, ...]  # of device, for each rank
     written: frozenset[str]  # loose tensors and buffers that it changes
     gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
 
     def to_bytes(self, rank: int) -> bytes:
-        """What is sent to another rank, with that rank's part of the plan."""
+        """The message to another rank, with that rank's part of the plan."""
         head = {
             "effects": self.effects.to_json(),
             "lent": sorted(self.lent),
@@ -129,7 +129,7 @@ class RankPlan:
 def compile_on_all_ranks(cluster: GatherScatter, tag: str, request: CompileRequest, report: StateReport) -> RankPlan:
     """Compile on the master and send every rank its part; collective.
 
-    Raises what compiling raised, on every rank, and CallError where the ranks' scripts hold different things.
+    An error of compiling is raised on every rank; CallError if the ranks' scripts are in different states.
     """
     reports = cluster.gather(f"state {tag}", report.to_bytes())
     if reports is None:
@@ -140,7 +140,7 @@ def compile_on_all_ranks(cluster: GatherScatter, tag: str, request: CompileReque
     except BaseException as error:
         kind = type(error).__name__ if isinstance(error, ActorflowError) else "ClusterError"
         failed = _pack({"error": kind, "text": str(error) or type(error).__name__}, b"")
-        with contextlib.suppress(ActorflowError):  # a run that is over has an error of its own
+        with contextlib.suppress(ActorflowError):  # a failed run has an error of its own
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
@@ -148,7 +148,7 @@ def compile_on_all_ranks(cluster: GatherScatter, tag: str, request: CompileReque
 
 
 def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Sequence[StateReport]) -> RankPlan:
-    """The whole plan, on the master, for ranks with these reports."""
+    """Compile the whole plan on the master, for ranks with these reports."""
     check_agreement(request.name, reports)
     on, devices = kinds(request, cluster.world), [one.devices for one in reports]
     check_devices(on, devices, request.defaults.settled)
@@ -162,7 +162,7 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
     )
     plan = verify(choose_planes(result.plan, locations, request.target.hardware(_main(on))))
     written = written_by(plan)
-    no_gradient = {v.name for v in plan.variables if v.name + GRADIENT_SUFFIX not in written}  # none of it is kept
+    no_gradient = {v.name for v in plan.variables if v.name + GRADIENT_SUFFIX not in written}  # gradient not kept
     lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name in no_gradient and v.name not in written}
     changed = frozenset(v.name for v in plan.variables if v.name in written and v.kind in ("tensor", "buffer"))
     new = {v.name for v in plan.variables} - request.fixed.keys()
@@ -181,10 +181,10 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
 
 @young_only()
 def make_plan(request: CompileRequest, world: int, told: bool = True) -> CompileResult:
-    """The plan, and what the step does with gradients, numbers and Python.
+    """The plan, and the step's effects on gradients, numbers and Python state.
 
-    Numbers of the script are left open as far as the step only computes with them.  Where that takes long it is shown
-    how far it is, and at the end, unless not ``told``, what was made.
+    Numbers of the script become inputs of the plan if the step only computes with them.  Slow compilations show their
+    progress; with ``told``, they end with a summary of the plan.
     """
     own: list[NumberSource] = [] if request.found is None else scheduler_counts(request.found)
     before: Exception | None = None
@@ -194,7 +194,7 @@ def make_plan(request: CompileRequest, world: int, told: bool = True) -> Compile
             return _make_plan(request, world, told, numbers, own)
         except RestartCapture as counting:
             own += counting.places
-        except Exception as error:  # whatever code cannot do with stand-ins: it gets the numbers themselves
+        except Exception as error:  # the code may not work with stand-ins: retry with the numbers themselves
             if not own and not any(every_number(request.arguments, request.state, request.train, request.found)):
                 raise
             before = error
@@ -205,18 +205,18 @@ def make_plan(request: CompileRequest, world: int, told: bool = True) -> Compile
         return _make_plan(request, world, told, None, ())
     except CaptureError as error:
         if isinstance(before, ActorflowError) and not isinstance(before, CaptureError):
-            raise before from None  # the step could be captured: what was wrong is something else
+            raise before from None  # with constants the step could be captured, so the first error has another cause
         if isinstance(before, CaptureError) and LOOKS_AT_A_VALUE in str(error) and LOOKS_AT_A_VALUE not in str(before):
-            raise before from None  # what is computed of values needs stand-ins, too, and was not what was wrong
+            raise before from None  # numbers computed from values need stand-ins, too, and were not the cause
         raise
 
 
 def _make_plan(
     request: CompileRequest, world: int, told: bool, numbers: NumberEnv | None, own: Sequence[NumberSource]
 ) -> CompileResult:
-    """See ``make_plan``; ``numbers`` takes what the step does with those of the script, None: they are constants.
+    """See ``make_plan``; ``numbers`` records how the step uses the script's numbers; None: they are constants.
 
-    ``own`` are places whose numbers the step changes.  Raises RestartCapture where it changes others, too.
+    ``own`` are places whose numbers the step changes.  Raises RestartCapture if it changes other numbers, too.
     """
     step = CapturedStep(request, numbers, own)
     what = f"compiling {request.name} for {world} device{'s' * (world != 1)}"
@@ -249,7 +249,7 @@ def _make_plan(
 
 @contextlib.contextmanager
 def _located_errors(request: CompileRequest) -> Iterator[None]:
-    """Have errors of capturing name the function, and, where its code failed, the arguments."""
+    """Add the function's name to errors of capture, and the arguments if the function's own code failed."""
     try:
         yield
     except (CaptureError, CallError) as error:
@@ -275,7 +275,7 @@ def compile_pretended(request: CompileRequest, world: int) -> Plan:
 def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | None:
     """Rank → the bytes of the memory budget that its variables leave for registers; None without a budget.
 
-    None, too, for one piece: the layout was chosen within the budget, and no order would take less.
+    None also for a single micro-batch: its layout was chosen within the budget, and no order would need less memory.
     """
     if budget is None or plan.pieces == 1:
         return None
@@ -283,7 +283,7 @@ def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | Non
 
 
 def hints_of(state: ScriptState) -> ResolvedHints:
-    """The hints for what the search found, under the names of its variables (tied ones have several)."""
+    """The hints for the modules that the search found, with its names of variables (tied ones have several)."""
     return resolve(state.modules, {id(h.tensor): h.name for h in state.held.values()})
 
 
@@ -299,12 +299,12 @@ def own_devices(request: CompileRequest, settings: Settings) -> RankDevices:
     try:
         on = kinds(request, settings.world)
         return look_at_devices(on[settings.rank], settings, request.defaults.settled or on)
-    except LayoutError:  # the master finds it, too, and tells everybody
+    except LayoutError:  # the master finds the same error and reports it to all ranks
         return NO_DEVICES
 
 
 def _check_scopes(plan: Plan, kinds: Sequence[str]) -> None:
-    """Raise LayoutError where scopes in the function have placed on a kind of device that no rank is."""
+    """Raise LayoutError if scopes in the function place ops on a kind of device that no rank has."""
     for placement in [v.placement for v in plan.variables] + [r.placement for r in plan.results]:
         if placement.type not in kinds:
             there = " and ".join(sorted(set(kinds)))
@@ -315,7 +315,7 @@ def _check_scopes(plan: Plan, kinds: Sequence[str]) -> None:
 
 
 def _main(kinds: Sequence[str]) -> str:
-    """The kind of device for which costs are estimated, and on which tensors without a placement lie."""
+    """The kind of device for which costs are estimated, and on which tensors without a placement are."""
     return "cuda" if "cuda" in kinds else "cpu"
 
 

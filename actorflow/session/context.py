@@ -1,4 +1,4 @@
-"""What the parts of a session share: the cluster, names, jobs, and, from the first plan on, the worker."""
+"""The state that the parts of a session share: cluster, names, jobs and, from the first plan on, the worker."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["SessionContext", "Observers", "PlanRuntime"]
 
-Observers = Callable[[Alone | Cluster, CallBarrier], Iterable[Observer]]  # of a new session
+Observers = Callable[[Alone | Cluster, CallBarrier], Iterable[Observer]]  # makes the observers of a new session
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRuntime:
-    """What is made with the first plan, as only then the ranks' devices are known."""
+    """The objects made with the first plan, because the ranks' devices are known only then."""
 
     worker: Worker
     variables: VariableTable
     results: Results
     rebound: RebindingSites
     kinds: tuple[str, ...]  # of each rank's device
-    seed: int  # of random ops, where the script does not set it: the master's
+    seed: int  # the master's seed of random ops, used where the script sets none
 
 
 class SessionContext:
-    """One process's part of a run."""
+    """The shared state of one process's session."""
 
     def __init__(self, cluster: Cluster | Alone, observers: Observers) -> None:
         self.cluster = cluster
@@ -50,7 +50,7 @@ class SessionContext:
         self.names = NameRegistry()
         self.barrier = CallBarrier(cluster)
         self.observers = tuple(observers(cluster, self.barrier))
-        self.jobs: weakref.WeakKeyDictionary[JobLike, None]  # that have a plan, in the order of their first ones
+        self.jobs: weakref.WeakKeyDictionary[JobLike, None]  # jobs that have a plan, in the order of their first plans
         self.jobs = weakref.WeakKeyDictionary()
         self.runtime: PlanRuntime | None = None
         self.capturing = False
@@ -65,7 +65,7 @@ class SessionContext:
             self.capturing = False
 
     def look(self, job: JobLike, held: Mapping[str, Any], arguments: CallArguments) -> SearchResult:
-        """What a job's function can reach, and ``held`` besides.  Raises CaptureError with the function's line."""
+        """Search the state that a job's function and ``held`` reach.  Raises CaptureError with the function's line."""
         try:
             return search_script(job.function, job.model, job.optimizer, self.names, held, arguments.objects)
         except CaptureError as error:

@@ -1,4 +1,4 @@
-"""The error for a plan that would deadlock, which is a bug of ours; keeps the plan's text in a file."""
+"""The error for a plan that would deadlock, which is a bug of actorflow; saves the plan's text in a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from actorflow_compiler.plan.text import to_text
 
 
 def deadlock_error(plan: Plan, why: DeadlockError) -> DeadlockError:
-    """The error for a plan that we made and whose proof failed; writes the plan's text to a new temporary file."""
+    """The error for a compiled plan whose proof failed; writes the plan's text to a new temporary file."""
     number, path = tempfile.mkstemp(prefix="actorflow-plan-", suffix=".txt")
     with os.fdopen(number, "w") as file:
         file.write(to_text(plan))

@@ -1,4 +1,4 @@
-"""Raise the exception that a value check of a call stands for."""
+"""Find and raise the exceptions of value checks, which the step's Python code would have raised."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["failure_of", "first_failed"]
 
 
 def first_failed(checks: Sequence[Check], results: Sequence[Tensor]) -> Check | None:
-    """The first check of a call that raises; waits for all of them.  Raises what the call was given up for."""
+    """The first failed check of a call; waits for all of them.  Raises the call's error if it was given up."""
     return next((check for check, raises in zip(checks, results[-1].tolist(), strict=True) if raises), None)
 
 
 def failure_of(check: Check, job: str) -> BaseException:
-    """The exception of a check; prints what the step prints before it."""
+    """The exception of a check; first prints the output that the step would have printed before it."""
     for stream, text in check.raised.printed:
         print(text, end="", file=getattr(sys, stream), flush=True)
     error = check.raised.error()

@@ -1,4 +1,4 @@
-"""Warn, once, of arguments on another device than the rank's, which every call has to move."""
+"""Warn, once for each argument, of tensors on another device than the rank's, which every call has to move."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["InputDevices"]
 
 
 class InputDevices:
-    """Checks on which devices the arguments of jobs lie.
+    """Checks on which devices the arguments of jobs are.
 
-    A tensor on the CPU is where batches come from, and goes to the device through pinned memory.  One that is on
-    another device than the rank's is moved, which costs a copy with every call that nothing hides.
+    A tensor on the CPU is expected, since batches are loaded there; it goes to the device through pinned memory.  A
+    tensor on any other device is moved by every call, with a copy that nothing overlaps.
     """
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()  # (job, argument)
 
     def look(self, job: str, arguments: CallArguments, needed: Iterable[str], device: torch.device) -> None:
-        """Warn of tensors among those ``needed`` that have to be moved.  Raises CallError for one without memory."""
+        """Warn of the ``needed`` tensors that have to be moved.  Raises CallError for one without memory."""
         for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True):
             if tensor.device != device and spec.name in needed:
                 self._moves(job, spec.name, tensor, device)

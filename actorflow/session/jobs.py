@@ -1,4 +1,4 @@
-"""What a session needs to know of a job, and the plans of it that are installed."""
+"""The interface of a job to a session, and the job's installed plans."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ __all__ = ["CompiledPlan", "JobLike", "JobType", "bind_script"]
 
 
 class JobType(enum.StrEnum):
-    """What a job is for."""
+    """Whether a job trains or predicts."""
 
     TRAIN = "train"  # a training step
     PREDICT = "predict"  # changes nothing, and has no gradients
 
 
 class JobLike(Protocol):
-    """What a session needs to know of a job."""
+    """The interface of a job to a session."""
 
     name: str
     type: JobType
     micro_batches: int
     goal: Goal
     schedule: str
-    mode: str  # how bodies are to run
+    mode: str  # how ranks run bodies; a name of ``MODES``
     function: Any
     signature: Any
     body: JobBody
@@ -68,29 +68,29 @@ class ScriptBinding:
 class CompiledPlan:
     """A plan that is installed on this rank, and what a call of it needs."""
 
-    call_text: str  # a call of it as people write it
+    call_text: str  # a call of the plan, as source text for messages
     number: int
     plan: Plan
-    effects: StepEffects  # whose numbers are those that this rank reads
+    effects: StepEffects  # with only those number reads that this rank needs
     inputs: frozenset[str]  # arguments that this rank's sources read
-    bound: ScriptBinding  # there unless it is parked
-    mirrored: bool  # devices draw random numbers of their own
+    bound: ScriptBinding  # set unless the plan is parked
+    mirrored: bool  # each device draws its own random numbers
     key: tuple[Any, ...]
-    sites: tuple[RebindingSite, ...] = ()  # of the rebound places, those that have one
-    holders: frozenset[int] = frozenset()  # ids of the objects that its guards look at
+    sites: tuple[RebindingSite, ...] = ()  # the sites of rebound places, if they have one
+    holders: frozenset[int] = frozenset()  # ids of the objects that its guards check
     calls: int = 0
-    parked: WeakGuards | None = None  # in place of ``bound``, while the job works on something else
+    parked: WeakGuards | None = None  # replaces ``bound`` while the job works on other state
     _aside: tuple[bool, StandsFor] = (False, lambda old, new: False)
 
     def park(self, names: NameRegistry, died: Callable[[object], None]) -> None:
-        """Put the plan aside: release all that it holds of the script."""
+        """Put the plan aside: release all strong references to the script's objects."""
         self.parked = WeakGuards(self.bound.found, self.bound.guards.read, names, died)
         self._aside = bool(self.bound.optimizers), self.bound.guards.stands_for
         self.sites = ()
         del self.bound
 
     def unpark(self, found: SearchResult) -> bool:
-        """Bind the plan again to what a search has found, if that is what it was made with; returns whether it is."""
+        """Bind the plan again to the objects of a search, if the plan was made with these; returns whether it was."""
         if self.parked is None or not self.parked.is_there(found):
             return False
         steps, stands_for = self._aside
@@ -105,13 +105,13 @@ class CompiledPlan:
         return [(sources[one.at], decode_key(one.key, sources)) for one in self.effects.rebound]
 
     def take_places(self, sites: tuple[RebindingSite, ...]) -> None:
-        """Check these places by their sites from now on, not by guards."""
+        """Check these places by their rebinding sites from now on, not by guards."""
         self.sites, self.holders = sites, frozenset(id(one.holder) for one in self.bound.found.sources)
         self.bound.guards.exclude((site.source, site.key) for site in sites)
         self.bound.guards.renew()
 
     def leave(self, results: Sequence[Tensor]) -> None:
-        """A call was issued: give the script the tensors that the step changed before it replaced them."""
+        """After a call was issued: give the script the changed values of tensors that the step then replaced."""
         sources = self.bound.found.sources
         for one in self.effects.rebound if any(site.left for site in self.sites) else ():
             key = decode_key(one.key, sources)
@@ -121,7 +121,7 @@ class CompiledPlan:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """For people, what a call changes in the script at once, besides ``effects.changes``, and cannot take back."""
+        """Text for people: changes of the script, besides ``effects.changes``, that a call makes and cannot undo."""
         first = ("which step of the optimizer comes next",) if self.key[-1] else ()
         counts = ("what an optimizer counts",) if self.effects.reading.written else ()
         return (*first, *counts)
@@ -130,8 +130,8 @@ class CompiledPlan:
 def bind_script(steps: bool, guards: Guards, found: SearchResult, effects: StepEffects) -> ScriptBinding:
     """Bind a plan with these effects to the script; ``steps``: its job steps optimizers.
 
-    Where the step may stop at a line and cannot tell what it has changed before it, its changes depend on the earlier
-    values, too, which guards then compare.
+    If the step may stop at a line and it is unknown what it has changed by then, its changes depend on the earlier
+    values, too; guards then compare these.
     """
     state, sources = found.state, found.sources
     own = [(sources[int(source.at)], place_key(source)) for source in effects.reading.own]

@@ -26,7 +26,7 @@ __all__ = ["Lifecycle"]
 
 
 class Lifecycle:
-    """Starts a session's worker, passes it what happens in the run, and ends it."""
+    """Starts a session's worker, passes it events of the run, and ends it."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -46,7 +46,7 @@ class Lifecycle:
             if isinstance(nccl, NcclPlane):
                 cluster.on_end(nccl.finish)
         record = None
-        for observer in context.observers:  # one that keeps firings comes after one that only counts
+        for observer in context.observers:  # observers that record firings come after those that only count
             record = observer.recorder() or record
         worker = Worker(context.rank, cluster, planes, device, record=record, cores=context.settings.cores)
         variables = VariableTable(
@@ -69,7 +69,7 @@ class Lifecycle:
         return runtime
 
     def finish(self) -> None:
-        """Wait for every call that was issued, and for the observers; raises what failed."""
+        """Wait for every issued call and for the observers; raises the first failure."""
         runtime = self._context.runtime
         if runtime is not None:
             runtime.worker.wait_all()
@@ -83,26 +83,26 @@ class Lifecycle:
     # -- other threads -----------------------------------------------------------------------------
 
     def _go(self, number: int, dropped: DropSet) -> None:
-        """Every rank has made this call, and had released these plans and variables before."""
+        """On agreement: every rank has made this call, and has released these plans and variables."""
         mine = self._context.barrier.agreed(number, dropped)
         if mine is not None and self._context.runtime is not None:
             self._context.runtime.worker.permit(mine)
 
     def _late(self, started: Started) -> None:
-        """A transfer has not ended in time: say what everything here waits for."""
+        """On a timeout of a transfer: fail with a report of what every queue of this rank waits for."""
         runtime = self._context.runtime
         assert runtime is not None
         worker = runtime.worker
         worker.fail(too_late(self._context.rank, started, NCCL_TIMEOUT.variable, worker.explain()))
 
     def _failed(self, failure: Failure) -> None:
-        """The run is over, here or elsewhere."""
+        """On failure of the run, on this or another rank."""
         self._context.barrier.notify()
         if self._context.runtime is not None:
             self._context.runtime.worker.fail(failure.error())
 
     def _worker_failed(self, error: BaseException) -> None:
-        """An actor of this rank failed."""
+        """On failure of an actor of this rank."""
         cluster = self._context.cluster
         if cluster.explain(error) is error:  # else a lost peer is the cause, and is reported as such
             cluster.abort(FailureKind.RAISED, f"failed: {error}")

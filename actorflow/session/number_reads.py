@@ -1,7 +1,7 @@
-"""What a plan reads of the script's numbers at each call, and the values that it depends on.
+"""The script's numbers that a plan reads at each call, and the conditions on them under which the plan is valid.
 
-Its scalars are computed anew for each call; numbers that have decided something while the step was captured have to
-be what they were.
+Scalars of the plan are computed anew for each call.  Numbers on which Python code branched during capture must have
+the same values in later calls.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class NumberReads:
 
     scalars: Mapping[str, Operand]  # of the plan, by name
     conditions: tuple[Condition, ...]
-    kinds: Mapping[NumberSource, str] = field(default_factory=dict)  # what kinds of numbers have to be there
-    written: Mapping[NumberSource, Operand] = field(default_factory=dict)  # what optimizers hold → its next value
+    kinds: Mapping[NumberSource, str] = field(default_factory=dict)  # the kinds of numbers required there
+    written: Mapping[NumberSource, Operand] = field(default_factory=dict)  # of optimizer state → next value
     own: tuple[NumberSource, ...] = ()  # places of the script that a call changes
 
     def difference(self, known: Known) -> str:
-        """For people, the first condition that does not hold; empty where the plan holds."""
+        """Text for people: the first condition that does not hold; empty if all hold."""
         for source, kind in self.kinds.items():
             try:
                 now = known(source)
@@ -83,7 +83,7 @@ class NumberReads:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> NumberReads:
-        """What ``to_json`` was given."""
+        """The reads that ``to_json`` encoded."""
         scalars = {name: from_json(expression) for name, expression in data["scalars"].items()}
         conditions = tuple(Condition(from_json(e), value) for e, value in data["conditions"])
         written = {_source(source): from_json(expression) for source, expression in data["written"]}
@@ -98,7 +98,7 @@ def _source(data: Any) -> NumberSource:
 
 
 def reads_of_capture(numbers: NumberEnv, own: Sequence[NumberSource]) -> NumberReads:
-    """The numbers that a capture has left open, and its conditions; ``own`` are places that the step changes."""
+    """The numbers that a capture made inputs of the plan, and its conditions; ``own`` are places the step changes."""
     kinds = {source: kind for source, kind in numbers.kinds.items() if source.kind in ("state", "place")}
     return NumberReads(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
 
@@ -106,7 +106,7 @@ def reads_of_capture(numbers: NumberEnv, own: Sequence[NumberSource]) -> NumberR
 def reads_as_constants(
     arguments: CallArguments, state: ScriptState, train: bool, found: SearchResult | None
 ) -> NumberReads:
-    """All numbers as constants, except learning rates that ops of the plan read by name and its code does not."""
+    """All numbers as constants, except learning rates that only ops of the plan read, by name."""
     read = {id(one.holder) for one in found.read_sources if one.counts} if found is not None else set()
 
     def by_name(source: NumberSource) -> bool:
@@ -121,7 +121,7 @@ def reads_as_constants(
 def every_number(
     arguments: CallArguments, state: ScriptState, train: bool, found: SearchResult | None
 ) -> Iterator[tuple[NumberSource, Value]]:
-    """The numbers that a step can compute with and that are not among what is compared at each call."""
+    """The numbers that a step can compute with, except those that guards and keys already compare at each call."""
     for path, value in arguments.numbers.items():
         yield NumberSource(SourceKind.ARGUMENT, path), value
     if found is not None:
@@ -132,7 +132,7 @@ def every_number(
 
 
 def numbers_now(arguments: CallArguments, state: ScriptState, sources: Sequence[StateSource]) -> Known:
-    """A function that gives the numbers as they were when the call began; CallError for what is no number now."""
+    """A function that returns the numbers as they were when the call began; CallError for one that is no number now."""
     before: dict[NumberSource, Value] = {}  # the call itself may change them
 
     def now(source: NumberSource) -> Value:
@@ -171,21 +171,21 @@ def _now(source: NumberSource, arguments: CallArguments, state: ScriptState, sou
 
 
 def _placed(source: NumberSource, sources: Sequence[StateSource]) -> Any:
-    """What is at a place."""
+    """The object at a place of the script."""
     key = place_key(source)
     value = sources[int(source.at)].values().get(key)
     return _item(value, source.index) if key == source.key else value
 
 
 def _item(value: Any, index: int) -> Any:
-    """What a tuple or a list has there; the value itself for an index below 0, None for what is not there."""
+    """An item of a tuple or list; the value itself for an index below 0, None for a missing item."""
     if index < 0:
         return value
     return value[index] if isinstance(value, tuple | list) and len(value) > index else None
 
 
 def fused(names: Iterable[str]) -> dict[str, Operand]:
-    """The scalars that ops of fused optimizers read, by name: settings of groups as they are."""
+    """The scalars that ops of fused optimizers read, by name: unmodified settings of parameter groups."""
     return {name: source_of(*name.rsplit(".", 1)) for name in names}
 
 

@@ -19,11 +19,11 @@ from actorflow_compiler.core.torch_internals import step_hooks, users_step_hooks
 __all__ = ["step_in_jobs"]
 
 _JOB = "the job of its step"
-_HOOKS = "its hooks"  # while what is left of a step has nothing to do
+_HOOKS = "its hooks"  # its own hooks, removed until torch has run the step that does nothing
 
 
 def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
-    """Run steps of optimizers outside of jobs as calls of a job, which ``make`` makes of a function."""
+    """Run optimizer steps outside of jobs as calls of a job, into which ``make`` turns a function."""
 
     def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not _is_ours(optimizer, args, kwargs):
@@ -37,7 +37,7 @@ def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
         kept[_HOOKS] = [(hooks, {**hooks}) for hooks in step_hooks(optimizer)]
         for hooks, _ in kept[_HOOKS]:
             hooks.clear()
-        return (_with_nothing_to_do(optimizer),), {}  # of which the step itself is now
+        return (_with_nothing_to_do(optimizer),), {}  # torch now runs the step of this copy, which does nothing
 
     def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         restore(beside(optimizer) or {})
@@ -51,7 +51,7 @@ def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
 
 
 def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a step is outside of jobs and over parameters of plans; StateError where no job could make it."""
+    """Whether a step is outside of jobs and over parameters of plans; StateError if no job could run it."""
     session = started()
     if session is None or session.context.capturing:
         return False

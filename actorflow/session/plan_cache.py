@@ -1,4 +1,4 @@
-"""The plans of one job: find the one that holds for a call, or say why none does."""
+"""The plans of one job: find one that is valid for a call, or explain why none is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from actorflow.variables.weak_guards import WeakGuards
 
 __all__ = ["PlanCache"]
 
-OFTEN = 3  # plans that one value has cost, after which that is said
-WORTH = 20  # calls of a plan, after which nobody asks what it was made for
-PARTS = (  # what a key has, in order
+OFTEN = 3  # plans caused by one changing value, from which on a note reports it
+WORTH = 20  # calls of a plan from which on it no longer counts as a wasted compilation
+PARTS = (  # the parts of a key, in order
     "arguments", "which modules train", "which parameters take gradients", "autocast, or a mode or dtype of torch",
     "which parameters the optimizers' groups have", "settings of the optimizers", "settings of the gradient scaler",
     "the optimizer's first step",
@@ -25,7 +25,7 @@ PARTS = (  # what a key has, in order
 
 
 class CachedBinding(Protocol):
-    """What of the script a plan was made with."""
+    """The objects of the script that a plan was made with."""
 
     keys: PlanKeys
     guards: Guards
@@ -37,7 +37,7 @@ class CachedPlan(Protocol):
 
     @property
     def bound(self) -> CachedBinding:
-        """What of the script it was made with."""
+        """The objects of the script that it was made with."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -45,7 +45,7 @@ class CachedPlan(Protocol):
 
     @property
     def effects(self) -> StepEffects:
-        """What it reads of the script and leaves there."""
+        """Its reads of the script's state, and its changes to it."""
 
     @property
     def calls(self) -> int:
@@ -60,14 +60,14 @@ P = TypeVar("P", bound=CachedPlan)
 
 
 class PlanCache(Generic[P]):
-    """The plans of one job, each with what it was made for."""
+    """The plans of one job, each with the key and conditions of the calls it is valid for."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._of: dict[Any, list[P]] = {}  # by the arguments' key, the one that was used last at the end
+        self._of: dict[Any, list[P]] = {}  # by the arguments' key; the last used plan is at the end
         self._all: list[P] = []
-        self._aside: list[tuple[Any, P]] = []  # with their arguments' keys; those that are parked
-        self._costs: dict[str, int] = {}  # where a value is that changed → plans made for it
+        self._aside: list[tuple[Any, P]] = []  # parked plans, with their arguments' keys
+        self._costs: dict[str, int] = {}  # place of a changing value → number of plans made because of it
         self._told: list[str] = []
         self.why = ""  # why the last call had no plan
 
@@ -78,9 +78,9 @@ class PlanCache(Generic[P]):
         return iter(self._all)
 
     def find(self, arguments: CallArguments, fresh: Callable[[PlanKeys], bool], misfit: Callable[[P], str]) -> P | None:
-        """The plan for a call with such arguments, as the script is now; None where there is none: ``why`` says it.
+        """The valid plan for a call with these arguments in the script's present state; if None, ``why`` says why.
 
-        ``misfit`` says what a plan takes for granted of gradients and values that is not so.
+        ``misfit`` returns a plan's assumption about gradients or values that does not hold, or an empty text.
         """
         alike = self._of.get(arguments.key, [])
         self.why = "" if alike or not self._all else "other arguments"
@@ -98,7 +98,7 @@ class PlanCache(Generic[P]):
             else:
                 parts = [said for said, a, b in zip(PARTS, key, plan.key, strict=True) if a != b]
                 changed = f"{', '.join(parts)} changed"
-            self.why = self.why or changed  # against the plan that was used last
+            self.why = self.why or changed  # compared with the last used plan
         return None
 
     def add(self, arguments: CallArguments, plan: P) -> None:
@@ -138,9 +138,9 @@ class PlanCache(Generic[P]):
         return len(self._aside)
 
     def changed(self) -> dict[str, set[str]]:
-        """Where plans change a value that they can read, or depend on a number of a tensor → the values.
+        """Place → values, for places that plans change and may read, and for numbers of tensors that plans depend on.
 
-        What is computed of numbers is taken to be another value in each plan.  Plans that have run often are left out:
+        A value computed from numbers counts as another one in each plan.  Plans that have run often are left out:
         a curriculum has many stages, and each is worth a plan.
         """
         values: dict[str, set[str]] = {}
@@ -156,7 +156,7 @@ class PlanCache(Generic[P]):
         return values
 
     def note(self) -> str:
-        """A note for people where one changing value has caused several plans; empty otherwise."""
+        """A note for people if one changing value has caused several plans; else empty."""
         where, changed, _ = self.why.partition(" changed from ")
         if not changed:
             return ""

@@ -23,15 +23,15 @@ BUFFER = "momentum_buffer"
 
 
 class GrowingModule(torch.nn.Module):
-    """A module whose flags never change, and which grows as other jobs need more of it."""
+    """A module whose flags never change, and to which other jobs may add parameters."""
 
 
 class PlanKeys:
     """Makes the keys of one job's calls.
 
-    What a key is made of besides the arguments: the flags of the modules and parameters that the
-    search found, autocast, and the settings of optimizers that are constants of a plan.  What is in a
-    ``GrowingModule`` makes no difference.
+    Besides the arguments, a key has the flags of the modules and parameters that the search found, the
+    state of autocast, and the optimizers' settings that are constants of a plan.  Members of a
+    ``GrowingModule`` are left out.
     """
 
     def __init__(self, state: ScriptState) -> None:
@@ -52,7 +52,7 @@ class PlanKeys:
         return arguments.key, training, gradients, _modes(), *settings, first
 
     def _grouped(self) -> tuple[tuple[int, ...], ...]:
-        """For each group of each optimizer: which parameters it has, as a plan reads its settings by its place."""
+        """The parameters of each group of each optimizer; a plan finds a group's settings by its position."""
         return tuple(
             [
                 self._places(name, g, group["params"])
@@ -70,7 +70,7 @@ class PlanKeys:
         return places
 
     def rates(self) -> str:
-        """The settings that are read at each call, as they are now: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
+        """The current values of settings read at each call, as text: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
         return "; ".join(
             f"{name}.{g}: {', '.join(f'{key} {_floats(group[key])!r}' for key in self._read(name, group))}"
             for name, optimizer in self.state.optimizers.items()
@@ -94,7 +94,7 @@ def first_step_differs(state: ScriptState) -> bool:
 
 
 def refuse_mixed(state: ScriptState, used: Collection[str]) -> None:
-    """Raise StateError where a plan would make the first step of some parameters and a later step of others."""
+    """Raise StateError if a plan would run the first step of some parameters and a later step of others."""
     names = {id(h.tensor): h.name for h in state.held.values()}
     first: dict[bool, str] = {}
     for title, optimizer in state.optimizers.items():
@@ -110,7 +110,7 @@ def refuse_mixed(state: ScriptState, used: Collection[str]) -> None:
 
 
 def call_text(arguments: CallArguments, key: tuple[Any, ...]) -> str:
-    """A call as people write it, with what else of its key can differ between ranks; the same for the same key."""
+    """A call as source text, with the other parts of its key that can differ between ranks; equal for equal keys."""
     (structure, specs, plain), training, gradients, *others = key
     values = [(path, kind.__qualname__, value if isinstance(value, str) else "") for path, kind, value in plain]
     digest = hashlib.sha256(repr([structure, specs, values, training, gradients, others]).encode()).hexdigest()[:8]
@@ -121,7 +121,7 @@ def call_text(arguments: CallArguments, key: tuple[Any, ...]) -> str:
 
 
 def settings_lines(state: ScriptState) -> list[str]:
-    """Flags and settings, one for each line, by which ranks that compile a plan find what differs between them."""
+    """Flags and settings as lines of text, in which ranks that compile a plan find their differences."""
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
     found = [f"autocast, modes and dtype of torch: {_modes()}"]
     found += [
@@ -145,20 +145,20 @@ def _modes() -> tuple[Any, ...]:
 def _precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # it was set in two of torch's ways, of which the kernels know what to make
+    except RuntimeError:  # it was set through both of torch's APIs, which only kernels can resolve
         return ""
 
 
 def _fused(state: ScriptState) -> frozenset[str]:
-    """The optimizers whose rates are read in each call."""
+    """The fused optimizers, whose rates are read at each call."""
     return frozenset(name for name, optimizer in state.optimizers.items() if is_fused(optimizer))
 
 
 def _optimizers(state: ScriptState, fused: frozenset[str]) -> tuple[Any, ...]:
-    """For each optimizer, for each group: how many parameters, and the settings that are not read at each call.
+    """For each group of each optimizer: the number of parameters, and the settings that are not read at each call.
 
-    With them for an optimizer that is not torch's which of them have state: a step without is another one.  Of torch's
-    the same, where the script's code looks at that, too.
+    For an optimizer that is not torch's it also has which parameters have state, since its step may differ without.
+    For torch's optimizers this is added if the script's code checks for state.
     """
     return tuple(
         tuple(
@@ -192,11 +192,11 @@ def _constants(group: Mapping[str, Any], known: Mapping[str, Any], fused: bool) 
         if key in known and not (fused and key in READ):
             yield key, repr(value) if fused else _constant(value, rate=key == "lr")
         elif fused and key == "momentum":
-            yield key, bool(value)  # without it there is no buffer
+            yield key, bool(value)  # with momentum 0 there is no buffer
 
 
 def _constant(value: Any, rate: bool = False) -> str:
-    """A setting, but for numbers (a ``rate`` may be in a tensor), of which a plan says itself what they have to be."""
+    """A setting as text, without numbers (a ``rate`` may be a tensor), on which a plan has conditions of its own."""
     if rate and isinstance(value, torch.Tensor):
         return "a tensor"
     if isinstance(value, tuple | list):
@@ -205,7 +205,7 @@ def _constant(value: Any, rate: bool = False) -> str:
 
 
 def _floats(value: Any) -> Any:
-    """Numbers, also those in tensors, as Python's; what is none (a rate that an optimizer finds itself) as it is."""
+    """Numbers, also in tensors, as Python floats; other values (None for a rate the optimizer finds) unchanged."""
     if isinstance(value, tuple | list):
         return tuple(map(_floats, value))
     return float(value) if value is not None else None

@@ -18,7 +18,7 @@ from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["PlanRelease"]
 
-BEHIND = 8  # calls by which dropping lags, so that all ranks drop with the same call: they are never so far apart
+BEHIND = 8  # calls after which all ranks drop at the same call; ranks are never this many calls apart
 
 
 class PlanRelease:
@@ -27,11 +27,11 @@ class PlanRelease:
     def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._gone = PlanUses()
-        self._told = NO_DROPS  # what this rank has reported to the others as droppable
-        self._untold = False  # whether there may be more than that
+        self._told = NO_DROPS  # the drops that this rank has reported to the others
+        self._untold = False  # whether there may be further drops to report
 
     def installed(self, compiled: CompiledPlan, uses: Iterable[str]) -> None:
-        """A plan can be called as long as its job holds it."""
+        """Record an installed plan, which can be called as long as its job holds it."""
         self._gone.installed(compiled.number, uses, compiled)
 
     def uses(self, compiled: CompiledPlan) -> frozenset[str]:
@@ -41,7 +41,7 @@ class PlanRelease:
     # -- plans that are put aside ------------------------------------------------------------------
 
     def park(self, runtime: PlanRuntime, job: JobLike, state: ScriptState) -> None:
-        """Put aside plans whose state the job no longer works on; they are dropped when nobody holds that state."""
+        """Put aside plans of state that the job no longer uses; they are dropped when the script frees that state."""
         there = names_in(state)
         aside = job.plans.park(lambda plan: owned_in(plan.bound.found.state) <= there)
         for plan in aside:
@@ -53,7 +53,7 @@ class PlanRelease:
             runtime.variables.suspend({name for plan in aside for name in self.uses(plan)} - ready)
 
     def unpark(self, runtime: PlanRuntime, job: JobLike, found: SearchResult) -> bool:
-        """Take back parked plans that fit what a job works on now; returns whether there were any."""
+        """Take back parked plans that were made with the job's present state; returns whether there were any."""
         taken: list[CompiledPlan] = []
 
         def binds(plan: CompiledPlan) -> bool:
@@ -72,7 +72,7 @@ class PlanRelease:
 
     @staticmethod
     def resume(runtime: PlanRuntime, state: ScriptState, names: Iterable[str]) -> None:
-        """A plan that is to be called reads these variables: take them over as the script has them now."""
+        """Update these variables, which the next call reads, from the script's present tensors."""
         for name in names:
             if name in state.held:
                 runtime.variables.resume(state.held[name])
@@ -83,9 +83,8 @@ class PlanRelease:
     def let_go(self, runtime: PlanRuntime, calls: int) -> None:
         """Before a call: drop what the script can no longer reach and no running call needs.
 
-        On several ranks that is what all of them had reported ``BEHIND`` calls ago, so that each drops it with the
-        same call.
-        ``calls`` is how many this rank has announced.
+        On several ranks it drops what all of them had reported ``BEHIND`` calls ago, so that each drops it at the
+        same call.  ``calls`` is the number of calls that this rank has announced.
         """
         worker, variables = runtime.worker, runtime.variables
         if self._context.world == 1:
@@ -104,7 +103,7 @@ class PlanRelease:
             self.drop(runtime, drop_set(plans, agreed.variables - self._gone.used_by_others(plans)))
 
     def to_tell(self, runtime: PlanRuntime | None) -> DropSet:
-        """What this rank could drop and has not reported yet."""
+        """The plans and variables that this rank could drop and has not reported yet."""
         if runtime is None or not (self._untold or self._gone.news or runtime.variables.news):
             return NO_DROPS
         self._untold = False
@@ -114,18 +113,18 @@ class PlanRelease:
         return new
 
     def with_gone(self, runtime: PlanRuntime | None, mine: StateReport, state: ScriptState) -> StateReport:
-        """This rank's report with what it could drop."""
+        """This rank's report, with the plans and variables that it could drop added."""
         if runtime is None:
             return mine
         variables = runtime.variables
         parameters = {held.name for held in state.held.values() if held.kind == "parameter"}
-        if not parameters <= variables.layouts.keys():  # what comes may take another one's place
+        if not parameters <= variables.layouts.keys():  # new parameters may replace those of a dropped model
             gc.collect()  # models and their jobs refer to each other
         plans, used = self._gone.plans(), self._gone.used()
         return replace(mine, plans=frozenset(plans), variables=frozenset(variables.gone(used)) - used)
 
     def drop_all(self, runtime: PlanRuntime, gone: DropSet) -> None:
-        """Drop what all ranks have reported that they could."""
+        """Drop plans and variables that all ranks have reported as droppable."""
         self.drop(runtime, gone)
         self._told, self._untold = self._told - gone, True
         self._context.cluster.forget(gone)

@@ -51,7 +51,7 @@ def _parallelism(plan: Plan) -> Iterator[str]:
 
 
 def _parts(variable: Variable) -> int:
-    """Into how many different parts a variable is split."""
+    """The number of different parts into which a variable is split."""
     found = 1
     for entry, count in zip(variable.sbp, variable.placement.hierarchy, strict=True):
         found *= count if isinstance(entry, Split) else 1

@@ -1,6 +1,6 @@
-"""Keep which plans are installed, which variables they use, and which the script cannot call any more.
+"""Track which plans are installed, which variables they use, and which plans the script cannot call any more.
 
-Finalizers run at any moment, on any thread and within locks: they append a number, and the next call looks at it.
+Finalizers run at any time, on any thread, even inside locks.  They only append a number, which the next call handles.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ class PlanUses:
     """The plans that are installed on a rank, their variables, and which plans its script cannot call any more."""
 
     def __init__(self) -> None:
-        self._uses: dict[int, frozenset[str]] = {}  # plan → its variables; those that are installed
+        self._uses: dict[int, frozenset[str]] = {}  # installed plan → its variables
         self._parked: set[int] = set()  # put aside until the script uses their state again
-        self._finalized: deque[int] = deque()  # appended to by finalizers, not looked at yet
+        self._finalized: deque[int] = deque()  # plans reported by finalizers and not handled yet
         self._gone: set[int] = set()
 
     def installed(self, number: int, uses: Iterable[str], handle: object) -> None:
-        """A plan can be called as long as somebody holds ``handle``."""
+        """Record an installed plan, which can be called as long as the object ``handle`` exists."""
         self._uses[number] = frozenset(uses)
         weakref.finalize(handle, self._finalized.append, number).atexit = False
 
     def died(self, number: int) -> Callable[[Any], None]:
-        """What to call, from anywhere, when a plan cannot be called any more."""
+        """A finalizer to run, on any thread, when a plan cannot be called any more."""
         return partial(_append, self._finalized, number)
 
     def park(self, number: int) -> None:
@@ -46,11 +46,11 @@ class PlanUses:
         return bool(self._finalized)
 
     def among(self, plans: Collection[int]) -> set[int]:
-        """Those of these plans that are installed."""
+        """The installed ones of these plans."""
         return self._uses.keys() & set(plans)
 
     def used_by_others(self, plans: Collection[int]) -> set[str]:
-        """The variables of all plans but these; equal on all ranks where these are."""
+        """The variables of all plans but these; equal on all ranks if ``plans`` is."""
         return set().union(*(uses for number, uses in self._uses.items() if number not in plans))
 
     def ready(self) -> set[str]:
@@ -74,7 +74,7 @@ class PlanUses:
         return self.used_by_others(self.plans())
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Remove plans that are dropped, on all ranks alike."""
+        """Forget plans that are dropped; all ranks do so at the same call."""
         for number in numbers:
             self._uses.pop(number, None)
             self._gone.discard(number)

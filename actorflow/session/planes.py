@@ -14,18 +14,18 @@ __all__ = ["RankLocation", "choose_planes", "share", "rank_locations", "unshare"
 
 @dataclass(frozen=True, slots=True)
 class RankLocation:
-    """What of a rank's place decides how tensors are sent to it."""
+    """The properties of a rank's machine and device that decide how tensors are sent to it."""
 
     machine: str = ""  # equal for ranks that can share memory; empty for one that cannot
-    gpu: str = ""  # what tells the GPU that it computes on from all others; empty where it computes on none
-    nccl: bool = False  # it can use NCCL
+    gpu: str = ""  # an id of the GPU that it computes on; empty without one
+    nccl: bool = False  # whether it can use NCCL
 
 
 def choose_planes(plan: Plan, spots: Sequence[RankLocation], hardware: Hardware = CPU_CORE) -> Plan:
-    """A whole plan with a plane for each communication, and the order of the calls of those that need one.
+    """A whole plan with a data plane for each communication, and the call order of planes that need one.
 
-    NCCL among GPUs, each of one rank; else shared memory between ranks of one machine; else Gloo, or inside of the
-    message for what is small.  All but NCCL are staged through host memory where a GPU sends or receives.
+    NCCL among GPUs, if each belongs to one rank; else shared memory between ranks of one machine; else Gloo, or inline
+    in the message for small tensors.  All but NCCL stage tensors of GPUs through host memory.
     """
 
     def plane(actor: Actor, comm: Comm) -> Plane:
@@ -39,7 +39,7 @@ def choose_planes(plan: Plan, spots: Sequence[RankLocation], hardware: Hardware 
 
 
 def share(plan: Plan, machines: Sequence[str]) -> Plan:
-    """Let ranks of one machine send through shared memory.
+    """Make ranks of one machine send through shared memory.
 
     ``machines[rank]`` is equal for ranks that can share memory, and empty for those that cannot.
     """
@@ -47,7 +47,7 @@ def share(plan: Plan, machines: Sequence[str]) -> Plan:
 
 
 def unshare(plan: Plan, rank: int, near: Collection[int]) -> Plan:
-    """Let a rank send to, and receive from, peers that are not ``near`` without shared memory."""
+    """Make a rank send to, and receive from, peers that are not ``near`` without shared memory."""
 
     def plane(actor: Actor, comm: Comm) -> Plane:
         far = rank in comm.ranks and not set(comm.ranks) <= {rank, *near}

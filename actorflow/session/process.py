@@ -25,7 +25,7 @@ _makers: list[Observers] = []
 
 
 def observed_by(observers: Observers) -> None:
-    """Add observers of the session, behind those that were added before."""
+    """Add observers of the session, after those added before."""
     _makers.append(observers)
 
 
@@ -45,13 +45,13 @@ def _observers(cluster: Alone | Cluster, barrier: CallBarrier) -> Iterable[Obser
 
 
 def finish() -> None:
-    """Wait for every call that this process issued; raises what failed.  The launcher's entry calls it at the end."""
+    """Wait for every call of this process; raises the first failure.  The launcher's entry calls it at the end."""
     if _session is not None:
         _session.finish()
 
 
 def _finish_at_exit() -> None:
-    """Without our launcher's entry: a call that fails after the last line of the script must not go unnoticed."""
+    """Without actorflow's launcher: report a call that fails after the last line of the script."""
     if getattr(sys, "last_value", None) is not None:  # the script has failed already
         return
     try:
@@ -67,7 +67,7 @@ def _finish_at_exit() -> None:
 
 
 def started() -> Session | None:
-    """This process's session, if it has one; makes none."""
+    """This process's session, or None; never makes one."""
     return _session
 
 
@@ -81,5 +81,5 @@ def explain_recompiles() -> str:
 
 
 def explain() -> str:
-    """What every queue of this rank is at and what it waits for: the thing to look at when a run stands still."""
+    """The state of every queue of this rank, and what it waits for; for finding out why a run hangs."""
     return current().explain()

@@ -1,4 +1,4 @@
-"""Serve other ranks' requests for results and values, once this rank has come as far as the asking one."""
+"""Serve other ranks' requests for results and values, once this rank has made the same calls as the asking one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["PullServer"]
 
 
 class PullServer:
-    """Answers requests, each on a thread of its own, which waits until this rank has come far enough."""
+    """Answers requests, each on its own thread, which waits until this rank has made the calls it depends on."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context, self._barrier = context, context.barrier
@@ -23,7 +23,7 @@ class PullServer:
         cluster.serve(ResultDropped, self.result_dropped)
 
     def variable_part(self, request: VariablePart) -> Iterable[bytes]:
-        """This rank's part of a variable, as the calls and writes that the asking rank has seen leave it."""
+        """This rank's part of a variable, after the calls and writes that the asking rank has made."""
 
         def there() -> bool:
             """Whether this rank knows the variable, and has made the writes that the asking rank has made."""
@@ -49,7 +49,7 @@ class PullServer:
         return [self._running().results.serve(request.call, request.index)]
 
     def result_dropped(self, request: ResultDropped) -> Iterable[bytes]:
-        """Another rank's handle on a result is gone; that rank may be through with its first call by now."""
+        """Note that another rank has freed its handle on a result; this rank may have no plan yet."""
         self._running().results.forget(request.call, request.index)
         return []
 

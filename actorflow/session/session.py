@@ -40,11 +40,11 @@ from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["PlanReady", "Session"]
 
-CHECK_CONTENTS = 100  # calls of one plan between two looks at all contents of the arguments
+CHECK_CONTENTS = 100  # calls of one plan between comparisons of the arguments' contents across ranks
 
 
 class PlanReady(BaseException):
-    """Raised to end a script of which only the plan was wanted."""
+    """Raised to end a script that is run only to get a plan."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(f"the plan of job {plan.name!r} is ready")
@@ -54,14 +54,14 @@ class PlanReady(BaseException):
 class Session:
     """One process's part of a run: one cluster, one worker, one set of variables, shared by all jobs.
 
-    ``observers`` are told of each plan and each call.
+    ``observers`` are notified of each plan and each call.
     """
 
     def __init__(self, cluster: Cluster | Alone, observers: Observers = lambda *_: ()) -> None:
         self.context = SessionContext(cluster, observers)
         self.calls = 0  # announced so far
         self._fed = InputDevices()
-        self._over: StateError | None = None  # why no call can follow
+        self._over: StateError | None = None  # the reason why no further call is possible
         self._lifecycle = Lifecycle(self.context)
         self._release = PlanRelease(self.context)
         self._client = CompileClient(self.context, self._release, self._lifecycle)
@@ -70,32 +70,32 @@ class Session:
 
     @property
     def runtime(self) -> PlanRuntime | None:
-        """What was made with the first plan; None before it."""
+        """The runtime, made with the first plan; None before."""
         return self.context.runtime
 
     @property
     def worker(self) -> Worker | None:
-        """What executes calls; None before the first plan."""
+        """The worker that executes calls; None before the first plan."""
         return None if self.context.runtime is None else self.context.runtime.worker
 
     # -- a call ------------------------------------------------------------------------------------
 
     def call(self, job: JobLike, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a job on this rank; returns at once with what the job's function returns, in handles."""
+        """Call a job on this rank; returns at once, with handles in place of the tensors of the function's result."""
         if self.context.capturing:  # a job inside a job is a plain function
             return job.function(*args, **kwargs)
         refuse_modes(job.name, job.type == JobType.TRAIN)
-        without = job.type != JobType.TRAIN and torch.is_grad_enabled()  # what only predicts has no graph
-        if without or torch.is_inference_mode_enabled():  # whose tensors count no changes
+        without = job.type != JobType.TRAIN and torch.is_grad_enabled()  # jobs that only predict make no graph
+        if without or torch.is_inference_mode_enabled():  # inference tensors have no version counter
             with torch.inference_mode(False), torch.no_grad():
                 return self._begin(job, args, kwargs, graph=without)
         return self._begin(job, args, kwargs, graph=torch.is_grad_enabled())
 
     def _begin(self, job: JobLike, args: tuple[Any, ...], kwargs: dict[str, Any], graph: bool) -> Any:
-        """See ``call``; ``graph``: whether PyTorch would make a graph of it."""
+        """See ``call``; ``graph``: whether PyTorch would record an autograd graph of it."""
         given = job.body.take(args, kwargs, self.context.world)
         on = None if self.worker is None else self.worker.on
-        room = on.staging if on is not None and on.ahead else None  # one copy, into memory that the device reads
+        room = on.staging if on is not None and on.ahead else None  # copy once, into memory that the device can read
         arguments = flatten(job.name, job.signature, given.args, given.kwargs, room, graph)
         prepared = self._prepared(job, arguments, given)
         with prepared.around():
@@ -115,7 +115,7 @@ class Session:
                 searched = self.context.look(job, prepared.held(), arguments)
                 if self._release.unpark(self.runtime, job, searched):
                     compiled = self._find(job, arguments)
-            if compiled is not None:  # it may read parts of other ranks, which change once all have announced the call
+            if compiled is not None:  # it may pull parts of other ranks, which change once all have announced the call
                 self.runtime.rebound.make_way(compiled.sites, self.context.states)
         number = self._announce(job, arguments, compiled)
         if compiled is None:
@@ -126,7 +126,7 @@ class Session:
         return job.body.give(self._issue(job, compiled, arguments, number))
 
     def plan_for(self, job: JobLike, arguments: CallArguments) -> CompiledPlan | None:
-        """Take over what the script has changed, and look up the plan for a call: all the work of guards."""
+        """Take over the script's changes of variables, and find the valid plan for a call, by keys and guards."""
         if self.runtime is not None:
             rebound = self.runtime.rebound
             rebound.refresh(rebound.among(partial(_holders, job)), self.context.states)
@@ -138,7 +138,7 @@ class Session:
         return job.plans.find(arguments, lambda keys: first_step_differs(keys.state), self._misfit)
 
     def _prepared(self, job: JobLike, arguments: CallArguments, given: JobArguments) -> PreparedCall:
-        """The call, with what its job's function makes."""
+        """The call, prepared by the job's body."""
 
         def search(held: Mapping[str, Any]) -> ScriptState:
             state = self.context.look(job, held, arguments).state
@@ -151,7 +151,7 @@ class Session:
         return prepared
 
     def _misfit(self, compiled: CompiledPlan) -> str:
-        """Which assumption of a plan about gradients or values does not hold, for people; empty where all hold."""
+        """Text for people: a plan's assumption about gradients or values that does not hold; empty if all hold."""
         assert self.runtime is not None
         variables = self.runtime.variables
         if not variables.gradients.fit(compiled.effects.gradients):
@@ -172,7 +172,7 @@ class Session:
             raise located(error, job.function) from None
         self._fed.look(job.name, arguments, compiled.inputs, worker.device)
         inputs = {
-            spec.name: tensor if worker.on.ahead else tensor.to(worker.device)  # a plan's sources move it themselves
+            spec.name: tensor if worker.on.ahead else tensor.to(worker.device)  # the plan's source actors move it
             for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True)
             if spec.name in compiled.inputs
         }
@@ -196,7 +196,7 @@ class Session:
         if effects.checks:
             try:
                 failed = first_failed(effects.checks, handles)
-            except ActorError as error:  # the call was given up: its results say that, too
+            except ActorError as error:  # the call was given up; its results raise the same error
                 failed, lost = None, error
             if failed is not None:
                 self._fail(runtime, job, compiled, failed, known)
@@ -209,7 +209,7 @@ class Session:
         for observer in self.context.observers:
             observer.issued(call, compiled.plan, rows[0] if rows else 0, job.type == JobType.TRAIN)
         returned = tree.rebuild(effects.shape, handles, getattr(job.function, "__globals__", {}), known)
-        if lost is None:  # else what it would leave has been taken back
+        if lost is None:  # else the call's changes have been undone
             apply_side_effects(effects.changes, found.sources, handles, known)
         if effects.seeding is not None:
             effects.seeding.carry_out()
@@ -238,7 +238,7 @@ class Session:
                 f"{check.lost} before, which a call does when it is done, so that no call can follow: load a "
                 f"checkpoint, or have the step check before it changes anything"
             )
-        if self.context.world > 1:  # else the first one that ends is what others are told of
+        if self.context.world > 1:  # else other ranks would report only that this one ended
             self.context.together(f"check {self.calls}")
         raise failure_of(check, job.name)
 
@@ -275,7 +275,7 @@ class Session:
     # -- actorflow plan ----------------------------------------------------------------------------
 
     def _pretend(self, job: JobLike, prepared: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compile for ranks that do not exist; run the script's own eager step where another job's plan is wanted."""
+        """Compile for a pretended cluster; run the step eagerly if another job's plan was asked for."""
         wanted = self.context.settings.plan_job
         plan = self._client.pretend(job, prepared)
         if job.name == wanted or (not wanted and job.type == JobType.TRAIN):
@@ -290,10 +290,10 @@ class Session:
         self._lifecycle.finish()
 
     def explain(self) -> str:
-        """What this rank's queues are at and what they wait for."""
+        """The state of this rank's queues, and what they wait for."""
         return "no job has been called yet" if self.worker is None else self.worker.explain()
 
 
 def _holders(job: JobLike) -> set[int]:
-    """The ids of the objects that a job's plans look at."""
+    """The ids of the objects that the guards of a job's plans check."""
     return set().union(*(plan.holders for plan in job.plans if plan.parked is None))

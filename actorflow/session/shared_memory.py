@@ -1,6 +1,6 @@
-"""Refuse steps that can reach a sparse tensor, or two tensors that share memory of which one changes.
+"""Refuse steps that can reach a sparse tensor, or two tensors that share memory if the step changes one of them.
 
-A variable of a plan is a tensor of its own: what the plan does to one, the other would not see.
+Each variable of a plan has memory of its own, so a change of one would not be visible in the other.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class MemoryOwners(Protocol):
     """The owner of the memory that plans have taken from the script."""
 
     def taken_from(self, span: MemorySpan) -> str:
-        """The name of a variable whose tensor lay there, and of which the script has a view; empty if there is none."""
+        """The name of a variable whose tensor was in this memory, if the script still has a view of it; else empty."""
 
 
 def refuse_sparse(job: Any, found: SearchResult) -> None:
-    """Raise CaptureError where a tensor that the step can reach is no dense one."""
+    """Raise CaptureError if the step can reach a tensor that is not dense."""
     for name, held in found.state.held.items():
         if held.tensor.layout is not torch.strided and not isinstance(held.tensor, OwnedTensor):
             layout = str(held.tensor.layout).removeprefix("torch.")
@@ -55,9 +55,9 @@ def refuse_shared(
     owns: MemoryOwners | None,
     made_of: Mapping[str, weakref.ref[OwnedTensor]],
 ) -> None:
-    """Raise CaptureError where the step changes a tensor whose memory another one shares that it can reach.
+    """Raise CaptureError if the step changes a tensor that shares memory with another one that it can reach.
 
-    ``made_of`` has the parameters that ``nn.Parameter`` has made of other ones, by name.
+    ``made_of`` has the owned tensors from which ``nn.Parameter`` made parameters, by name of the parameter.
     """
     tensors = _reachable(made, found)
     _refuse_overlap(job, made, tensors, owns)
@@ -72,7 +72,7 @@ def _reachable(made: RankPlan, found: SearchResult) -> dict[str, Tensor]:
     tensors = {
         name: h.tensor
         for name, h in found.state.held.items()
-        if name in plans  # else it shows what calls make of it, or nobody sees it once the call is done
+        if name in plans  # else it shows the plan's values, or is not used after the call
         or not (isinstance(h.tensor, DetachedTensor) or replaced[id(h.tensor)] >= len(h.places))
     }
     for script in (one for one in found.sources if isinstance(one, ScriptSource)):
@@ -81,7 +81,7 @@ def _reachable(made: RankPlan, found: SearchResult) -> dict[str, Tensor]:
 
 
 def _refuse_overlap(job: Any, made: RankPlan, tensors: Mapping[str, Tensor], owns: MemoryOwners | None) -> None:
-    """Raise CaptureError where one tensor is a view of another that the step changes."""
+    """Raise CaptureError if one tensor is a view of another that the step changes."""
     spans = {name: lies for name, tensor in tensors.items() if (lies := memory_span(tensor)) is not None}
     by_memory: dict[int, list[str]] = {}
     for name, (memory, _, _) in spans.items():
@@ -90,7 +90,7 @@ def _refuse_overlap(job: Any, made: RankPlan, tensors: Mapping[str, Tensor], own
     for name, where in spans.items():
         other = "" if owns is None else owns.taken_from(where)
         if isinstance(tensors[name], DetachedTensor) and job.type != JobType.TRAIN and other not in written:
-            continue  # it is read anew by each call
+            continue  # each call reads it anew
         for beside in by_memory[where[0]]:
             if beside != name and beside in changed and overlap(where, spans[beside]):
                 other = beside
@@ -107,7 +107,7 @@ def _refuse_overlap(job: Any, made: RankPlan, tensors: Mapping[str, Tensor], own
 def _refuse_made_of(
     job: Any, made: RankPlan, tensors: Mapping[str, Tensor], made_of: Mapping[str, weakref.ref[OwnedTensor]]
 ) -> None:
-    """Raise CaptureError where a parameter was made of another one, and the step changes one of them."""
+    """Raise CaptureError if a parameter was made from another one, and the step changes one of them."""
     names, written = {id(tensor): name for name, tensor in tensors.items()}, written_by(made.plan)
     for name in tensors.keys() & made_of.keys():
         other = names.get(id(made_of[name]()), "")

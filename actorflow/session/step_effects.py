@@ -1,4 +1,4 @@
-"""What a plan's step returns, and what it reads and changes of the script; the master finds it and tells every rank."""
+"""A plan step's result structure, and its reads and changes of the script; found on the master, sent to every rank."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["StepEffects"]
 
 @dataclass(frozen=True, slots=True)
 class StepEffects:
-    """What a call of a plan does besides firing its actors."""
+    """The effects of a plan's call besides firing its actors."""
 
-    shape: tree.Description  # of what the step returns
-    gradients: GradientEffects  # what the step takes and leaves of them
+    shape: tree.Description  # structure of the step's result
+    gradients: GradientEffects  # gradients that the step reads and leaves
     changes: tuple[SideEffect, ...]  # that each call makes in the script
-    reading: NumberReads  # what it reads of numbers of the script, and what they have to be
-    decisions: ValueDecisions  # by values of small variables
-    rebound: tuple[Rebinding, ...]  # places that the step gives other tensors
-    checks: tuple[Check, ...]  # of values: the plan's last result says which of them raise
-    seeding: SeedEffect | None  # how the step leaves torch's random numbers, where it seeds them
-    stops: StopPoints  # where the step may fail, and what it has changed in the script there
+    reading: NumberReads  # the script's numbers that it reads, and conditions on them
+    decisions: ValueDecisions  # decisions by values of small variables
+    rebound: tuple[Rebinding, ...]  # places to which the step assigns other tensors
+    checks: tuple[Check, ...]  # checks of values; the plan's last result says which of them raise
+    seeding: SeedEffect | None  # the state in which the step leaves torch's generator, if it seeds it
+    stops: StopPoints  # lines where the step may fail, with the script's changes until then
 
     def to_json(self) -> dict[str, Any]:
-        """As it travels to other ranks."""
+        """The effects as JSON data, for other ranks."""
         return {
             "shape": self.shape,
             "gradients": {f.name: sorted(getattr(self.gradients, f.name)) for f in fields(GradientEffects)},
@@ -48,7 +48,7 @@ class StepEffects:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepEffects:
-        """What ``to_json`` was given."""
+        """The effects that ``to_json`` encoded."""
         return cls(
             shape=data["shape"],
             gradients=GradientEffects(**{key: frozenset(names) for key, names in data["gradients"].items()}),

@@ -1,7 +1,7 @@
-"""Take back what a call has changed in the script, up to the line where an op failed.
+"""Undo a call's changes in the script after the line where an op failed.
 
-A call changes the script as soon as it is issued.  A call that is given up restores what was there before, and then
-makes the changes that the step makes before the line that failed, as PyTorch would.
+A call changes the script as soon as it is issued.  A call that is given up first restores the earlier values, then
+repeats the changes that the step makes before the failed line, as PyTorch would.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _NOTHING = object()
 
 @dataclass(frozen=True, slots=True)
 class StopPoints:
-    """The lines at which a step may fail, and what it has changed before each."""
+    """The lines at which a step may fail, and the changes that it has made before each."""
 
-    lines: Mapping[str, Sequence[SideEffect]] = field(default_factory=dict)  # where ops may fail → what it has changed
+    lines: Mapping[str, Sequence[SideEffect]] = field(default_factory=dict)  # line of an op → changes before it
     begins: Sequence[
         SideEffect
-    ] = ()  # what there was before, in places that it may have set to that; see ``SideEffectRecorder.begun``
+    ] = ()  # earlier values of places that the step may have set; see ``SideEffectRecorder.begun``
 
     def depend_on(self, change: SideEffect) -> bool:
-        """Whether a step may have set a place to what there was before a line, or not come to setting it."""
+        """Whether it is unknown, at some line, if the step has already made this change."""
         place = change.at, change.where
         unseen = any((one.at, one.where) == place for one in self.begins)
         return unseen and any(place not in {(one.at, one.where) for one in there} for there in self.lines.values())
@@ -44,24 +44,24 @@ class StopPoints:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> StopPoints:
-        """What ``to_json`` was given."""
+        """The stop points that ``to_json`` encoded."""
         lines = {line: tuple(SideEffect(**change) for change in changes) for line, changes in data["lines"].items()}
         return StopPoints(lines, tuple(SideEffect(**change) for change in data["begins"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """What a call changes in the script, and how that is taken back."""
+    """A call's changes in the script, with the earlier values that undo them."""
 
     changes: Sequence[SideEffect]
-    lines: Mapping[str, Sequence[SideEffect]]  # at which that can be done → what the step has changed there
+    lines: Mapping[str, Sequence[SideEffect]]  # line at which the call can be undone → the step's changes before it
     _sources: Sequence[StateSource]
-    _before: Sequence[tuple[StateSource, Any, Any]]  # what holds it, its key there, and what it was
+    _before: Sequence[tuple[StateSource, Any, Any]]  # (source of the container, key in it, earlier value)
     _known: Known
 
     @staticmethod
     def of(changes: Sequence[SideEffect], stops: StopPoints, sources: Sequence[StateSource], known: Known) -> Undo:
-        """The undo of a call that is about to be issued; ``known`` gives numbers as it begins."""
+        """The undo of a call that is about to be issued; ``known`` has the numbers at its beginning."""
         places = [(sources[change.at], decode_key(change.key, sources)) for change in changes]
         before = [(one, key, one.values().get(key, _NOTHING)) for one, key in places]
         others = {(one.at, one.where) for one in stops.begins if not is_applied(one, sources)}
@@ -71,11 +71,11 @@ class Undo:
 
     @property
     def places(self) -> list[str]:
-        """Where the call changes something, for people."""
+        """Text for people: the places that the call changes."""
         return [change.where for change in self.changes]
 
     def carry_out(self, line: str) -> None:
-        """Leave the script as PyTorch does where an op of this line fails."""
+        """Leave the script in the state in which PyTorch leaves it if an op of this line fails."""
         for one, key, old in self._before:
             if old is not _NOTHING:
                 one.put(key, old)
