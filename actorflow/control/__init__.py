@@ -1,1 +1,1 @@
-"""The control plane: ranks join, agree on common steps, pull from each other and notice who has failed."""
+"""The control plane: ranks join, agree on common steps, pull data from each other and detect failures."""

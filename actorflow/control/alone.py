@@ -72,7 +72,7 @@ class Alone:
         raise ClusterError(f"there is no rank {peer} to send to; this process runs alone")
 
     def on_message(self, callback: Callable[[int, Message], object]) -> None:
-        """No message ever comes."""
+        """Nothing to do: without peers no message arrives."""
 
     def on_line(self, callback: Callable[[Line], object]) -> None:
         """No peer connects."""
@@ -84,7 +84,7 @@ class Alone:
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """A pretended cluster shares nothing."""
+        """Empty ids: a pretended cluster shares no memory."""
         return ("",) * self.world
 
     def serve(self, kind: type[AnyRequest], handler: Callable[[AnyRequest], Iterable[bytes]]) -> None:
@@ -92,7 +92,7 @@ class Alone:
         self._pulls.requests.serve(kind, handler)
 
     def pull(self, rank: int, request: Request) -> bytes:
-        """This process's own answer."""
+        """The answer of this process's own handler."""
         return b"".join(self._pulls.requests.answer(request.text()))
 
     def store(self) -> Any:

@@ -10,7 +10,7 @@ P = ParamSpec("P")
 
 
 class BufferedCallback(Generic[P]):
-    """Passes calls on to a callback; keeps those that come before it is attached.  Any thread."""
+    """Passes calls on to a callback; keeps calls made before it is attached.  May be used on any thread."""
 
     def __init__(self) -> None:
         self._callback: Callable[P, object] | None = None

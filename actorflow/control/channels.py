@@ -11,8 +11,8 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C++ log lines repeat, unreadably, what our errors say
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # forked loader workers never use it; its handlers can hang
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C++ log lines only repeat our errors
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # forked loader workers never use gRPC; its handlers can hang
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
@@ -50,7 +50,7 @@ add_keeper = _generated.add_KeeperServicer_to_server
 
 TOKEN_KEY = "actorflow-token"
 RANK_KEY = "actorflow-rank"
-ACCEPTED = (("actorflow-accepted", "1"),)  # what the answering side of a link sends before anything else
+ACCEPTED = (("actorflow-accepted", "1"),)  # the first metadata that the answering side of a link sends
 
 # A dead or silent peer is noticed in about 3 s.  ping_timeout_ms is what notices a stopped process, whose
 # kernel still acknowledges; the server's settings keep it from closing healthy links for too many pings.
@@ -101,7 +101,7 @@ def make_server(
 ) -> tuple[Any, int]:
     """A server bound to an address, not yet started, and its port; ``port`` 0 takes any.
 
-    ``reserved``: the launcher holds the port for us, so sharing it is right.
+    ``reserved``: the launcher holds the port for this rank, so the server may share it.
     """
     options = [*_HEALTH, *_SERVER, ("grpc.so_reuseport", int(reserved))]
     server = grpc.aio.server(interceptors=[TokenInterceptor(token, turned_away)], options=options)
@@ -131,12 +131,12 @@ def metadata(token: str, rank: int) -> Sequence[tuple[str, str]]:
 
 
 def is_accepted(initial_metadata: Any) -> bool:
-    """Whether the answering side has taken up the link; until then nothing is written to it."""
+    """Whether the answering side has accepted the link; nothing may be written to it before."""
     return ACCEPTED[0] in [tuple(entry) for entry in initial_metadata or ()]
 
 
 def caller(context: Any) -> int:
-    """The rank that a caller of the server claims to be; -1 where it claims none."""
+    """The rank that a caller of the server claims to be; -1 if it claims none."""
     value = dict(context.invocation_metadata() or ()).get(RANK_KEY, "")
     return int(value) if str(value).isdigit() else -1
 
@@ -146,10 +146,10 @@ def _bracket(host: str) -> str:
 
 
 async def probe(address: str) -> FailureKind:
-    """Ask the host of a lost peer what became of it: one of ``failure.LOST``.
+    """Probe the host of a lost peer for the kind of its failure: one of ``failure.LOST``.
 
-    A dead process refuses, a stopped one is connected by its kernel but says nothing, a live server
-    greets at once with its HTTP/2 settings.
+    A dead process refuses the connection.  For a stopped one the kernel accepts it, but no data follows.  A live
+    server sends its HTTP/2 settings at once.
     """
     host, _, port = address.rpartition(":")
     try:

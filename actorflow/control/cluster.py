@@ -42,7 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 DATA_TIMEOUT = timedelta(days=1)  # of torch.distributed; a peer that fails is noticed by the control plane
-NEWS = 5.0  # seconds in which a lost rank becomes known
+NEWS = 5.0  # seconds until the loss of a rank is known
 _BROKEN = re.compile(r"gloo|nccl|connection|broken pipe|reset by peer", re.IGNORECASE)
 
 
@@ -50,7 +50,7 @@ class Cluster:
     """This process as one rank of a run with others.
 
     Call everything on the main thread, in the same order on every rank; only ``send`` and ``pull`` may be called on
-    any thread, in any order.  What blocks raises the run's error (ClusterError, or CallError when
+    any thread, in any order.  Blocking calls raise the run's error (ClusterError, or CallError when
     ranks did different things) as soon as any rank has failed; about two seconds later the process
     ends, because a blocked receive cannot be aborted.  Callbacks run on the gRPC thread and must be quick.
     """
@@ -77,7 +77,7 @@ class Cluster:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="actorflow-grpc", daemon=True)
         where = ("", 0)
-        if self.rank == 0:  # listens now, so that its port can be told before torch is imported
+        if self.rank == 0:  # listen now, so that the port is known before torch is imported
             self._store_socket = _listen(settings.bind_host())
             where = (settings.master_host, self._store_socket.getsockname()[1])
         self._control_plane = ControlPlane(
@@ -110,7 +110,7 @@ class Cluster:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # ends what is under way, then the loop
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # cancels pending tasks, then closes the loop
             runner.run(self._control_plane.run(self._joined))
 
     def _ticket(self, port: int) -> Ticket:
@@ -128,10 +128,10 @@ class Cluster:
         return self._wait(self._control_plane.scatter(self._next(), tag, payloads))
 
     def announce_call(self, call: int, digest: str, text: str, dropped: DropSet = NO_DROPS) -> None:
-        """Announce that this rank makes a call, and what its script has ``dropped`` since the last; returns at once.
+        """Announce a call of this rank, and the plans and variables ``dropped`` since the last one; returns at once.
 
         The callback of ``on_call_agreed`` is called when every rank has made it with the same digest.  ``call`` is any
-        number that is equal on all ranks; ``text`` is the call as people write it.  A difference ends
+        number that is equal on all ranks; ``text`` is the call as source text.  A difference ends
         the run with a CallError that shows both ranks' texts.
         """
         self._next()
@@ -139,7 +139,7 @@ class Cluster:
         self._soon(self._control_plane.issue, CommonStep(StepKind.CALL, f"{call} {digest}", text, call, dropped))
 
     def goodbye(self) -> None:
-        """Block until every rank has come to the end of its script, serving meanwhile; then close all links."""
+        """Serve other ranks until every rank has come to the end of its script; then close all links."""
         self._next()
         self._wait(self._control_plane.goodbye())
         for end in self._ends:
@@ -148,7 +148,7 @@ class Cluster:
         report_to_launcher(self.settings.launcher, RankFinished(self.rank))
 
     def on_end(self, callback: Callable[[], object]) -> None:
-        """Call back when all ranks have said goodbye: nobody needs this one any more."""
+        """Call back when all ranks have said goodbye, so that no rank needs this one any more."""
         self._ends.append(callback)
 
     def _next(self) -> int:
@@ -159,7 +159,7 @@ class Cluster:
         return number
 
     def on_call_agreed(self, callback: Callable[[int, DropSet], object]) -> None:
-        """Call back with the number of each call that all ranks have made, in order, and what all have dropped."""
+        """Call back, in order, with the number of each call that all ranks have made, and the drops of all ranks."""
         self._agreed_calls.attach(callback)
 
     def say(self, word: Word) -> None:
@@ -178,14 +178,14 @@ class Cluster:
     # -- messages --------------------------------------------------------------------------------
 
     def connect(self, peers: Sequence[int]) -> None:
-        """Block until there is a link to each of these ranks; they name this one among theirs.  Links stay.
+        """Block until there is a link to each of these ranks, which name this one among their peers.  Links stay.
 
         Ranks of one machine get a Unix socket for their register messages as well, if they can.
         """
         self._wait(self._control_plane.connect(peers))
 
     def send(self, peer: int, message: Message) -> None:
-        """Queue a register message to a connected rank; any thread, returns at once, keeps its order."""
+        """Queue a register message to a connected rank; any thread, returns at once.  Messages keep their order."""
         near = self._local_links.get(peer)
         if near is not None:
             near.send(message)
@@ -222,7 +222,7 @@ class Cluster:
         self._control_plane.pulls.requests.serve(kind, handler)
 
     def pull(self, rank: int, request: Request) -> bytes:
-        """What a rank answers; any thread.  Raises ClusterError with its text where that rank cannot."""
+        """A rank's answer to a request; any thread.  Raises ClusterError with that rank's error text if it failed."""
         if rank == self.rank:
             return b"".join(self._control_plane.pulls.requests.answer(request.text()))
         return self._wait(self._control_plane.pull(rank, request))
@@ -232,14 +232,14 @@ class Cluster:
     def store(self) -> Any:
         """The run's ``torch.distributed.Store``; the master makes it, so it calls this too.
 
-        Groups made on it use the network card that the ranks reach each other by, unless the user named one.
+        Process groups made on it use the network card by which the ranks reach each other, unless the user named one.
         """
         if self._store is None:
             from torch import distributed
 
             card = self._card()
             os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
-            if card and not self.settings.one_node:  # left to itself it may take a virtual card
+            if card and not self.settings.one_node:  # Gloo's default may be a virtual card
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
             host, port = self._control_plane.store
             limit = timedelta(seconds=self.settings.join_timeout)
@@ -259,7 +259,7 @@ class Cluster:
             return interface_of(self._host)
         if s.interface:
             return s.interface
-        # others reach the master by a name that may mean something else here: the way to them is asked for
+        # the master's name for others may resolve differently here, so look up the route to another node
         other = next(t for _, t in sorted(self._control_plane.tickets.items()) if t.node != s.node)
         return interface_of(route_to(other.address.rpartition(":")[0].strip("[]")))
 
@@ -281,11 +281,11 @@ class Cluster:
         return self._control_plane.failure
 
     def on_failure(self, callback: Callable[[Failure], object]) -> None:
-        """Call back once when the run has failed, on any rank, so that waiters wake."""
+        """Call back once when the run has failed, on any rank, so that blocked threads can wake."""
         self._failures.attach(callback)
 
     def at_failure(self, callback: Callable[[], object]) -> None:
-        """Call back on a thread of its own when the run has failed; the process ends soon, done or not."""
+        """Call back on a thread of its own when the run has failed; the process soon ends without waiting for it."""
         self._ending.at_failure(callback)
 
     def abort(self, kind: FailureKind, cause: str) -> None:
@@ -297,22 +297,22 @@ class Cluster:
             self.failed.wait(NEWS)
 
     def explain(self, error: BaseException) -> BaseException:
-        """The run's error where another rank's failure is behind this one, else the error itself; any thread.
+        """The run's error if another rank's failure caused this error, else the error itself; any thread.
 
-        When a rank is lost, a transfer may break a moment before the control plane knows why; an
-        error that looks like it waits for that news.
+        When a rank is lost, a transfer may break shortly before the control plane knows the cause; for an error
+        of a broken connection this waits until it does, for a few seconds at most.
         """
         if self.failure is None and _looks_broken(error):
             self.failed.wait(NEWS)
         return error if self.failure is None else self.failure.error()
 
     def end(self, code: int = 1) -> None:
-        """After a failure and when all is printed: end the process with this status as soon as peers are told."""
+        """After a failure, with all output printed: end the process with this status as soon as peers are notified."""
         self._ending.release(code)
         self._ending.wait()
 
     def await_end(self) -> None:
-        """After a failure: block until the process ends, which leaves the script the time it has to raise and print."""
+        """After a failure: block until the process ends, so that the script has time to raise and print its error."""
         self.failed.wait(NEWS)  # the end has begun by then
         self._ending.wait()
 
@@ -342,9 +342,9 @@ _late = False
 def current() -> Cluster | Alone:
     """This process as a rank of its run.
 
-    The launcher's entry has joined it; a process of torch's launcher joins now, which is collective; any
-    other process is alone.  The first call begins the run: a script that asked for more devices than this
-    process does not get past it.
+    The launcher's entry has joined the run already; a process of torch's launcher joins now, which is
+    collective; any other process is alone.  The first call begins the run: if the script asked for more devices
+    than this process has, it is restarted and this does not return.
     """
     global _current, _late
     start.begin_run(_current)
@@ -366,21 +366,21 @@ def joined_late() -> bool:
 
 
 def joined() -> Cluster | Alone | None:
-    """The run that this process has joined, if it has; joins none."""
+    """The run that this process has joined, or None; never joins one."""
     return _current
 
 
 def process_settings() -> Settings:
-    """What this process knows of its place in its run; begins the run as ``current`` does, but joins no other ranks.
+    """This process's settings in its run; begins the run as ``current`` does, but joins no other ranks.
 
-    Under torch's launcher its variables tell it, and so they tell what a rank starts (loader workers).
+    Under torch's launcher they come from its environment variables, which child processes (loader workers) inherit.
     """
     start.begin_run(_current)
     return (torch_settings() or Settings()) if _current is None else _current.settings
 
 
 def _leave(run: Cluster) -> None:
-    """The end of a process of torch's launcher: wait for all ranks' scripts to end, or tell why this one failed."""
+    """End a process of torch's launcher: wait for all ranks' scripts to end, or report why this one failed."""
     error = getattr(sys, "last_value", None)
     try:
         if error is None:
@@ -392,7 +392,7 @@ def _leave(run: Cluster) -> None:
         print(f"actorflow: {failure}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    run.await_end()  # not earlier: torch's launcher kills the others, who say why they end, as soon as one has ended
+    run.await_end()  # torch's launcher kills all ranks once one has ended; give them time to report
     os._exit(1)
 
 
@@ -403,7 +403,7 @@ def use(cluster: Cluster | Alone) -> None:
 
 
 def _looks_broken(error: BaseException | None) -> bool:
-    """Whether an error, or one behind it, speaks of a connection."""
+    """Whether an error, or one of its causes, is about a connection."""
     while error is not None:
         if _BROKEN.search(str(error)):
             return True

@@ -39,7 +39,7 @@ from actorflow_protos import runtime_pb2 as pb
 T = TypeVar("T")
 
 CLOSING = 3.0  # seconds for links to close after all have said goodbye
-NOTICING = 6.0  # seconds in which the loss of a peer becomes known
+NOTICING = 6.0  # seconds until the loss of a peer is known
 
 
 class ControlPlane:
@@ -48,7 +48,7 @@ class ControlPlane:
     def __init__(
         self,
         settings: Settings,
-        ticket: Callable[[int], Ticket],  # our ticket, given the port of our server
+        ticket: Callable[[int], Ticket],  # makes this rank's ticket from the port of its server
         store: tuple[str, int],  # where the master's TCPStore listens
         on_go: Callable[[int, DropSet], None],
         on_message: Callable[[int, Message], None],
@@ -61,7 +61,7 @@ class ControlPlane:
         self.tickets: dict[int, Ticket] = {}
         self.store = store
         self.failure: Failure | None = None
-        self.told = threading.Event()  # every peer has heard of the failure
+        self.told = threading.Event()  # every peer has been notified of the failure
         self.pulls = PullService()
         self.links: dict[int, PeerLink] = {}
         self.local_links = LocalLinks(settings, on_line, self._line_ended)
@@ -73,9 +73,9 @@ class ControlPlane:
         self._reception: Reception | None = None  # the master's
         self._payloads = Payloads()
         self._dialled: dict[int, Any] = {}  # channels, by peer
-        self._arrivals: dict[int, asyncio.Future[None]] = {}  # links that peers made to us
+        self._arrivals: dict[int, asyncio.Future[None]] = {}  # links that peers opened to this rank
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._rejected: set[PeerLink] = set()  # from ranks that have no place in this run
+        self._rejected: set[PeerLink] = set()  # links from ranks that do not belong to this run
         self._unheard: set[PeerLink] = set()
         self._done = False  # all have said goodbye
         self._items: dict[str, Callable[[PeerLink, Any], None]] = {
@@ -156,7 +156,7 @@ class ControlPlane:
         address = s.master_address
         notices = (
             self._spawn(join_hints.report_waiting(s)) if s.local_rank == 0 else None
-        )  # one for each node is enough
+        )  # one report for each node is enough
         try:
             link = await self._dial(0, address, s.join_timeout)
         except TimeoutError:
@@ -168,7 +168,7 @@ class ControlPlane:
             if notices is not None:
                 notices.cancel()
         link.put(pb.Item(hello=pb.Hello(rank=self.rank, ticket=proto.ticket_to(self.own))))
-        try:  # the master gives the verdict; the margin is for a master that started later
+        try:  # the master decides; the margin is for a master that started later
             await self._unless_failed(self._welcomed, s.join_timeout + 10.0)
         except TimeoutError:
             raise ClusterError(f"the master at {address} took the call but did not welcome us") from None
@@ -199,7 +199,7 @@ class ControlPlane:
             link.put(proto.failure_to(failure))
             link.close()
         else:
-            link.known = True  # so that it can say that it has heard
+            link.known = True  # so that its acknowledgement is accepted
             self._rejected.add(link)
             self.fail(failure)
 
@@ -259,7 +259,7 @@ class ControlPlane:
         return door.metadata(self.settings.token, self.rank)
 
     async def _talk(self, link: PeerLink, call: Any) -> None:
-        """The dialling side of a link."""
+        """Run the dialling side of a link."""
 
         async def pump() -> None:
             await link.pump(call.write)
@@ -268,7 +268,7 @@ class ControlPlane:
         await self._converse(link, pump(), call.read)
 
     async def answer(self, context: Any) -> None:
-        """The other side of a link."""
+        """Run the answering side of a link."""
         peer = door.caller(context)
         if peer <= self.rank:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"rank {peer} does not dial rank {self.rank}")
@@ -280,12 +280,12 @@ class ControlPlane:
         self, link: PeerLink, pump: Coroutine[Any, Any, None], read: Callable[[], Awaitable[Any]]
     ) -> None:
         pumping = asyncio.ensure_future(pump)
-        pumping.add_done_callback(lambda task: task.cancelled() or task.exception())  # reading reports it
+        pumping.add_done_callback(lambda task: task.cancelled() or task.exception())  # the reader reports the error
         try:
             await link.read(read, self._item)
             if link.said_bye:  # answer it before the stream goes down
                 await asyncio.wait({pumping}, timeout=CLOSING)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError):  # how a client, and a server, learn that it broke
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):  # a broken link, as a client and as a server see it
             pass
         finally:
             pumping.cancel()
@@ -302,7 +302,7 @@ class ControlPlane:
                 self._on_message(link.peer, proto.ready_from(item.ready))
             else:
                 self._items[kind](link, getattr(item, kind))
-        except Exception as e:  # a bug of ours or of a callback must end the run, not silence the link
+        except Exception as e:  # a bug in actorflow or a callback must end the run, not just stop the link
             traceback.print_exc()
             self.fail(
                 self._own_failure(FailureKind.RAISED, f"raised {type(e).__name__}: {e} (while it handled {kind!r})")
@@ -341,7 +341,7 @@ class ControlPlane:
     # -- common steps ----------------------------------------------------------------------------
 
     def issue(self, step: CommonStep) -> None:
-        """This rank's next common step."""
+        """Issue this rank's next common step."""
         if self.rank == 0:
             self._issued(0, step)
         else:
@@ -364,7 +364,7 @@ class ControlPlane:
             self._farewell()
 
     def say(self, word: Word) -> None:
-        """Tell the master what became, on this rank, of a call that has failed on some rank."""
+        """Tell the master the state, on this rank, of a call that has failed on some rank."""
         if self.rank == 0:
             self._heard_of(0, word)
         else:
@@ -377,11 +377,11 @@ class ControlPlane:
             self._on_order(order)
 
     def forget(self, dropped: DropSet) -> None:
-        """On the master: forget drops that all ranks have agreed on otherwise."""
+        """On the master: forget drops on which all ranks have agreed by other means."""
         self._dropped.forget(dropped)
 
     async def gather(self, number: int, tag: str, payload: bytes) -> list[bytes] | None:
-        """Common step ``number``: the master gets what each rank gives."""
+        """Common step ``number``: send every rank's payload to the master; other ranks get None."""
         self.issue(CommonStep(StepKind.GATHER, tag))
         if self.rank:
             self._send_parts(0, number, payload)
@@ -389,7 +389,7 @@ class ControlPlane:
         return [payload, *[await self._payload(peer, number) for peer in range(1, self.settings.world)]]
 
     async def scatter(self, number: int, tag: str, payloads: Sequence[bytes] | None) -> bytes:
-        """Common step ``number``: each rank gets what the master gives for it."""
+        """Common step ``number``: send each rank its payload from the master."""
         self.issue(CommonStep(StepKind.SCATTER, tag))
         if self.rank:
             return await self._payload(0, number)
@@ -409,7 +409,7 @@ class ControlPlane:
     # -- goodbye ---------------------------------------------------------------------------------
 
     async def goodbye(self) -> None:
-        """Serve until every rank has come to its end, then close all links."""
+        """Serve until every rank's script has ended, then close all links."""
         self.issue(CommonStep(StepKind.END))
         await self._unless_failed(self._departed)
         await asyncio.wait({asyncio.ensure_future(link.ended.wait()) for link in self.links.values()}, timeout=CLOSING)
@@ -425,12 +425,12 @@ class ControlPlane:
     # -- pulls -----------------------------------------------------------------------------------
 
     async def pull(self, rank: int, request: Request) -> bytes:
-        """What another rank answers."""
+        """Another rank's answer to a request."""
         channel = self._channel(rank, self.tickets[rank].address)
         try:
             return await self._unless_failed(self.pulls.pull(channel, self._metadata(), request))
         except grpc.aio.AioRpcError as e:
-            try:  # the link to it, or the master, is about to say what happened
+            try:  # the link to that rank, or the master, soon reports what happened
                 await self._unless_failed(asyncio.sleep(NOTICING))
             except ClusterError as known:
                 raise known from None
@@ -443,7 +443,7 @@ class ControlPlane:
     # -- failure ---------------------------------------------------------------------------------
 
     def fail(self, failure: Failure) -> None:
-        """End the run: wake all waiters here, tell the peers (the master tells all ranks) and the owner."""
+        """End the run: wake all waiters here, notify the peers (the master notifies all ranks) and the owner."""
         if self.failure is not None or self._done:
             return
         self.failure = failure
@@ -478,7 +478,7 @@ class ControlPlane:
         await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        if task is not awaitable:  # a future may be set later by whoever owns it
+        if task is not awaitable:  # do not cancel a future, which its owner may still set
             task.cancel()
         if self.failure is not None:
             raise self.failure.error()
@@ -496,7 +496,7 @@ class ControlPlane:
 
 
 class _Servicer(PeerServicer):  # type: ignore[misc]
-    """What other ranks can call."""
+    """The gRPC service that other ranks call."""
 
     def __init__(self, control: ControlPlane) -> None:
         self._control = control

@@ -1,6 +1,6 @@
-"""Agree between ranks which plans and variables can be dropped: those that every rank's script has released.
+"""Agree between ranks on the plans and variables to drop: those that every rank's script has released.
 
-No clock and no I/O; the master keeps it.
+The tally is on the master.  It uses no clock and no I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def drop_set(plans: Iterable[int], variables: Iterable[str]) -> DropSet:
 
 
 class DropTally:
-    """Collects the drops that each rank reports, and gives out those that all ranks have reported.
+    """Collects the drops that each rank reports, and returns those that all ranks have reported.
 
     >>> tally = DropTally(world=2)
     >>> tally.report(0, DropSet(variables=frozenset({"w"})))
@@ -53,13 +53,13 @@ class DropTally:
         self._news = False
 
     def report(self, rank: int, drops: DropSet) -> None:
-        """Add what a rank reports."""
+        """Add a rank's report."""
         if drops:
             self._by[rank] |= drops
             self._news = True
 
     def agreed(self) -> DropSet:
-        """What every rank has reported since the last call; it is removed from the tally."""
+        """Remove and return the drops that every rank has reported."""
         if not self._news:
             return NO_DROPS
         self._news = False

@@ -11,9 +11,9 @@ from typing import Protocol
 from actorflow.rendezvous.roster import Roster, Ticket
 from actorflow_compiler.core.errors import ClusterError
 
-MISMATCH_GRACE = 3.0  # seconds that others get to come and hear of a mismatch too
-FIRST_NOTICE, NOTICE = 5.0, 10.0  # seconds of silence before, and between, notes about who is awaited
-LOOKING = 1.0  # seconds in which what may be wrong on this machine is seen, or left out of the first note
+MISMATCH_GRACE = 3.0  # seconds in which other ranks can still join and be told of a mismatch
+FIRST_NOTICE, NOTICE = 5.0, 10.0  # seconds before the first note about missing ranks, and between notes
+LOOKING = 1.0  # most seconds to look for causes on this machine before the first note
 
 
 class UnlessFailed(Protocol):
@@ -29,17 +29,17 @@ class Reception:
     def __init__(self, own: Ticket, limit: float, doubts: Callable[[], str] = str) -> None:
         self.roster = Roster(own)
         self._limit = limit  # seconds
-        self._doubts = doubts  # what on this machine may keep others away, in words
+        self._doubts = doubts  # returns text: why others may not reach this machine
         self._turned_away: set[str] = set()
         self._news = asyncio.Event()
 
     def admit(self, ticket: Ticket) -> None:
-        """Note a rank; raises ClusterError where it can have no place in this run."""
+        """Record a rank that has joined; raises ClusterError if it does not belong to this run."""
         self.roster.add(ticket)
         self._news.set()
 
     def turn_away(self, address: str) -> None:
-        """Note a caller without the right token ("ipv4:10.0.0.7:4242")."""
+        """Record a rejected caller without the right token, by its address ("ipv4:10.0.0.7:4242")."""
         self._turned_away.add(address.rpartition(":")[0])
 
     async def wait(self, unless_failed: UnlessFailed) -> list[Ticket]:
@@ -51,7 +51,7 @@ class Reception:
         while not self.roster.complete and now < deadline:
             if now >= notice:
                 doubts = ""
-                if notice == start + FIRST_NOTICE:  # once; names that take long to resolve must not hold up the join
+                if notice == start + FIRST_NOTICE:  # only once, since slow name resolution must not delay the join
                     with suppress(TimeoutError):
                         doubts = await asyncio.wait_for(asyncio.to_thread(self._doubts), LOOKING)
                 notice += NOTICE

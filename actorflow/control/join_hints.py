@@ -1,4 +1,4 @@
-"""Explain why a connection between nodes was not made, as far as this machine can see."""
+"""Explain why a connection between nodes failed, as far as this machine can tell."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _here(settings: Settings, others: tuple[str, ...] = ()) -> MachineFacts:
 
 
 async def why_no_master(settings: Settings) -> str:
-    """Why this rank does not reach the master; takes some seconds."""
+    """Find out why this rank does not reach the master; takes some seconds."""
     s = settings
     return await asyncio.to_thread(why_unreached, _here(s), s.master_host, s.master_port, "the master")
 
 
 async def report_waiting(settings: Settings) -> None:
-    """While the master does not answer, say why on this node's terminal, again and again until cancelled."""
+    """While the master does not answer, print the reason on this node's terminal repeatedly, until cancelled."""
     wait = FIRST_NOTICE
     while True:
         await asyncio.sleep(wait)
@@ -40,7 +40,7 @@ async def report_waiting(settings: Settings) -> None:
 
 
 async def why_no_link(settings: Settings, own: Ticket, other: Ticket, timeout: float) -> str:
-    """Why this rank and another, which have both reached the master, cannot connect."""
+    """Find out why this rank and another, which have both reached the master, cannot connect."""
     host, _, port = other.address.rpartition(":")
     host = host.strip("[]")
     why = await asyncio.to_thread(why_unreached, _here(settings, (host,)), host, int(port), other.place)
@@ -51,5 +51,5 @@ async def why_no_link(settings: Settings, own: Ticket, other: Ticket, timeout: f
 
 
 def master_hints(settings: Settings) -> Callable[[], str]:
-    """What on the master's machine may keep others away, asked when they do not come."""
+    """A function that says why other ranks may not reach the master's machine; called when ranks are missing."""
     return partial(why_alone, _here(settings))

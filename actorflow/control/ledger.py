@@ -1,6 +1,6 @@
 """Check that all ranks issue the same common steps in the same order.
 
-No clock and no I/O; the master keeps it.
+The ledger is on the master.  It uses no clock and no I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from actorflow_compiler.core.errors import CallError
 
 
 class StepKind(enum.StrEnum):
-    """What ranks do together."""
+    """The kinds of common steps."""
 
     CALL = "call"  # of a job
     GATHER = "gather"
@@ -27,10 +27,10 @@ class CommonStep:
     """Something that every rank must do in the same order: a call, a gather, a scatter, or the end of its script."""
 
     kind: StepKind
-    tag: str = ""  # what must be equal on all ranks
-    text: str = ""  # a call as people write it
+    tag: str = ""  # a text that must be equal on all ranks
+    text: str = ""  # the call as source text
     call: int = 0  # number of the call, as the frontend counts
-    dropped: DropSet = NO_DROPS  # with a call: what this rank's script has let go of
+    dropped: DropSet = NO_DROPS  # with a call: plans and variables that this rank's script has released
 
 
 class Ledger:
@@ -51,7 +51,7 @@ class Ledger:
         self._completed = 0
 
     def issue(self, rank: int, step: CommonStep) -> bool:
-        """Note a rank's next step; True when with it all ranks have issued this one.
+        """Record a rank's next step; returns True if all ranks have issued this step now.
 
         Raises CallError when another rank's step of the same number differs.
         """
@@ -78,7 +78,7 @@ class Ledger:
         return [r for r, n in enumerate(self._issued) if n == self._completed] if self._open else []
 
     def _check_ended(self, rank: int) -> None:
-        """A step that is new to all cannot complete when a rank has ended before it."""
+        """Raise CallError for a new step if a rank has ended before it, since the step could never complete."""
         for other, ended in enumerate(self._ended):
             if ended and other != rank:
                 entry, step = self._open[-1], CommonStep(StepKind.END)

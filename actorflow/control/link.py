@@ -19,18 +19,18 @@ class PeerLink:
     """The stream between this rank and one peer.
 
     ``put`` and ``send`` queue and return at once, on any thread; what was queued while a write was
-    under way leaves with the next one.  Items keep their order.  Everything else runs on the gRPC thread.
+    under way goes out with the next one.  Items keep their order.  Everything else runs on the gRPC thread.
     """
 
     def __init__(self, peer: int, loop: asyncio.AbstractEventLoop) -> None:
         self.peer = peer
-        self.known = False  # the peer has said who it is
-        self.said_bye = False  # the peer closes on purpose
+        self.known = False  # the peer has identified itself
+        self.said_bye = False  # the peer has said goodbye, so the end of the stream is no failure
         self.ended = asyncio.Event()  # the stream is down
         self._loop = loop
         self._queue: deque[pb.Item | Message | None] = deque()
         self._wake = asyncio.Event()
-        self._armed = False  # a wake-up is on its way
+        self._armed = False  # a wake-up of ``pump`` is scheduled
 
     def put(self, item: pb.Item) -> None:
         """Queue a control item."""
@@ -53,7 +53,7 @@ class PeerLink:
             self._loop.call_soon_threadsafe(self._wake.set)
 
     async def pump(self, write: Callable[[pb.Batch], Awaitable[Any]]) -> None:
-        """Write what is queued, for ever, or until ``close``."""
+        """Write queued items until ``close``, or until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -77,7 +77,7 @@ class PeerLink:
         return batch, False
 
     async def read(self, read: Callable[[], Awaitable[Any]], handle: Callable[[PeerLink, pb.Item], None]) -> None:
-        """Hand every item of the peer to ``handle`` until the stream ends; raises what gRPC raises when it breaks."""
+        """Pass every item of the peer to ``handle`` until the stream ends; errors of a broken link pass through."""
         while isinstance(batch := await read(), pb.Batch):  # else it is gRPC's end marker
             for item in batch.items:
                 handle(self, item)

@@ -1,4 +1,4 @@
-"""Unix sockets to the peers on this machine, each agreed on with its peer.
+"""Unix sockets to the peers on this machine, used only if both sides agree.
 
 Used on the gRPC thread.  Of two ranks, the higher one dials and tells the lower one whether it succeeded, so that
 both use the link or neither does; without it, their messages go over gRPC.
@@ -35,7 +35,7 @@ class LocalLinks:
         self._settings = settings
         self._on_link, self._on_end = on_link, on_end
         self._settled: set[int] = set()  # peers with which it is agreed whether there is a link
-        self._said: dict[int, asyncio.Future[bool]] = {}  # by peer: how its dialling went
+        self._said: dict[int, asyncio.Future[bool]] = {}  # by peer: whether its dialling succeeded
         self._door: UnixDoor | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -79,7 +79,7 @@ class LocalLinks:
             self._on_link(link)
 
     def on_dialled(self, peer: int, connected: bool) -> None:
-        """Note that a peer has dialled this rank, and whether it succeeded."""
+        """Record that a peer has dialled this rank, and whether it succeeded."""
         said = self._said.setdefault(peer, asyncio.get_running_loop().create_future())
         if not said.done():
             said.set_result(connected)

@@ -23,7 +23,7 @@ class Payloads:
             self._slot(peer, part.step).set_result(b"".join(pieces))
 
     async def take(self, peer: int, step: int) -> bytes:
-        """Wait for a peer's payload for a step; once."""
+        """Wait for a peer's payload for a step, and remove it."""
         data = await asyncio.shield(self._slot(peer, step))
         del self._whole[peer, step]
         return data

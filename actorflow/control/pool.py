@@ -1,7 +1,7 @@
-"""A thread pool of daemon threads that serves until the process has ended.
+"""A pool of daemon threads that serves until the process has ended.
 
-``concurrent.futures.ThreadPoolExecutor`` takes nothing more once the script's last line is done, when a
-rank may still have to serve its peers.
+``concurrent.futures.ThreadPoolExecutor`` rejects work once the script's last line is done, but a rank may
+still have to serve its peers then.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class DaemonPool(Executor):
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
-        self._idle = 0  # threads that wait, less what is queued for them
+        self._idle = 0  # waiting threads minus queued calls
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call it on a thread of the pool.  Raises RuntimeError after ``shutdown``."""
+        """Run ``fn`` on a thread of the pool.  Raises RuntimeError after ``shutdown``."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -62,7 +62,7 @@ class DaemonPool(Executor):
                 self._idle += 1
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take nothing more; threads end when what is queued is done.  Nothing is waited for, nothing cancelled."""
+        """Reject further calls; threads end after the queued ones.  Waits for nothing, and cancels nothing."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -12,11 +12,11 @@ from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Wor
 from actorflow.transport.messages import Credit, Message, Ready
 from actorflow_protos import runtime_pb2 as pb
 
-CHUNK = 1 << 20  # bytes of a payload that travel in one message
+CHUNK = 1 << 20  # most bytes of a payload in one message
 
 
 def message_to_item(message: Message) -> pb.Item:
-    """A register message as an item of a link; those about shared memory go over Unix sockets alone."""
+    """A register message as an item of a link; messages about shared memory go over Unix sockets only."""
     assert isinstance(message, Ready | Credit)
     if isinstance(message, Credit):
         return pb.Item(credit=pb.Credit(plan=message.plan, register=message.register))
@@ -110,7 +110,7 @@ def step_from(item: pb.Issue) -> CommonStep:
 
 
 def go_to(call: int, agreed: DropSet) -> pb.Item:
-    """The news that all ranks have made a call, with what all of them have dropped."""
+    """The message that all ranks have made a call, with the drops of all ranks."""
     go = pb.Go(call=call)
     if agreed:
         go.dropped.CopyFrom(_dropped_to(agreed))
@@ -118,7 +118,7 @@ def go_to(call: int, agreed: DropSet) -> pb.Item:
 
 
 def go_from(item: pb.Go) -> tuple[int, DropSet]:
-    """The call that all ranks have made, and what all of them have dropped."""
+    """The call that all ranks have made, and the drops of all ranks."""
     return item.call, _dropped_from(item)
 
 

@@ -14,18 +14,18 @@ from actorflow.support.truncate import truncated
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
-MOST_TEXT = 6000  # bytes of an error that travels: in headers, of which gRPC may refuse more than 8192
+MOST_TEXT = 6000  # most bytes of an error text, which is sent in headers; gRPC may refuse more than 8192
 
 
 class PullService:
-    """Both ends of pulls; its coroutines run on the gRPC thread, the handlers on a small pool."""
+    """The client and the server of pulls; coroutines run on the gRPC thread, handlers on a small thread pool."""
 
     def __init__(self) -> None:
         self.requests = RequestHandlers()
         self._pool = DaemonPool(64, "actorflow-serve")
 
     async def pull(self, channel: Any, call_metadata: Any, request: Request) -> bytes:
-        """Fetch all chunks; raises ClusterError with the other rank's text, or AioRpcError when it breaks off."""
+        """Fetch all chunks; raises ClusterError with the other rank's error text, or AioRpcError if the link breaks."""
         call = PeerStub(channel).Pull(pb.PullRequest(key=request.text()), metadata=call_metadata, wait_for_ready=True)
         try:
             return b"".join([chunk.data async for chunk in call])
@@ -42,7 +42,7 @@ class PullService:
             while (chunk := await loop.run_in_executor(self._pool, next, chunks, None)) is not None:
                 for piece in pieces(chunk):
                     await context.write(pb.Chunk(data=bytes(piece)))
-        except Exception as e:  # whatever the handler raises, the other rank should read
+        except Exception as e:  # send any error of the handler to the other rank
             text = str(e) if isinstance(e, ClusterError) else f"{type(e).__name__}: {e}"
             await context.abort(grpc.StatusCode.ABORTED, truncated(text, MOST_TEXT, _in_headers))
 
@@ -52,5 +52,5 @@ class PullService:
 
 
 def _in_headers(text: str) -> int:
-    """Bytes that gRPC makes of a text: what is not printable ASCII takes three for each of its own."""
+    """Bytes of a text in gRPC headers, where each byte that is not printable ASCII takes three."""
     return sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in text.encode(errors="replace"))
