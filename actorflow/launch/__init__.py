@@ -1,1 +1,1 @@
-"""Starting the ranks of a node, or of a Ray cluster; watching them; gathering what they print."""
+"""Start the ranks of a node or of a Ray cluster, watch them, and gather their output."""

@@ -1,6 +1,6 @@
-"""A rank's process: join the run and run the script as one rank of it.
+"""The main program of a rank's process: join the run, and run the script as one rank of it.
 
-``python -m actorflow.launch.entry SCRIPT ARGS`` is what the launcher starts; nobody else should.
+Only the launcher should start it: ``python -m actorflow.launch.entry SCRIPT ARGS``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from actorflow_compiler.core.errors import ActorflowError
 
 SEED = 0  # of every random number generator, on every rank
 _PR_SET_PDEATHSIG = 1
-TERM_PATIENCE = 0.7  # seconds for the news of a failure to come after SIGTERM
+TERM_PATIENCE = 0.7  # seconds after SIGTERM to wait for the report of a failure
 
 
 def main(argv: Sequence[str]) -> int:
-    """Join the run, run the script, say goodbye; returns the exit status where the process ends by itself."""
+    """Join the run, run the script, say goodbye; returns the exit status if the process ends by itself."""
     script, arguments = argv[0], tuple(argv[1:])
     settings = replace(Settings.from_env(), script=script, argv=arguments)
     _die_with(settings.launcher_pid)
@@ -89,7 +89,7 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
         exit_hooks.after_error()
         behind = run.explain(e)
         elsewhere = behind is not e and run.failure is not None and run.failure.rank != run.rank
-        with suppress(OSError):  # its disk may be full; the launcher says that
+        with suppress(OSError):  # the disk may be full, which the launcher reports
             print_script_error(behind.with_traceback(e.__traceback__) if elsewhere else e, script)
         if behind is e:
             hint = full_disk(e, run.rank, run.settings.log_dir) or advice(str(e))
@@ -111,14 +111,14 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
 
 
 def _end(run: Cluster | Alone, code: int) -> int:
-    """Leave after a failure: with peers the process ends here, when they have been told."""
+    """Exit after a failure; with peers, the process ends in here once they have been notified."""
     if isinstance(run, Cluster) and run.failed.is_set():
         run.end(code)
     return code
 
 
 def _interrupted(run: Cluster | Alone) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore further ones
     if run.failure is None:
         run.abort(FailureKind.ENDED, "was interrupted (Ctrl-C)")
     return _end(run, 128 + signal.SIGINT)
@@ -129,19 +129,19 @@ def _die_with(launcher: int) -> None:
     if not launcher:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it died before we asked
+    if os.getppid() != launcher:  # the launcher died before the call
         sys.exit(1)
 
 
 def _close_stdin() -> None:
-    """Only the master reads the terminal."""
+    """Close standard input, since only the master reads the terminal."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
 
 
 def _seed(settings: Settings) -> None:
-    """Give every rank the same random numbers, and each its share of the cores, and of the GPUs."""
+    """Seed all ranks equally, and give each its share of the cores and of the GPUs."""
     random.seed(SEED)
     import numpy
     import torch
@@ -156,7 +156,7 @@ def _seed(settings: Settings) -> None:
 
 
 def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
-    """Tell the script its place in the names that torch's launcher uses; the agent's own are those of one node."""
+    """Set RANK, WORLD_SIZE and so on for the whole run, as torch's launcher does; the agent set those of one node."""
     os.environ.update(
         RANK=str(settings.rank),
         LOCAL_RANK=str(settings.local_rank),
@@ -173,14 +173,14 @@ def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
 def _handle_signals(run: Cluster | Alone) -> None:
     """On SIGTERM tell the peers and end, also when the main thread is blocked outside Python; on SIGUSR1 print status.
 
-    The launcher sends it when another rank has failed; then the news of that failure is awaited, so
-    that its cause is what everybody reports.
+    The launcher sends SIGTERM when another rank has failed.  This rank then first waits for the report of that
+    failure, so that all ranks report its cause.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        """Nothing: the wake-up descriptor has received the signal already, on whatever thread it came."""
+        """Do nothing: the wake-up descriptor has received the signal already, on any thread."""
 
     def wait() -> None:
         while signal.SIGTERM not in (told := os.read(reader, 64)):
@@ -200,12 +200,12 @@ def _handle_signals(run: Cluster | Alone) -> None:
 
 
 def _write_error_file(error: Exception) -> None:
-    """Leave the traceback where torch's tools look for it, whole or not at all."""
+    """Write the traceback, atomically, to the file in which torch's tools look for it."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     try:
         get_error_handler().record_exception(error)
-    except OSError:  # torch's agent cannot read a part of one
+    except OSError:  # torch's agent cannot read an incomplete file
         with suppress(OSError, KeyError):
             Path(os.environ["TORCHELASTIC_ERROR_FILE"]).unlink(missing_ok=True)
 

@@ -34,19 +34,19 @@ from actorflow.tracing.partial_trace import trace_note
 from actorflow_compiler.core.errors import ClusterError
 
 SHUTDOWN = 3  # seconds between asking ranks to end and killing them
-MALLOC = {  # the C library keeps what is freed: to take a step's memory anew from the kernel each time costs 2% of it
+MALLOC = {  # make the C library keep freed memory: fetching it from the kernel anew costs 2% of a step
     "MALLOC_ARENA_MAX": "1",  # only the main arena is ever kept
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),  # bytes
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # bytes, the most that it takes
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # bytes, the largest value that it accepts
 }
 TAIL = 15  # lines of a failed rank's errors that are shown
 
 
 def launch(run: Settings) -> int:
-    """Run the script on this node's ranks until all have ended; returns the exit status of the whole.
+    """Run the script on this node's ranks until all have ended; returns the exit status of the run.
 
     0 when every rank came to its end; 130 after Ctrl-C and 143 after SIGTERM; else the status with
-    which a script left, or 1.  After a failure it prints which rank failed, how, and who noticed.
+    which a script exited, or 1.  After a failure it prints which rank failed, how, and which ranks noticed.
     """
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     log_dir = run.log_dir or tempfile.mkdtemp(prefix="actorflow-logs-")
@@ -82,12 +82,12 @@ def launch(run: Settings) -> int:
 
 
 def _print_status(console: Console, launcher: str, about: RunInfo) -> None:
-    """Print what the ranks are doing, and who waits for whom."""
+    """Print what the ranks are doing, and which rank waits for which."""
     console.print(to_text(about, ask_ranks(launcher, about)), end="")
 
 
 def _restart(console: Console, run: Settings, shape: RunShape) -> int:
-    """Start the script anew with the shape that it asks for (``flow.config``, ``flow.env.machine``)."""
+    """Restart the script with the shape that it asks for (``flow.config``, ``flow.env.machine``)."""
     try:
         check_token(shape, run.token)
     except ClusterError as e:
@@ -107,7 +107,7 @@ def _restart(console: Console, run: Settings, shape: RunShape) -> int:
 
 
 def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
-    """This launcher's part in bringing all nodes' logs to the master's; without it a run goes on, too."""
+    """This launcher's part in gathering all nodes' logs on the master's; a run continues even if it fails."""
     if run.launchers == 1:
         return NoLogTransfer()
     from actorflow.launch.log_gather import LogKeeper, LogSender
@@ -123,7 +123,7 @@ def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
 
 
 def _supervise(run: Settings, log_dir: str) -> tuple[dict[int, int], signal.Signals | None]:
-    """Run the ranks under torch's agent: the exit statuses of those that failed, or the signal that ended us."""
+    """Run the ranks under torch's agent; returns the exit statuses of failed ranks, and the signal that ended it."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
@@ -145,7 +145,7 @@ def _supervise(run: Settings, log_dir: str) -> tuple[dict[int, int], signal.Sign
         monitor_interval=0.1,
     )
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # what they say, our report says shorter
+        if name.startswith("torch.distributed.elastic"):  # our own report is shorter
             logging.getLogger(name).setLevel(logging.CRITICAL)
     # the agent fills in templates such as ${local_rank} in arguments; "$$" is a plain "$"
     script = [argument.replace("$", "$$") for argument in (run.script, *run.argv)]
@@ -167,7 +167,7 @@ def _report(console: Console, run: Settings, log_dir: str, findings: WatchFindin
     code = _exit_status_of(failure, codes.get(failure.rank, 1)) if failure.kind == FailureKind.ENDED else 1
     console.print(f"actorflow: {failure.text}", style="bold red")
     if failure.rank != 0 and failure.kind not in (FailureKind.CALL, FailureKind.JOIN):
-        path = log_path(log_dir, failure.rank, "stderr")  # of another node's rank only where logs are gathered
+        path = log_path(log_dir, failure.rank, "stderr")  # exists for another node's rank only if logs are gathered
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         if lines:
             console.print(f"actorflow: the last lines of {path}:")
@@ -176,7 +176,7 @@ def _report(console: Console, run: Settings, log_dir: str, findings: WatchFindin
 
 
 def _say_where_output_is(console: Console, run: Settings, log_dir: str) -> None:
-    """After a failure: say where the logs and the trace are."""
+    """After a failure: print where the logs and the trace are."""
     if run.world > 1:
         whose = "all" if run.launchers > 1 and run.launcher_number == 0 else "this node's"
         console.print(f"actorflow: logs of {whose} ranks are in {log_dir}", style="dim")
@@ -187,24 +187,24 @@ def _say_where_output_is(console: Console, run: Settings, log_dir: str) -> None:
 
 
 def _warn_of_disk(console: Console, run: Settings, log_dir: str) -> None:
-    """Say that output is lost: the scripts themselves get no error for it."""
+    """Warn of lost output if the disk is full; the scripts themselves get no error."""
     if run.world > 1 and is_full(log_dir):
         console.print(f"actorflow: the disk of {log_dir} is full: what ranks print there is lost", style="bold red")
 
 
 def _exit_status_of(failure: Failure, code: int) -> int:
-    """The exit status of a script; the one that the rank reported where it was killed because it ended too slowly."""
+    """The exit status of a script; the status it reported, if the rank was killed for ending too slowly."""
     said = re.search(r"exit status (\d+)", failure.cause)
     return int(said[1]) if said is not None and code <= 0 else code
 
 
 def _first_failure(findings: WatchFindings, codes: dict[int, int]) -> Failure:
-    """The failure that came first, with the exact cause where this node knows it."""
+    """The first failure, with its exact cause if this node knows it."""
     died = dict(findings.deaths)
     for failure in findings.failures:
         if failure.kind not in LOST or failure.rank not in codes or failure.rank not in died:
             return failure
-        cause = _status(codes[failure.rank])  # better than what its peers could see
+        cause = _status(codes[failure.rank])  # more exact than what its peers could see
         return Failure(failure.rank, failure.host, failure.pid, FailureKind.KILLED, cause, failure.noticed_by)
     rank, pid = next(iter(findings.deaths), (min(codes), 0))
     pid = pid or findings.started.get(rank, 0)
@@ -226,7 +226,7 @@ def _greeting(run: Settings, log_dir: str) -> str:
 
 
 def _rank_settings(run: Settings, port: int, log_dir: str, launcher: str, logs_port: int) -> Settings:
-    """The settings of the launcher's ranks: the run's, and what this launcher has set up for them."""
+    """The settings of the launcher's ranks: the run's, with this launcher's ports and folders."""
     return replace(
         run,
         master_port=port,

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-FILES = ("stdout", "stderr")  # what a rank prints, each to a file of its own
-MOST = 32 << 20  # bytes that are copied of a file from its beginning, while it grows
-RUSH = 4 << 20  # bytes that are still copied when nothing more is written; of more than these …
-LAST = 256 << 10  # … and of what is longer than MOST, only so many of the end
+FILES = ("stdout", "stderr")  # the output streams of a rank, each with its own file
+MOST = 32 << 20  # bytes copied from the beginning of a file while it grows
+RUSH = 4 << 20  # bytes left at the end that are still copied in full; if more are left …
+LAST = 256 << 10  # … or the file exceeds MOST, only this many bytes of its end
 CHUNK = 256 << 10  # bytes of one piece
 
 
 def log_path(folder: str | Path, rank: int, file: str) -> Path:
-    """Where a rank's output is kept: ``FOLDER/rank3.stderr.log``."""
+    """The file of a rank's output: ``FOLDER/rank3.stderr.log``."""
     return Path(folder, f"rank{rank}.{file}.log")
 
 
 class LogTail:
-    """The pieces of one file that grows: all of a short one, the beginning and the end of a long one."""
+    """Reads a growing file in pieces: all of a short file, the beginning and the end of a long one."""
 
     def __init__(self, path: Path, most: int = MOST, rush: int = RUSH, last: int = LAST) -> None:
         self._path = path
@@ -27,11 +27,11 @@ class LogTail:
         self._at = 0  # bytes read so far
 
     def more(self) -> bytes:
-        """What has been written since, at most ``CHUNK`` bytes; empty where there is nothing, or the most is copied."""
+        """The next new bytes, at most ``CHUNK``; empty if there are none, or if ``MOST`` bytes have been read."""
         return self._read(self._at, min(CHUNK, self._most - self._at))
 
     def rest(self) -> Iterator[bytes]:
-        """The rest of a file to which nothing more is written; where that is too long, a note and the end of it."""
+        """The rest of a file that no longer grows; if that is too long, a note and the end of it."""
         left = self._size() - self._at
         if left > self._rush or self._size() > self._most:
             last = min(left, self._last)
@@ -60,7 +60,7 @@ class LogTail:
 
 
 class LogCopies:
-    """The copies of what other nodes' ranks print, in one folder; what exceeds the bound is dropped."""
+    """Copies of the output of other nodes' ranks, in one folder; bytes beyond a bound for each file are dropped."""
 
     def __init__(self, folder: str, nodes: range, devices: int, most: int = MOST + RUSH + LAST) -> None:
         self._folder = folder
@@ -70,19 +70,19 @@ class LogCopies:
         self._written: dict[Path, int] = {}
 
     def has(self, name: str) -> bool:
-        """Whether the folder has a file of this name; ValueError for what is no name of a file in it."""
+        """Whether the folder has a file of this name; ValueError for a name that is no plain file name."""
         if name != Path(name).name:
             raise ValueError(f"{name!r} is no file's name")
         return bool(name) and Path(self._folder, name).exists()
 
     def add(self, node: int, rank: int, file: str, data: bytes) -> None:
-        """Write a piece behind those before it; ValueError where the node has no such rank or file."""
+        """Append a piece to its file; ValueError if the node has no such rank or file."""
         if node not in self._nodes or rank // self._devices != node or file not in FILES:
             raise ValueError(f"node {node} has no {file!r} of rank {rank}")
         path = log_path(self._folder, rank, file)
         written = self._written.get(path, 0)
         data = data[: self._most - written]
-        with path.open("ab" if written else "wb") as copy:  # an earlier run's, in a folder that is used again, ends
+        with path.open("ab" if written else "wb") as copy:  # replaces the file of an earlier run in the same folder
             copy.write(data)
         self._written[path] = written + len(data)
 
@@ -90,22 +90,22 @@ class LogCopies:
 class LogTransfer(Protocol):
     """A launcher's part in gathering logs."""
 
-    port: int  # where this node's launcher keeps logs; 0: it does not
+    port: int  # on which this node's launcher receives logs; 0: it does not
 
     def send_to(self, address: str) -> None:
         """Start to send logs to this address; any thread."""
 
     def finish(self, well: bool) -> None:
-        """This node's ranks have ended, ``well`` or not: wait for a bounded time until the rest has been sent."""
+        """After this node's ranks have ended, ``well`` or not: wait for a bounded time until the rest is sent."""
 
 
 class NoLogTransfer:
-    """The part of a launcher of a run of one node, whose logs stay where they are."""
+    """``LogTransfer`` for a run of one node, whose logs stay where they are."""
 
     port = 0
 
     def send_to(self, address: str) -> None:
-        """See ``LogTransfer``; nobody asks for them."""
+        """See ``LogTransfer``; there is nothing to send."""
 
     def finish(self, well: bool) -> None:
-        """See ``LogTransfer``; nothing is under way."""
+        """See ``LogTransfer``; there is nothing to wait for."""

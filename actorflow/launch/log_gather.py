@@ -1,7 +1,8 @@
-"""Gather what the ranks of all nodes print into files on node 0 while the run goes on.
+"""Gather the output of the ranks of all nodes into files on node 0 during the run.
 
-The launchers do it, because they outlive their ranks: what a rank printed last, before it failed, is what people look
-for.  Node 0's listens; rank 0 tells the other ranks where when all have joined, and they tell their launchers.
+The launchers do it, because they outlive their ranks, and the last lines of a failed rank are the most important ones.
+Node 0's launcher listens.  Rank 0 sends its address to the other ranks when all have joined, and these pass it on to
+their launchers.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from actorflow_protos import runtime_pb2 as pb
 
 __all__ = ["LogKeeper", "LogSender"]
 
-TICK = 0.25  # seconds between looks at files that grow
-PATIENCE = 3.0  # seconds in which the last pieces leave when the ranks have ended
-OTHERS = 6.0  # seconds in which the ranks of other nodes end, too; a node that is lost is noticed sooner
+TICK = 0.25  # seconds between checks for new output
+PATIENCE = 3.0  # seconds to send the last pieces after the ranks have ended
+OTHERS = 6.0  # seconds for the ranks of other nodes to end, too; the loss of a node is noticed sooner
 
 
 class LogSender:
-    """Sends what the ranks of this node print to node 0, in the background."""
+    """Sends the output of this node's ranks to node 0, in the background."""
 
     port = 0
 
@@ -44,13 +45,13 @@ class LogSender:
         self._thread: threading.Thread | None = None
 
     def send_to(self, address: str) -> None:
-        """See ``Logs``; what comes later than the first address changes nothing."""
+        """See ``LogTransfer``; only the first address is used."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._send, args=(address,), name="actorflow-logs", daemon=True)
             self._thread.start()
 
     def finish(self, well: bool) -> None:
-        """See ``Logs``."""
+        """See ``LogTransfer``."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(PATIENCE)
@@ -66,7 +67,7 @@ class LogSender:
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
-        """A file by which a keeper whose folder is this very one, on a shared disk, sees that the logs are there."""
+        """A marker file, by which a keeper with the same folder on a shared disk sees that no copy is needed."""
         with suppress(OSError):
             self._marker.touch()
         try:
@@ -90,7 +91,7 @@ class LogSender:
 class LogKeeper:
     """On node 0: writes the logs that other launchers send into files.
 
-    ``start`` raises ClusterError where no port can be had.
+    ``start`` raises ClusterError if no port is available.
     """
 
     def __init__(self, nodes: range, devices: int, folder: str, host: str, token: str) -> None:
@@ -99,7 +100,7 @@ class LogKeeper:
         self._copies = LogCopies(folder, nodes, devices)
         self._host = host
         self._token = token
-        self._came: set[int] = set()  # nodes
+        self._came: set[int] = set()  # nodes that have sent logs
         self._gone: set[int] = set()
         self._ready: Future[int] = Future()
         self._loop = asyncio.new_event_loop()
@@ -111,10 +112,10 @@ class LogKeeper:
         self.port = self._ready.result()
 
     def send_to(self, address: str) -> None:
-        """See ``Logs``; that is here."""
+        """See ``LogTransfer``; there is nothing to send, since this is node 0."""
 
     def finish(self, well: bool) -> None:
-        """See ``Logs``: after a run that went well every node comes, else those that have come are waited for."""
+        """See ``LogTransfer``: after a successful run wait for every node, else for those that have sent before."""
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._end, set(self._nodes) if well else set(self._came))
@@ -162,7 +163,7 @@ class LogKeeper:
                     self._came.add(node)
                 if piece.node != node:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a node of this run sends its logs once")
-                if not piece.file and self._copies.has(piece.data.decode()):  # one disk: nothing is to be copied
+                if not piece.file and self._copies.has(piece.data.decode()):  # the same folder: no copy needed
                     break
                 if piece.file:
                     self._copies.add(node, piece.rank, piece.file, piece.data)
@@ -176,7 +177,7 @@ class LogKeeper:
 
 
 class _Servicer(door.KeeperServicer):  # type: ignore[misc]
-    """What the other launchers can call."""
+    """The gRPC service that the other launchers call."""
 
     def __init__(self, keep: Callable[[Any, Any], Any]) -> None:
         self._keep = keep

@@ -1,4 +1,4 @@
-"""Where torch's agent sends the output of local ranks: rank 0 to the terminal, the others to files."""
+"""Make torch's agent send the output of rank 0 to the terminal, and that of other ranks to files."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class RayRank:
         self._stopped = False
 
     def where(self, nnodes: int) -> tuple[str, str, int]:
-        """This node's name and address, and a free port, held for a master that the other nodes reach there."""
+        """This node's name and address, and a free port, which is held for the master if rank 0 is here."""
         address = str(import_module("ray.util").get_node_ip_address())
         return socket.gethostname(), address, hold_free_port(Settings(nnodes=nnodes, master_host=address).bind_host())
 
@@ -41,7 +41,7 @@ class RayRank:
     ) -> AsyncIterator[tuple[str, bytes | int]]:
         """Run a command with these variables on top of the node's, without the dropped ones.
 
-        What it prints comes as ("stdout", bytes) and ("stderr", bytes), at last ("ended", its exit status).
+        Yields its output as ("stdout", bytes) and ("stderr", bytes), and finally ("ended", exit status).
         """
         env = {name: value for name, value in os.environ.items() if name not in dropped}
         self._process = process = await asyncio.create_subprocess_exec(
@@ -67,7 +67,7 @@ class RayRank:
         yield "ended", await process.wait()
 
     def stop(self) -> None:
-        """Have the launcher end its rank, and end itself."""
+        """Ask the launcher to end its rank and itself."""
         self._stopped = True
         if self._process is not None:
             with suppress(ProcessLookupError):
@@ -75,7 +75,7 @@ class RayRank:
 
 
 async def _read(name: str, pipe: asyncio.StreamReader, said: asyncio.Queue[tuple[str, bytes]]) -> None:
-    """Put what a pipe carries into the queue; at its end an empty piece."""
+    """Put the pipe's data into the queue, and an empty piece at its end."""
     while data := await pipe.read(CHUNK):
         await said.put((name, data))
     await said.put((name, b""))

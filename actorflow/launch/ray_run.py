@@ -23,10 +23,10 @@ from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["RayRun", "RayNode", "run_on_ray", "shape_on_ray"]
 
-PATIENCE = 15.0  # seconds in which the other ranks end by themselves when one has failed
+PATIENCE = 15.0  # seconds for the other ranks to end by themselves after one has failed
 TAIL = 15  # lines of a failed launcher's errors that are shown
-_PASSED = ("ACTORFLOW_", "GLOO_", "NCCL_", "OMP_", "PYTHONHASHSEED", "TORCH_")  # variables that the ranks get, too
-_DROPPED = ("OMP_NUM_THREADS",)  # Ray sets it to 1; the launcher knows better
+_PASSED = ("ACTORFLOW_", "GLOO_", "NCCL_", "OMP_", "PYTHONHASHSEED", "TORCH_")  # variables passed on to ranks
+_DROPPED = ("OMP_NUM_THREADS",)  # Ray sets it to 1; the launcher chooses a better value
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True)
 class RayRun:
-    """What to run on Ray; checked by ``shape_on_ray``."""
+    """The options of a run on Ray; ``shape_on_ray`` checks them."""
 
     script: str
     argv: tuple[str, ...]
@@ -54,18 +54,18 @@ class RayRun:
 
 @dataclass(slots=True)
 class _RankState:
-    """What is known of a rank's launcher."""
+    """The state of a rank's launcher."""
 
     node: str
     status: int | None = None
     lost: str = ""  # why its actor is gone
-    errors: list[bytes] = field(default_factory=list)  # the last pieces of what its launcher says
+    errors: list[bytes] = field(default_factory=list)  # the last pieces of the launcher's standard error
 
 
 def shape_on_ray(
     nodes: Sequence[RayNode], devices: int | None, nnodes: int | None, gpus: bool
 ) -> tuple[int, int, bool]:
-    """How many nodes, how many devices on each, whether these are GPUs; ClusterError where the cluster lacks them."""
+    """(Number of nodes, devices on each, whether these are GPUs); ClusterError if the cluster lacks them."""
     gpus = gpus and any(node.gpus for node in nodes)
     kind = "GPU" if gpus else "CPU"
     has = [(node.name, node.gpus if gpus else node.cpus) for node in nodes]
@@ -89,7 +89,7 @@ def shape_on_ray(
 
 
 def run_on_ray(run: RayRun) -> int:
-    """Run to the end; returns the exit status: 0, or that of rank 0 or of what failed.
+    """Run to the end; returns the exit status: 0, or that of rank 0 or of a failed rank.
 
     130 after Ctrl-C and 143 after SIGTERM.  Raises ClusterError where Ray is not installed, there is no cluster, or
     it lacks the devices.
@@ -110,7 +110,7 @@ def run_on_ray(run: RayRun) -> int:
             print(f"actorflow: ended by {number.name}", file=sys.stderr)
             return 128 + number
         finally:
-            ray.util.remove_placement_group(group)  # ends the actors that are left
+            ray.util.remove_placement_group(group)  # ends the remaining actors
     finally:
         ray.shutdown()
 
@@ -133,7 +133,7 @@ def _connected() -> Any:
 
 
 def _placed(ray: Any, nnodes: int, devices: int, gpus: bool, timeout: float) -> Any:
-    """The placement group, when the cluster has made room for it."""
+    """Wait for a placement group, and return it."""
     bundle = {"CPU": devices, **({"GPU": devices} if gpus else {})}
     group = ray.util.placement_group([bundle] * nnodes, strategy="STRICT_SPREAD" if nnodes > 1 else "STRICT_PACK")
     shown = f"{nnodes} node{'s' * (nnodes > 1)} with {devices} free {'GPU' if gpus else 'CPU'}s"
@@ -221,7 +221,7 @@ async def _until_one_fails(follows: Sequence[asyncio.Future[None]], seen: Sequen
 
 
 async def _follow(ray: Any, rank: int, pieces: Any, seen: _RankState) -> None:
-    """Show or keep what a rank's launcher says, until it has ended or its actor is lost."""
+    """Print or keep the output of a rank's launcher, until it has ended or its actor is lost."""
     try:
         async for piece in pieces:
             name, data = await piece
@@ -242,7 +242,7 @@ async def _follow(ray: Any, rank: int, pieces: Any, seen: _RankState) -> None:
 def _report(seen: Sequence[_RankState], told: bool) -> int:
     """Print the failures that rank 0's launcher has not printed; returns the exit status.
 
-    ``told``: it ended by itself, and has printed them.
+    ``told``: rank 0's launcher ended by itself, and has printed its failures.
     """
     for rank, one in enumerate(seen):
         if one.lost:
@@ -259,6 +259,6 @@ def _report(seen: Sequence[_RankState], told: bool) -> int:
 
 
 def _short(error: BaseException) -> str:
-    """The lines of one of Ray's errors that say what happened."""
+    """The informative lines of one of Ray's errors."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(line for line in lines if not line.startswith(("class_name:", "namespace:", "pid:")))[:1000]

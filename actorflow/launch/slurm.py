@@ -1,4 +1,4 @@
-"""What a run needs and Slurm itself does not tell: node 0's address, a port, and a secret that all nodes find."""
+"""Settings of a run that Slurm does not provide: node 0's address, a port, and a secret common to all nodes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["address", "outside_srun", "port", "token"]
 
-_PORTS = range(20000, 32000)  # below those that the system gives to anybody who asks for any
-_STEPS = 16  # of a job, until its ports are used again
+_PORTS = range(20000, 32000)  # below the system's ephemeral ports
+_STEPS = 16  # steps of a job after which ports repeat
 
 
 def address(host: str) -> str:
-    """Where a node of Slurm is reached: its name, or, where nobody knows that, the address in Slurm's configuration.
+    """The address of a node of Slurm: its name if that resolves, else the address in Slurm's configuration.
 
-    Raises ClusterError where neither is known.
+    Raises ClusterError if neither is known.
     """
     if resolve(host):
         return host
@@ -46,16 +46,16 @@ def address(host: str) -> str:
 
 
 def port(process: EngineProcess) -> int:
-    """A port for node 0 that all nodes find by themselves: another one for each of the last jobs and their steps."""
+    """A port for node 0 that all nodes compute in the same way; it differs between recent jobs and their steps."""
     job, step = (int(part) if part.isdecimal() else 0 for part in process.run.split("."))
     return _PORTS[(job * _STEPS + step % _STEPS) % len(_PORTS)]
 
 
 def token(process: EngineProcess, environ: Mapping[str, str]) -> str:
-    """A secret of this step that only the user's own processes on its nodes can find: made from one in the user's home.
+    """A secret of this step, derived from one in the user's home, which only the user's own processes can read.
 
-    The first run makes it, a file that nobody else may read.  Nodes that share no home directory find different
-    secrets, and turn each other away.  Raises ClusterError where the file cannot be made, or others may read it.
+    The first run creates the file, readable by the user alone.  Nodes without a common home directory get different
+    secrets, and reject each other.  Raises ClusterError if the file cannot be made, or if others may read it.
     """
     path = secret_file(environ)
     key = _secret(path)
@@ -63,7 +63,7 @@ def token(process: EngineProcess, environ: Mapping[str, str]) -> str:
 
 
 def secret_file(environ: Mapping[str, str]) -> Path:
-    """Where the user's secret is."""
+    """The path of the user's secret."""
     base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
     return Path(base, "actorflow", "secret")
 
@@ -92,7 +92,7 @@ def _secret(path: Path) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Make the file, whole from its first moment; where another node was faster, its file stands."""
+    """Create the file atomically; if another node was faster, its file is kept."""
     own = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     handle = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -107,7 +107,7 @@ def _make(path: Path) -> None:
 
 
 def outside_srun(environ: Mapping[str, str]) -> str:
-    """A note for whoever runs on one of a job's several nodes, in its batch script, without srun; else empty."""
+    """A note if this process runs in a batch script of several nodes, without srun; else empty."""
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
     if not environ.get("SLURM_JOB_ID") or environ.get("SLURM_STEP_ID") or not nodes.isdecimal() or int(nodes) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""Watch the launcher's ranks: collect their reports and deaths, and kill what is left after a failure."""
+"""Watch the launcher's ranks: collect their reports and deaths, and kill remaining ranks after a failure."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from actorflow.rendezvous.script_request import RunShape
 
 GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
 STOPPED = 4.0  # seconds after which a stopped process is taken for lost; its peers notice sooner
-TICK = 0.5  # seconds between looks at process states
+TICK = 0.5  # seconds between checks of process states
 
 
 @dataclass(slots=True)
 class _Process:
     rank: int
     pid: int
-    handle: int  # pidfd: names this very process, even after its number is used again
+    handle: int  # pidfd, which refers to this process even if its pid is reused
     leads: bool  # a process group
     stopped_since: float | None = None  # monotonic seconds
 
 
 @dataclass(slots=True)
 class WatchFindings:
-    """What the watch has found out by the end of the run."""
+    """The findings of the watch at the end of the run."""
 
     failures: list[Failure] = field(default_factory=list)  # as reported, the first one first
-    deaths: list[tuple[int, int]] = field(default_factory=list)  # (rank, pid) of those that died unasked, in order
+    deaths: list[tuple[int, int]] = field(default_factory=list)  # (rank, pid) that died unasked, in order
     started: dict[int, int] = field(default_factory=dict)  # rank -> pid
     killed: set[int] = field(default_factory=set)  # ranks that the watch ended itself
-    wanted: RunShape | None = None  # the script asks to be started anew, so
+    wanted: RunShape | None = None  # the shape with which the script asks to be restarted
 
 
 class RankWatch:
-    """Reads the ranks' reports on a socket, notices when they die, and kills what is left seconds after a failure.
+    """Reads the ranks' reports on a socket, notices their deaths, and kills remaining ranks seconds after a failure.
 
     torch's agent waits 30 s for a process that ignores SIGTERM, as a stopped one does; the watch
-    makes the end of a run quick whatever state its ranks are in.  ``on_kept`` is called with the address to which
+    ends a run quickly in any state of its ranks.  ``on_kept`` is called with the address to which
     logs are to be sent.
     """
 
@@ -68,7 +68,7 @@ class RankWatch:
         self._selector.register(self._stop, selectors.EVENT_READ)
         self._alive: dict[int, _Process] = {}  # by rank
         self._finished: set[int] = set()
-        self._deadline: float | None = None  # when what is left is killed
+        self._deadline: float | None = None  # when remaining ranks are killed
         self._thread = threading.Thread(target=self._run, name="actorflow-watch", daemon=True)
 
     def start(self) -> None:
@@ -106,7 +106,7 @@ class RankWatch:
                 self._handle(next_report(self._socket))
             except BlockingIOError:
                 return
-            except Exception as error:  # nothing that one report brings may keep the others from being heard
+            except Exception as error:  # an error in one report must not block the others
                 _say(f"a report of a rank could not be taken in: {error}")
 
     def _handle(self, report: RankReport) -> None:
@@ -179,14 +179,14 @@ class RankWatch:
         self._kill_group(process)
 
     def _kill_group(self, process: _Process) -> None:
-        """End what the rank itself started, such as data loaders; the agent gives each rank a group of its own."""
+        """Kill the processes that the rank started, such as data loaders; each rank has its own process group."""
         if process.leads:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 def _say(text: str) -> None:
-    with suppress(OSError, ValueError):  # the terminal may be gone; the ranks are still to be watched
+    with suppress(OSError, ValueError):  # the terminal may be gone, but the ranks still have to be watched
         print(f"actorflow: {text}", file=sys.stderr, flush=True)
 
 
