@@ -1,1 +1,1 @@
-"""How a process finds its place in a run: what was asked for, who started it, its address and its device."""
+"""Find a process's place in a run: the options asked for, the engine that started it, its address and device."""

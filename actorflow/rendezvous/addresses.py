@@ -21,25 +21,25 @@ class Interface:
 
     @property
     def text(self) -> str:
-        """The interface as people write it: eth0 (10.0.0.1)."""
+        """The interface as text: eth0 (10.0.0.1)."""
         return f"{self.name} ({', '.join(self.addresses) or 'no address'})"
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """This machine's interfaces, in the kernel's order; of their addresses of IPv6 the global ones."""
+    """This machine's interfaces, in the kernel's order; of their IPv6 addresses only the global ones."""
     addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
     return tuple(
         Interface(
             name,
             tuple(a.address for a in addresses.get(name, ()) if a.family in _FAMILIES and not _is_local(a.address)),
-            name in states and "up" in states[name].flags.split(","),  # isup tells whether its cable is plugged in, too
+            name in states and "up" in states[name].flags.split(","),  # psutil's isup also needs a plugged-in cable
         )
         for _, name in socket.if_nameindex()
     )
 
 
 def _is_local(address: str) -> bool:
-    """Whether an address of IPv6 means nothing outside of its interface, or of this machine."""
+    """Whether an IPv6 address is valid only on its interface or on this machine."""
     found = ipaddress.ip_address(address)
     return found.version == 6 and (found.is_link_local or found.is_loopback)
 
@@ -51,7 +51,7 @@ def own_addresses(cards: tuple[Interface, ...]) -> str:
 
 
 def resolve(host: str) -> tuple[str, ...]:
-    """The IP addresses of a name, the preferred one first, or of an address itself; none where it is unknown."""
+    """The IP addresses of a name, the preferred one first, or an address itself; empty for an unknown name."""
     try:
         answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

@@ -25,7 +25,7 @@ def communication() -> str:
 
 
 def _torch() -> tuple[str, str]:
-    """Torch's whole version and that of its CUDA, which is empty where it has none; read, not imported."""
+    """Torch's full version and its CUDA version (empty without CUDA), read from files without importing torch."""
     spec = find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():
         try:

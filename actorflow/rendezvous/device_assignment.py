@@ -1,6 +1,6 @@
-"""Assign a kind of device, and a GPU, to each rank, from placements, flags and what the ranks' machines have.
+"""Assign a kind of device, and a GPU, to each rank, from placements, options and the devices of the machines.
 
-A rank is one device.  Every rank reports what it has when a job is compiled; the master decides and checks.
+A rank is one device.  Every rank reports its devices when a job is compiled; the master decides and checks.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """Which kinds of devices ranks have where a job's placements do not say."""
+    """The kinds of devices that ranks have if a job's placements do not say."""
 
-    default: str = ""  # for what no placement names, as --device-type says; empty: nothing was said
+    default: str = ""  # --device-type, for ranks that no placement names; empty: not given
     settled: tuple[str, ...] = ()  # the kind of each rank, by an earlier job of this run
 
 
@@ -47,31 +47,31 @@ class RankDevices:
     host: str
     gpus: tuple[str, ...] = ()  # names of the GPUs that its process sees
     index: int = -1  # of the GPU that is its own; -1: none
-    gpu: str = ""  # what tells that GPU from all others; empty: none, or the rank does not compute on it
+    gpu: str = ""  # its unique id; empty: none, or the rank does not compute on it
     nccl: str = ""  # version; empty: none
     cuda: str = ""  # version that torch was built for; empty: none
     shares: bool = False  # --oversubscribe
 
     @property
     def there(self) -> str:
-        """What there is, for people."""
+        """The devices as text, for people."""
         if self.gpus:
             return ", ".join(f"GPU {i}: {name}" for i, name in enumerate(self.gpus))
         return "no GPU that torch can use" + ("" if self.cuda else " (this torch was built without CUDA)")
 
 
 NO_DEFAULTS = DeviceDefaults()
-NO_DEVICES = RankDevices("")  # of a rank that has not been asked
+NO_DEVICES = RankDevices("")  # of a rank that has not reported yet
 
 
-_kinds: tuple[str, ...] = ()  # of all ranks, since a job that has this one compute on a GPU has said so
+_kinds: tuple[str, ...] = ()  # of all ranks; set by the first job in which this rank computes on a GPU
 
 
 def device_of(kind: str, settings: Settings, kinds: Sequence[str]) -> torch.device:
     """The device of a rank that computes on this kind.
 
-    Ranks of a node that compute on GPUs take its GPUs in turn: ``kinds`` says which do, of all ranks of the run.  As
-    long as that is not known (it is empty), all are taken to.
+    Ranks of a node that compute on GPUs are assigned its GPUs in order.  ``kinds`` has the kind of every rank of the
+    run; if it is empty (not known yet), all ranks are assumed to compute on GPUs.
     """
     if kind != "cuda":
         return torch.device("cpu")
@@ -80,17 +80,17 @@ def device_of(kind: str, settings: Settings, kinds: Sequence[str]) -> torch.devi
 
 
 def idle_oversubscribe(settings: Settings, kinds: Sequence[str]) -> str:
-    """A line for people where --oversubscribe was said and no rank computes on a GPU; else nothing."""
+    """A note for people if --oversubscribe was given and no rank computes on a GPU; else empty."""
     if not settings.oversubscribe or "cuda" in kinds:
         return ""
     return "--oversubscribe has no effect: it lets ranks share a GPU, and every rank of this run computes on the CPU"
 
 
 def claim_gpu(settings: Settings) -> None:
-    """Have "cuda" mean the GPU that this rank computes on, from the first use of CUDA.
+    """Make "cuda" mean the GPU that this rank computes on, from the first use of CUDA.
 
-    Where nobody has said that it computes there it may do so on CPUs: then it needs no GPU's memory, and none that
-    works.  Raises ClusterError where it was said, and the GPU cannot be used.
+    Unless a job or option says that this rank computes on a GPU, it may compute on a CPU; then an unusable GPU is no
+    error.  Raises ClusterError if it was said and the GPU cannot be used.
     """
     if settings.device_type == "cuda":
         take_gpu(settings)
@@ -99,7 +99,7 @@ def claim_gpu(settings: Settings) -> None:
 
 
 def take_gpu(settings: Settings) -> None:
-    """Make what this thread calls "cuda" the GPU that this rank computes on.  Raises ClusterError where it cannot."""
+    """Make this rank's GPU the current CUDA device of this thread.  Raises ClusterError if it cannot be used."""
     place = device_of("cuda", settings, _kinds)
     try:
         torch.cuda.set_device(place)
@@ -113,9 +113,9 @@ def take_gpu(settings: Settings) -> None:
 
 
 def look_at_devices(kind: str, settings: Settings, kinds: Sequence[str]) -> RankDevices:
-    """What this rank has, where it will compute on ``kind``; a GPU is looked at only where it is to be used.
+    """The devices of this rank if it computes on ``kind``; a GPU is initialised only if it will be used.
 
-    ``kinds`` are those that ranks have, by which GPUs are given out.
+    ``kinds`` are the kinds of all ranks, by which GPUs are assigned.
     """
     global _kinds
     host, count = socket.gethostname(), torch.cuda.device_count()
@@ -133,11 +133,11 @@ def kinds_of(
     placements: Iterable[Placement], scopes: Iterable[str], held: Iterable[str], world: int, defaults: DeviceDefaults,
     homes: Iterable[Placement] = (),
 ) -> tuple[str, ...]:  # fmt: skip
-    """The kind of device of each rank: as its placements say, else as said first of the following.
+    """The kind of device of each rank: that of its placements, else the first known of the following.
 
-    What an earlier job settled; --device-type; the kind that all placements and scopes have; that which the state lies
-    on where it lies on a GPU; CUDA where this machine has it.  ``homes`` are placements of parameters that live apart
-    from their ops, which say nothing of other ranks.  Raises LayoutError for a rank that is two devices, and for a
+    The kind in an earlier job; --device-type; the common kind of all placements and scopes; CUDA if the state is on a
+    GPU; CUDA if this machine has it.  ``homes`` are placements of parameters that are stored apart from their ops; they
+    do not affect other ranks.  Raises LayoutError for a rank that is two devices, and for a
     placement on ranks that are not in the run.
     """
     named: dict[int, Placement] = {}

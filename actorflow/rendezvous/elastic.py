@@ -1,7 +1,7 @@
 """Find this process's place in a run that torch's launcher (``torchrun``, or ours like it) has started.
 
-Its variables say who this process is, and where the ranks' ``torch.distributed`` store is.  Jobs need a control
-server beside it: the master takes a free port, and says in that store which.
+Its environment variables have this process's rank and the address of the ranks' ``torch.distributed`` store.  Jobs
+need a control server as well: the master takes a free port, and publishes it in that store.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NUMBERS = (_E.rank, _E.world, _E.port, _E.task, _E.tasks, _E.node, _E.nnodes)
 
 _kept: list[
     Any
-] = []  # while this process lives: the master's port, held for its server; the store, if it is served here
+] = []  # kept alive with the process: the socket that holds the master's port, and the store if served here
 
 
 def torch_settings(environ: Mapping[str, str] | None = None) -> Settings | None:
-    """This process's place as torch's launcher tells it; None where no such launcher has started it.
+    """This process's settings from the variables of torch's launcher; None if no such launcher started it.
 
-    A launcher that says less than torch's (only the four variables of ``env://``) is taken to start all
-    ranks on one machine.  Raises ClusterError where a variable is malformed, or one of the four is missing.
+    A launcher that sets only the four variables of ``env://`` is assumed to start all ranks on one machine.
+    Raises ClusterError if a variable is malformed, or one of the four is missing.
     """
     env = os.environ if environ is None else environ
     missing = [name for name in NEEDED if not env.get(name)]
@@ -73,7 +73,7 @@ def torch_run_settings() -> Settings | None:
     Raises ClusterError where nodes have different numbers of ranks, or the store cannot be reached.
     """
     if MASTER_VARIABLE in os.environ or multiprocessing.parent_process() is not None:
-        return None  # started by a rank, such as a loader's worker, which is no rank itself
+        return None  # a child of a rank, such as a data loader's worker, is no rank itself
     settings = torch_settings()
     if settings is None or settings.world == 1:
         return None
@@ -101,8 +101,8 @@ def torch_run_settings() -> Settings | None:
 def agree_on_port(settings: Settings, port: int = 0) -> tuple[int, str]:
     """The master's port and the run's secret, through the store of torch's launcher; collective.
 
-    Rank 0 names them: this port, or a free one that this process then holds for its server, and the secret that
-    ACTORFLOW_TOKEN gives, or a new one.  Raises ClusterError where the store cannot be reached.
+    Rank 0 chooses both: the given port, or a free one that this process then holds for its server; and the secret of
+    ACTORFLOW_TOKEN, or a new one.  Raises ClusterError where the store cannot be reached.
     """
     s = settings
     store = _store(s)
@@ -117,7 +117,7 @@ def agree_on_port(settings: Settings, port: int = 0) -> tuple[int, str]:
 
 
 def _store(settings: Settings) -> Any:
-    """The store that torch's launcher keeps, or that rank 0 opens where it does not; apart for each restart."""
+    """The store of torch's launcher, or one that rank 0 opens if there is none; with a prefix for each restart."""
     from datetime import timedelta
 
     from torch import distributed
@@ -145,7 +145,7 @@ def _store(settings: Settings) -> Any:
 
 
 def hold_free_port(host: str) -> int:
-    """A free port of this machine, held while this process lives by a socket that never listens."""
+    """A free port of this machine, reserved for the life of this process by a bound socket that never listens."""
     holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     holder.bind((host, 0))

@@ -1,6 +1,6 @@
 """Find a process's place in its run from the variables of the engine that started it: torchrun, Slurm or Ray.
 
-One table says what each engine's variables mean; nothing here does I/O.  An engine may start one process for each
+A table describes each engine's variables; nothing here does I/O.  An engine may start one process for each
 node, which then starts the node's devices, or one for each device.
 """
 
@@ -33,12 +33,12 @@ MASTER_VARIABLE = "ACTORFLOW_MASTER"  # host:port of the master's server; set in
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The variables in which an engine tells a process its place; all are needed but for the last ones."""
+    """The environment variables of an engine; those without a default are required."""
 
     name: str
-    option: str  # as --on says it
+    option: str  # the value of --on
     command: str  # that starts a script
-    marks: tuple[str, ...]  # where any of these is set, the engine has started this process
+    marks: tuple[str, ...]  # any of these is set if the engine has started this process
     rank: str  # this process's number
     world: str  # processes
     task: str  # this process's number on its node
@@ -46,14 +46,14 @@ class Engine:
     node: str  # this node's number
     nnodes: str
     master: str  # host of node 0, or the hosts of all nodes, node 0 first
-    port: str = ""  # where the engine itself uses one on node 0: of its store
-    run: tuple[str, ...] = ()  # what tells runs apart on one node
+    port: str = ""  # of the engine's own store on node 0, if it has one
+    run: tuple[str, ...] = ()  # what distinguishes runs on one node
     gpus: str = ""  # optional: the GPUs of this node that the run may use
     cores: str = ""  # optional: the cores of this node that the run may use, together
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The variables without which a process has no place."""
+        """The required variables."""
         named = (self.rank, self.world, self.task, self.tasks, self.node, self.nnodes, self.master, self.port)
         return tuple(filter(None, (*named, *self.run)))
 
@@ -88,7 +88,7 @@ SLURM = Engine(
     gpus="SLURM_GPUS_ON_NODE",
     cores="SLURM_CPUS_ON_NODE",
 )
-RAY = Engine(  # these our own actors set
+RAY = Engine(  # set by actorflow's own Ray actors
     name="Ray",
     option="ray",
     command="actorflow run --on ray train.py",
@@ -108,26 +108,26 @@ BY_OPTION = {engine.option: engine for engine in ENGINES}
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """This process, as the engine that has started it counts its processes."""
+    """This process's place among the processes that its engine has started."""
 
     engine: Engine
     rank: int
     world: int  # processes
     task: int  # of the node's processes
-    tasks: int  # on each node; several: each is one device
+    tasks: int  # on each node; if several, each is one device
     node: int
     nnodes: int
     master: str  # host of node 0, as the engine names it
     port: int = 0  # of the engine's store on node 0
-    run: str = ""  # tells runs apart: "job 7, step 0" is "7.0"
+    run: str = ""  # distinguishes runs: "job 7, step 0" is "7.0"
     gpus: int | None = None  # of this node
     cores: int | None = None  # of this node
 
 
 def find_process(environ: Mapping[str, str], on: str = "auto") -> EngineProcess | None:
-    """The place that an engine has given this process; None where none has started it.
+    """This process's place in the engine that started it; None if no engine did.
 
-    ``on`` is the option of an engine that must have, or "auto".  A process that a rank of ours has started is no rank
+    ``on`` names the engine that must have started it, or is "auto".  A process that a rank has started is no rank
     itself.  Raises ClusterError where variables are missing or make no sense, or nodes have different numbers of
     processes.
     """
@@ -191,7 +191,7 @@ def _read(engine: Engine, environ: Mapping[str, str]) -> EngineProcess:
 
 
 def half_set(engine: Engine, environ: Mapping[str, str], needed: Sequence[str]) -> ClusterError:
-    """The error for an engine's variables of which some are there and some are not."""
+    """The error if only some of an engine's variables are set."""
     there = ", ".join(f"{name}={environ[name]}" for name in needed if environ.get(name)) or "none of those needed"
     mark = next(mark for mark in engine.marks if environ.get(mark))
     return ClusterError(
@@ -208,7 +208,7 @@ def _optional(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _counts(text: str) -> list[int]:
-    """How many processes each node has: "2(x3),1" is 2, 2, 2, 1; empty where the text says nothing of the kind."""
+    """The number of processes of each node: "2(x3),1" is 2, 2, 2, 1; empty for a malformed text."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -221,7 +221,7 @@ def _counts(text: str) -> list[int]:
 def hosts_of(text: str) -> tuple[str, ...]:
     """The hosts of a list as Slurm writes it: "gpu[08-10,12],login" is gpu08, gpu09, gpu10, gpu12, login.
 
-    A host's name or address alone is itself.  Raises ClusterError for what is no such list.
+    A single host name or address gives itself.  Raises ClusterError for a malformed list.
     """
     hosts: list[str] = []
     for item in _items(text):
@@ -241,7 +241,7 @@ def _items(text: str) -> list[str]:
 
 
 def _span(inside: str, text: str) -> Iterator[str]:
-    """The numbers of "08-10,12", with the zeros that they have in front."""
+    """The numbers of "08-10,12", with their leading zeros."""
     for part in inside.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None:

@@ -1,4 +1,4 @@
-"""What ended a run: the failure as text and as an exception, and the end of this process after it."""
+"""The failure of a run, as text and as an exception, and the end of this process after it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from actorflow_compiler.core.errors import ActorflowError, CallError, ClusterError
 
 LAUNCHER = -1  # ``noticed_by`` when it was the launcher
-CALLBACK_SECONDS = 2.5  # in which a process whose run has failed may still write; its launcher waits a little longer
+CALLBACK_SECONDS = 2.5  # for callbacks of a failed run, such as writing a trace; the launcher waits a little longer
 
 
 class FailureKind(enum.StrEnum):
     """How a rank failed."""
 
-    KILLED = "killed"  # this and the next three: what its peers see of a rank that is gone
+    KILLED = "killed"  # this and the next three: how peers see a rank that is gone
     STOPPED = "stopped"
     UNREACHABLE = "unreachable"
     BROKEN = "broken"
     RAISED = "raised"  # its script raised
-    ENDED = "ended"  # its script left with a status that is not zero, or was told to stop
+    ENDED = "ended"  # its script exited with a non-zero status, or was asked to stop
     CALL = "call"  # ranks did not take the same steps
     JOIN = "join"  # the ranks could not come together
 
 
-# of ranks that are gone: what their peers say of them
+# texts for ranks that are gone, as their peers report them
 LOST: dict[FailureKind, str] = {
     FailureKind.KILLED: "was killed or crashed (its connections closed)",
     FailureKind.STOPPED: "stopped answering",
@@ -53,7 +53,7 @@ class Failure:
     host: str
     pid: int  # 0 where it is not known
     kind: FailureKind
-    cause: str  # continues "rank K (host, pid) …"; of CALL and JOIN a whole text
+    cause: str  # continues "rank K (host, pid) …"; a whole text for CALL and JOIN
     noticed_by: int  # rank, or LAUNCHER
 
     @property
@@ -68,7 +68,7 @@ class Failure:
         return f"{who} {self.cause}; noticed by {by}"
 
     def error(self) -> ActorflowError:
-        """The exception that a script gets that waits for something which can no longer happen."""
+        """The exception to raise in a script that waits for the failed run."""
         if self.kind == FailureKind.CALL:
             return CallError(self.cause)
         if self.kind == FailureKind.JOIN:
@@ -78,7 +78,7 @@ class Failure:
 
 
 class FailureCallbacks:
-    """Callbacks for when the run has failed, each called on a thread of its own, for a bounded time."""
+    """Callbacks for a failure of the run, each called on its own thread, for a bounded time."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], object]] = []
@@ -86,11 +86,11 @@ class FailureCallbacks:
         self._deadline = 0.0
 
     def add(self, callback: Callable[[], object]) -> None:
-        """Have it called; any thread."""
+        """Add a callback; any thread."""
         self._callbacks.append(callback)
 
     def start(self) -> FailureCallbacks:
-        """Begin with all of them; the first call counts."""
+        """Start all callbacks; further calls do nothing."""
         if not self._deadline:
             self._deadline = time.monotonic() + CALLBACK_SECONDS
             self._threads = [threading.Thread(target=c, name="actorflow-last", daemon=True) for c in self._callbacks]
@@ -99,16 +99,16 @@ class FailureCallbacks:
         return self
 
     def wait(self) -> None:
-        """Block until all are done, or the time is over."""
+        """Block until all callbacks are done, or ``CALLBACK_SECONDS`` have passed."""
         for thread in self._threads:
             thread.join(max(0.0, self._deadline - time.monotonic()))
 
 
 class ProcessEnd:
-    """Ends this process after a failure, once the script has had a moment to raise and print.
+    """Ends this process after a failure, after a short time in which the script can raise and print.
 
     A thread does it, because the main thread may be blocked for ever in a receive that cannot be
-    aborted.  ``told`` is waited for so that peers hear the cause before they see the connection close.
+    aborted.  It waits for the event ``told``, so that peers learn the cause before they see the connection close.
     """
 
     def __init__(self, exit: Callable[[int], object] = os._exit, grace: float = 2.0) -> None:
@@ -121,24 +121,24 @@ class ProcessEnd:
         self._last = FailureCallbacks()
 
     def at_failure(self, callback: Callable[[], object]) -> None:
-        """Have something done meanwhile; the end waits for it no longer than ``CALLBACK_SECONDS``."""
+        """Add a callback to run before the end, which waits for it at most ``CALLBACK_SECONDS``."""
         self._last.add(callback)
 
     def begin(self, told: threading.Event) -> None:
-        """Start the countdown; further calls change nothing."""
+        """Start the countdown; further calls do nothing."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, args=(told,), name="actorflow-end", daemon=True)
                 self._thread.start()
 
     def release(self, code: int = 1) -> None:
-        """Say that nothing more will be printed; end with this exit status as soon as peers are told."""
+        """After the last output: end with this exit status as soon as peers are notified."""
         self._code = code
         self._released.set()
 
     def wait(self) -> None:
         """Block until the process ends (returns only where ``exit`` does)."""
-        with self._lock:  # in which it is made and started
+        with self._lock:  # the thread is made and started under the lock
             thread = self._thread
         if thread is not None:
             thread.join()

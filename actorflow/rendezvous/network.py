@@ -10,8 +10,8 @@ from actorflow.rendezvous import addresses
 from actorflow.rendezvous.addresses import Interface
 from actorflow_compiler.core.errors import ClusterError
 
-LIBRARIES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # by which these libraries are told which card to use
-_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # addresses of documentation: packets to them would leave by the default route
+LIBRARIES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables that tell these libraries which card to use
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # documentation addresses, which are reached by the default route
 
 
 def is_loopback(host: str) -> bool:
@@ -23,7 +23,7 @@ def is_loopback(host: str) -> bool:
 
 
 def route_to(host: str) -> str:
-    """The address of this host from which packets to another leave; nothing is sent."""
+    """The local address of this host's route to another host; nothing is sent."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, proto) as s:
@@ -37,10 +37,10 @@ def route_to(host: str) -> str:
 
 
 def own_address(host: str) -> str:
-    """The address by which others reach this host, which is the one that they call ``host``.
+    """The address by which others reach this host, whose name for them is ``host``.
 
-    Its own name often resolves to the loopback, as /etc/hosts of Debian has it: then the address by which packets
-    leave for the rest of the world.  Raises ClusterError where that is not clear.
+    A host's own name often resolves to the loopback (by Debian's /etc/hosts); then it is the local address of the
+    default route.  Raises ClusterError if that is ambiguous.
     """
     known = addresses.resolve(host)
     if addresses.is_address(host) or not known or not all(map(is_loopback, known)):
@@ -61,7 +61,7 @@ def own_address(host: str) -> str:
 
 
 def interface_of(host: str) -> str:
-    """The name of this host's network card that has an address, such as "lo"; empty where none has it."""
+    """The name of this host's network card with an address, such as "lo"; empty if none has it."""
     if is_loopback(host):
         return "lo"
     known = addresses.resolve(host)
@@ -85,7 +85,7 @@ def address_of(interface: str, host: str) -> str:
 
 
 def check_interface(name: str, environ: Mapping[str, str], cards: tuple[Interface, ...] | None = None) -> None:
-    """Raise ClusterError where there is no such card, it cannot be used, or a library's variable names another."""
+    """Raise ClusterError if the card does not exist or is unusable, or if a library's variable names another one."""
     _card(name, addresses.interfaces() if cards is None else cards)
     for variable in LIBRARIES:
         said = environ.get(variable, "")

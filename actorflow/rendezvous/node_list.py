@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from actorflow.rendezvous.addresses import interfaces, is_own, own_addresses, resolve
 from actorflow_compiler.core.errors import ClusterError
 
-NODE = "ACTORFLOW_NODE"  # says which node of the list this is, where its addresses do not
+NODE = "ACTORFLOW_NODE"  # this node's number in the list, if its addresses do not determine it
 
 
 def own_node(nodes: Sequence[str], said: str | None) -> int:
     """The number of this machine in the list of nodes.
 
-    ``said`` is what ``ACTORFLOW_NODE`` says, if it is set; it is needed where several addresses of the
-    list are this machine's, or none is (a container, a translated address).  Raises ClusterError for those, for a
+    ``said`` is the value of ``ACTORFLOW_NODE``, if set; it is needed if several addresses of the list are
+    this machine's, or none is (a container, a translated address).  Raises ClusterError for those, for a
     machine that is in the list twice, and for a number that is not in it.
     """
     check_distinct(nodes)

@@ -19,7 +19,7 @@ _SECONDS = re.compile(r"\d+(\.\d*)?")
 
 
 class ValueKind(enum.StrEnum):
-    """What the value of an option is, from which its type on the command line and its text in a variable follow."""
+    """The kind of an option's value, which determines its type on the command line and its text in a variable."""
 
     SWITCH = "switch"  # --insecure; in a variable 0 or 1
     TOGGLE = "toggle"  # --local/--no-local; in a variable 0 or 1
@@ -36,9 +36,9 @@ class ValueKind(enum.StrEnum):
 
 
 class LiveMode(enum.StrEnum):
-    """What the terminal shows while a run goes on."""
+    """What the terminal shows during a run."""
 
-    AUTO = ""  # a bar, where nothing speaks against it
+    AUTO = ""  # a progress bar, if the terminal supports it
     BAR = "bar"
     RANKS = "live"  # a bar and a row for each rank
     NONE = "none"
@@ -58,7 +58,7 @@ _FROM_TEXT: dict[ValueKind, Callable[[str], Any]] = {
 class LaunchOption:
     """One option of a run."""
 
-    name: str  # of the command's parameter; the flag follows from it
+    name: str  # of the command's parameter, from which the flag is made
     kind: ValueKind
     help: str = ""  # empty: the command line does not take it
     default: Any = None
@@ -66,16 +66,16 @@ class LaunchOption:
     choices: tuple[str, ...] = ()
     metavar: str | None = None
     variable: str = ""  # the environment variable; empty: it has none
-    user_variable: bool = False  # the command line takes its value from the variable where the flag is not given
+    user_variable: bool = False  # without the flag, the command line takes the variable's value
     for_ranks: bool = False  # the launcher sets the variable for its ranks, which read it into ``Settings``
-    setting: str = ""  # its field in ``Settings``, where that has another name
-    fits: Callable[[str], bool] | None = None  # of a variable that every process heeds: whether its text is a value
-    expected: str = ""  # what such a text is, for the error
-    by_driver: bool = False  # with --on ray, for the process that starts the run, not for the ranks' launchers
+    setting: str = ""  # its field in ``Settings``, if the name differs
+    fits: Callable[[str], bool] | None = None  # for a variable that every process reads: whether a text is valid
+    expected: str = ""  # the valid texts, for the error
+    by_driver: bool = False  # with --on ray, used by the process that starts the run, not by the ranks' launchers
 
     @property
     def flag(self) -> str:
-        """The flag, as people type it."""
+        """The flag on the command line."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -84,7 +84,7 @@ class LaunchOption:
         return self.setting or self.name
 
     def to_text(self, value: Any) -> str:
-        """The value as its environment variable holds it."""
+        """The value as text for its environment variable."""
         if isinstance(value, bool):
             return str(int(value))
         return ",".join(sorted(value)) if self.kind is ValueKind.NAMES else str(value)
@@ -98,7 +98,7 @@ class LaunchOption:
         return _FROM_TEXT.get(self.kind, str)(text)
 
     def read(self, environ: Mapping[str, str]) -> Any:
-        """The value in the environment, or the default; raises ValueError where the text is none."""
+        """The value in the environment, or the default; raises ValueError for an invalid text."""
         return self.from_text(environ[self.variable]) if self.variable in environ else self.default
 
     def words(self, value: Any) -> list[str]:
@@ -273,7 +273,7 @@ RUN_OPTIONS = (  # of ``actorflow run``, in the order of its help
 )
 
 TASK_VARIABLE = "ACTORFLOW_TASK"  # the local rank of the only rank of a launcher, where a node has several launchers
-_FOR_RANKS_ALONE = (  # what a launcher tells its ranks, and nobody types
+_FOR_RANKS_ALONE = (  # variables from a launcher to its ranks, without an option
     TOKEN,
     LaunchOption("live", _K.LIVE_MODE, variable="ACTORFLOW_LIVE", for_ranks=True),
     LaunchOption("tasks", _K.COUNT, variable="ACTORFLOW_TASKS", for_ranks=True),
@@ -289,7 +289,7 @@ _HEEDED_BY_ALL = (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT)
 
 
 def read_rank_options(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What a launcher has told this process: field of ``Settings`` → value; ValueError for a text that is no value."""
+    """The values that a launcher set for this process: field of ``Settings`` → value; ValueError for invalid text."""
     return {
         option.field: option.read(environ)
         for option in RANK_OPTIONS
@@ -298,9 +298,9 @@ def read_rank_options(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_user_variables(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What users may say in variables, however the process was started: field of ``Settings`` → value.
+    """The variables that users may set, however the process was started: field of ``Settings`` → value.
 
-    An empty variable says nothing.  Raises ClusterError for a value that is none.
+    An empty variable counts as unset.  Raises ClusterError for an invalid value.
     """
     found: dict[str, Any] = {}
     for option in _HEEDED_BY_ALL:

@@ -14,7 +14,7 @@ from actorflow.support.truncate import truncated
 
 @dataclass(frozen=True, slots=True)
 class RankStarted:
-    """A rank's process runs."""
+    """A rank's process has started."""
 
     rank: int
     pid: int
@@ -29,7 +29,7 @@ class RankFinished:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What people at this node's terminal should know while a rank waits."""
+    """A text to print on this node's terminal while a rank waits."""
 
     text: str
 
@@ -41,7 +41,7 @@ class LogsKept:
     address: str  # host:port
 
 
-# a ``RunShape`` is what the script asks for beyond what it was started with: the ranks leave, to be started anew
+# a ``RunShape`` asks for more devices or nodes than the run has: the ranks end and are started anew
 RankReport = RankStarted | RankFinished | Failure | RunShape | Notice | LogsKept
 
 _KINDS: dict[str, type[RankReport]] = {
@@ -52,26 +52,26 @@ _KINDS: dict[str, type[RankReport]] = {
     "notice": Notice,
     "kept": LogsKept,
 }
-MOST = 1 << 16  # bytes of a report as it travels: what the launcher reads of one datagram
+MOST = 1 << 16  # most bytes of a datagram that the launcher reads
 _TEXTS = ("cause", "text")  # fields that may be shortened
 
 
 def report_to_launcher(launcher: str, report: RankReport) -> None:
-    """Send a report to the launcher's socket; without a launcher, or when it is gone, nothing happens.
+    """Send a report to the launcher's socket; does nothing without a launcher, or if it is gone.
 
     A text that is too long for a datagram is shortened.
     """
     if not launcher:
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s, suppress(OSError):  # gone: we end with it
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s, suppress(OSError):  # the launcher is gone
         s.sendto(_datagram(report), launcher)
 
 
 def next_report(launcher: socket.socket) -> RankReport:
     """The next report on the launcher's socket.
 
-    Raises BlockingIOError where there is none now, and ValueError for a datagram that is no report; the next call
-    reads the one behind it.
+    Raises BlockingIOError if there is none now, and ValueError for a datagram that is no report; the next call
+    reads the next one.
     """
     datagram, _, flags, _ = launcher.recvmsg(MOST)
     if flags & socket.MSG_TRUNC:

@@ -1,6 +1,6 @@
 """The tickets of the ranks that have joined: who is missing, and what does not match.
 
-No clock and no I/O; the master keeps it.
+The roster is on the master.  It uses no clock and no I/O.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Ticket:
     argv: tuple[str, ...]
     machine: str = ""  # equal for ranks that can share sockets and memory; empty: this one cannot
     socket: str = ""  # name of its Unix socket
-    libraries: str = ""  # what moves tensors there, and its version
+    libraries: str = ""  # its communication library, with version
 
     @property
     def place(self) -> str:
@@ -67,7 +67,7 @@ class Roster:
         self.tickets: dict[int, Ticket] = {own.rank: own}
 
     def add(self, ticket: Ticket) -> None:
-        """Note a rank; raises ClusterError where it can have no place in this run."""
+        """Record a rank; raises ClusterError if it does not belong to this run."""
         for name in _COUNTS:
             if getattr(ticket, name) != getattr(self.own, name):
                 raise ClusterError(_mismatch(name, self.own, ticket))

@@ -1,6 +1,6 @@
-"""Decide whether a script that asks for devices, nodes or a port stays in its process, or how to start it anew.
+"""Decide whether a script that asks for devices, nodes or a port has to be restarted, and how.
 
-Values alone decide; ``start`` acts on the answer.
+These are pure functions of values; ``start`` acts on the result.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from actorflow.rendezvous.options import INSECURE, TOKEN
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
-DEFAULT_PORT = 50051  # where neither the script nor the command line names one
+DEFAULT_PORT = 50051  # used if neither the script nor the command line names one
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
-    """What a script has set with ``flow.config`` and ``flow.env``; None or empty for what it has not."""
+    """The settings of a script through ``flow.config`` and ``flow.env``; None or empty if not set."""
 
     gpu: int | None = None  # devices of each node
     cpu: int | None = None
@@ -61,10 +61,10 @@ NodeFinder = Callable[[Sequence[str], str | None], int]
 def restart_shape(
     request: ScriptRequest, settings: Settings | None, environ: Mapping[str, str], find_node: NodeFinder = own_node
 ) -> RunShape | None:
-    """How to start the script anew; None where this process already is what it asks for.
+    """The shape with which to restart the script; None if this process already satisfies the request.
 
     ``settings`` are those of a rank that a launcher started, None those of a plain ``python script.py``.  What
-    was given on the launcher's command line stands: a script that says otherwise is a ClusterError that names both.
+    was given on the launcher's command line takes precedence; a contradicting script is a ClusterError that names both.
     """
     now = settings or Settings()
     _check(request, now)
@@ -84,7 +84,7 @@ def restart_shape(
 
 
 def check_token(shape: RunShape, token: str) -> None:
-    """Raise ClusterError for several nodes without a shared secret, where that was not asked for."""
+    """Raise ClusterError for several nodes without a shared secret, unless --insecure was given."""
     if shape.nnodes > 1 and not token and not shape.insecure:
         raise ClusterError(
             f"the script asks for {shape.nnodes} nodes, and there is no secret that they share, so that nobody else "
@@ -94,7 +94,7 @@ def check_token(shape: RunShape, token: str) -> None:
 
 
 def of_one_machine(nodes: Sequence[str]) -> bool:
-    """Whether all addresses are of the loopback: nobody from elsewhere can join."""
+    """Whether all addresses are of the loopback, so that no other machine can join."""
     found = [resolve(node) for node in nodes]
     return all(addresses and all(map(is_loopback, addresses)) for addresses in found)
 
@@ -136,12 +136,12 @@ def _check_nodes(request: ScriptRequest, now: Settings) -> None:
         )
 
 
-_gpu_noted = False  # in this process, that there is no GPU
+_gpu_noted = False  # whether this process has printed that there is no GPU
 
 
 def kind_of_gpu(rank: int) -> str:
     """The kind of device where a script asks for GPUs: "cpu" where there is no CUDA device, as rank 0 says once."""
-    import torch  # which the command line does without
+    import torch  # here, since the command line does not need it
 
     if torch.cuda.is_available():
         return "cuda"

@@ -1,4 +1,4 @@
-"""What a process knows of its run before it joins, and the environment in which its launcher tells it."""
+"""The settings of a process before it joins its run, and their form as environment variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from actorflow.rendezvous.options import (
 )
 from actorflow_compiler.core.errors import ClusterError
 
-_BOUND = frozenset({"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})  # users say where threads run
+_BOUND = frozenset({"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})  # users bind threads to cores
 
 
 def threads_of(devices: int) -> int:
@@ -31,11 +31,11 @@ def threads_of(devices: int) -> int:
 
 
 def cores_of(local_rank: int, devices: int) -> frozenset[int]:
-    """The cores that a rank of this machine computes on; none where it is left to the kernel.
+    """The cores that a rank of this machine computes on; empty if the kernel decides.
 
-    Ranks that wake each other all the time are put on one core by a kernel that finds all cores busy, though
-    others come free: so each has a share of its own.  The user's OMP_PROC_BIND, GOMP_CPU_AFFINITY or
-    KMP_AFFINITY goes before.
+    When all cores are busy, a kernel puts ranks that often wake each other on one core, even if others become
+    free.  So each rank gets cores of its own.  The user's OMP_PROC_BIND, GOMP_CPU_AFFINITY or KMP_AFFINITY takes
+    precedence.
     """
     cores = sorted(os.sched_getaffinity(0))
     if devices == 1 or threads_of(devices) * devices > len(cores) or _BOUND & os.environ.keys():
@@ -46,7 +46,7 @@ def cores_of(local_rank: int, devices: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One process's place in its run, and what it was told of the run.
+    """One process's place in its run, and the options of the run.
 
     Without variables: one rank, no peers.  A launcher's settings are those of the first rank that it starts.  With
     ``pretend`` the process plays rank 0 of ``world`` ranks that do not exist, which is how a plan is made without
@@ -60,31 +60,31 @@ class Settings:
     nnodes: int = 1
     devices: int = 1  # ranks on each node; 0 while a launcher has not counted its GPUs
     tasks: int = 1  # launchers on each node; several: each has started one rank
-    own_cores: bool = False  # the cores that this process may use are no other rank's
-    interface: str = ""  # the network card that leads to the other nodes; empty: the one by which the master is reached
+    own_cores: bool = False  # no other rank uses the cores of this process
+    interface: str = ""  # network card to the other nodes; empty: the one that reaches the master
     master_host: str = "127.0.0.1"
     master_port: int = 0  # of the master's gRPC server
     reserved_port: bool = False  # the launcher holds the port open for the master
-    token: str = ""  # empty: peers need none
+    token: str = ""  # empty: not required
     join_timeout: float = JOIN_TIMEOUT.default  # seconds
     given: frozenset[str] = frozenset()  # of "devices", "nodes" and "port", those that the command line named
     local: bool = LOCAL.default  # ranks of one machine use Unix sockets and shared memory
-    device_type: str = ""  # of what no placement names: "cpu", "cuda"; empty: CUDA where there is one
+    device_type: str = ""  # of ranks that no placement names: "cpu", "cuda"; empty: CUDA if available
     oversubscribe: bool = False  # several ranks may share a GPU
     nccl_timeout: float = NCCL_TIMEOUT.default  # seconds that a transfer may take
     log_dir: str = ""  # of the logs of ranks other than 0; empty, for a launcher: a new temporary folder
     script: str = ""
     argv: tuple[str, ...] = ()
-    launcher: str = ""  # path of the socket on which the launcher hears reports
+    launcher: str = ""  # path of the socket on which the launcher receives reports
     launcher_pid: int = 0
     pretend: bool = False
-    explain: str | None = None  # of a plan that is not run: what its notes are to explain
+    explain: str | None = None  # for ``actorflow plan``: names whose layouts its notes explain
     plan_job: str = ""  # the job whose plan is asked for; empty: the first train job
     hardware: str = ""  # path of a hardware file that plans are made for; empty: this machine
-    measure: bool = False  # what this machine takes, before a plan is made that is not run
+    measure: bool = False  # for ``actorflow plan``: measure this machine's costs first
     live: LiveMode = LiveMode.AUTO
-    trace: str = ""  # folder for the orders in which actors fired; empty: they are not kept
-    logs_port: int = 0  # where node 0's launcher keeps the logs of all nodes; 0: it does not
+    trace: str = ""  # folder for traces; empty: none are recorded
+    logs_port: int = 0  # on which node 0's launcher receives the logs of all nodes; 0: it does not
 
     @property
     def one_node(self) -> bool:
@@ -93,7 +93,7 @@ class Settings:
 
     @property
     def cores(self) -> frozenset[int]:
-        """The cores that this rank computes on; none where it is left to the kernel."""
+        """The cores that this rank computes on; empty if the kernel decides."""
         return frozenset() if self.own_cores else cores_of(self.local_rank, self.devices)
 
     @property
@@ -124,11 +124,11 @@ class Settings:
 
     @property
     def master_address(self) -> str:
-        """Where the master's server is reached."""
+        """The host:port of the master's server."""
         return self.at_master(self.master_port)
 
     def at_master(self, port: int) -> str:
-        """Where another port of the master's host is reached."""
+        """The host:port of another port on the master's host."""
         host = f"[{self.master_host}]" if ":" in self.master_host else self.master_host
         return f"{host}:{port}"
 

@@ -1,7 +1,7 @@
-"""Collect what a script asks for, call by call; when its run begins, keep its process or start the script anew.
+"""Collect a script's requests for devices and nodes; when its run begins, continue or restart the script.
 
-A script that wants more than its one process is not cut in two: the process becomes the launcher
-(by ``exec``, so that nothing of the script lives on in it), and the whole script runs again as each rank.
+If a script needs more than one process, its process becomes the launcher (by ``exec``, so that no state of
+the script remains), and the whole script runs again in each rank.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["begin_run", "request_setting", "script_request"]
 
 _HERE = str(Path(__file__).resolve().parents[1])  # actorflow's own folder
 _request = ScriptRequest()
-_settled = False  # the run has begun: what was asked for is answered
+_settled = False  # whether the run has begun, after which no request is possible
 
 
 class JoinedRun(Protocol):
-    """What of a run that a launcher has put this process in is used here."""
+    """The part of the run's interface that is used here."""
 
     settings: Settings
 
@@ -38,12 +38,12 @@ class JoinedRun(Protocol):
 
 
 def script_request() -> ScriptRequest:
-    """What the script has set so far."""
+    """The script's settings so far."""
     return _request
 
 
 def request_setting(setting: str, value: Any, call: str) -> None:
-    """Note a setting; ``call`` is what the user wrote.  Raises ClusterError once the run has begun."""
+    """Record a setting; ``call`` is the user's source text.  Raises ClusterError once the run has begun."""
     global _request
     if _settled:
         raise ClusterError(
@@ -54,12 +54,12 @@ def request_setting(setting: str, value: Any, call: str) -> None:
 
 
 def begin_run(run: JoinedRun | None) -> None:
-    """Begin the run: check what was asked for; where it takes more processes, do not return.
+    """Begin the run: check the script's request; if it needs more processes, restart and do not return.
 
     ``run`` is the run that a launcher has put this process in, None under plain ``python script.py``: then this
-    process becomes the launcher.  A rank that is one of too few tells its launcher, which starts anew.  Raises
-    ClusterError where the script contradicts the command line, this machine is none of its nodes, or it cannot
-    be started anew.
+    process becomes the launcher.  A rank of a run that is too small reports to its launcher, which restarts it.
+    Raises ClusterError if the script contradicts the command line, if this machine is none of its nodes, or if it
+    cannot be restarted.
     """
     global _settled
     if _settled:
@@ -67,23 +67,23 @@ def begin_run(run: JoinedRun | None) -> None:
     _settled = True
     try:
         if multiprocessing.parent_process() is not None or (run is not None and run.settings.pretend):
-            return  # a worker of the script's own; a plan for devices that the command line names
+            return  # a child process of the script, or ``actorflow plan``, whose devices the command line names
         settings = _by_torch() if run is None else run.settings
         shape = restart_shape(_request, settings, os.environ)
         if shape is None:
             if _request.gpu is not None:
-                kind_of_gpu(0 if settings is None else settings.rank)  # says once where there is none
+                kind_of_gpu(0 if settings is None else settings.rank)  # prints once if there is no GPU
             return
         if run is None:
             _become_launcher(shape)
         _ask_launcher(run, shape)
     except BaseException:
-        _settled = False  # whoever goes on gets the same answer
+        _settled = False  # a script that catches the error gets it again
         raise
 
 
 def _by_torch() -> Settings | None:
-    """This process's place where torch's launcher has started it; its command line stands."""
+    """This process's settings if torch's launcher started it; its command line takes precedence."""
     place = torch_settings()
     return None if place is None else replace(place, given=frozenset({"devices", "nodes"}))
 
@@ -116,7 +116,7 @@ def _command(shape: RunShape, script: str, arguments: list[str]) -> list[str]:
 
 
 def _script(main: ModuleType, command: list[str], argv: list[str]) -> tuple[str, list[str]]:
-    """The script that this process runs, as it was named, and its arguments; ClusterError where there is none."""
+    """The script that this process runs, as it was named, and its arguments; ClusterError without a script."""
     file = getattr(main, "__file__", None)
     if file is None or not Path(file).is_file():
         raise ClusterError(
@@ -129,7 +129,7 @@ def _script(main: ModuleType, command: list[str], argv: list[str]) -> tuple[str,
             f"({main.__spec__ and main.__spec__.name}); start the file itself: python {file}"
         )
     at = next((i for i, word in enumerate(command[1:], 1) if os.path.abspath(word) == os.path.abspath(file)), None)
-    if at is None:  # the script has changed its folder since
+    if at is None:  # the script has changed the working directory
         return os.path.abspath(file), argv[1:]
     return command[at], command[at + 1 :]  # as typed: a script may have changed sys.argv
 
@@ -142,11 +142,11 @@ def _ask_launcher(run: JoinedRun | None, shape: RunShape) -> NoReturn:
     run.goodbye()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # nothing of the script's end must happen: it has not begun
+    os._exit(0)  # skip exit handlers, since the script has not really run
 
 
 def _line() -> str:
-    """Where in the user's script the call is."""
+    """The file and line of the call in the user's script."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back

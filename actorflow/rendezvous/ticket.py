@@ -1,4 +1,4 @@
-"""Make this process's ticket: what it tells the master of itself when it joins."""
+"""Make this process's ticket, with which it joins the run at the master."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from actorflow_compiler.core.errors import ClusterError
 
 
 def own_ticket(settings: Settings) -> Ticket:
-    """The ticket, but for the address of its server.  Raises ClusterError where the script cannot be read."""
+    """The ticket, without the address of its server.  Raises ClusterError if the script cannot be read."""
     s = settings
     return Ticket(
         rank=s.rank,
@@ -39,7 +39,7 @@ def own_ticket(settings: Settings) -> Ticket:
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:  # run from its source folder
+    except metadata.PackageNotFoundError:  # not installed, but run from its source folder
         return "source"
 
 
