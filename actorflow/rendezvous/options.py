@@ -90,7 +90,7 @@ class LaunchOption:
         return ",".join(sorted(value)) if self.kind is ValueKind.NAMES else str(value)
 
     def from_text(self, text: str) -> Any:
-        """The value that the text of the variable means; raises ValueError where it is none."""
+        """The value of the variable's text; raises ValueError for an invalid one."""
         if self.kind is ValueKind.SWITCH:
             return text == "1"
         if self.kind is ValueKind.TOGGLE:

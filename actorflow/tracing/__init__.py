@@ -1,1 +1,1 @@
-"""Record what ranks do, bring it onto one clock, and report what a run waited for."""
+"""Record the firings of all ranks on one clock, and report what a run waited for."""

@@ -21,7 +21,7 @@ __all__ = ["ARRIVAL", "CALL", "CREDIT", "TOKEN", "RankRecording", "events", "joi
 
 Event = dict[str, Any]
 
-ARRIVAL, CALL, CREDIT, TOKEN = "arrival", "call", "credit", "token"  # categories; that of a slice is its actor's kind
+ARRIVAL, CALL, CREDIT, TOKEN = "arrival", "call", "credit", "token"  # categories; a slice has its actor's kind
 _QUEUES = ("source", "compute", "comm", "send", "sink")  # from top to bottom
 _TICK = 0.001  # µs; the format's times are microseconds, ours have nanoseconds
 
@@ -46,7 +46,7 @@ def events(recorded: RankRecording) -> list[Event]:
 
 
 def joined(parts: Iterable[Sequence[Event]]) -> list[Event]:
-    """The events of all ranks as one trace: arrows of which one end was not recorded are left out."""
+    """Merge the events of all ranks into one trace; arrows with only one recorded end are left out."""
     merged = [event for part in parts for event in part]
     ends = Counter((e["cat"], e["id"]) for e in merged if e["ph"] in "sf")
     return [e for e in merged if e["ph"] not in "sf" or ends[e["cat"], e["id"]] == 2]
@@ -152,7 +152,7 @@ class _Writer:
             return
         if self.rank == producer.rank:
             for f in self.of(number, producer, register.fill):
-                token = register.initial + f.firing // register.fill - register.slots  # whose slot it takes
+                token = register.initial + f.firing // register.fill - register.slots  # the token whose slot it reuses
                 if token >= 0:
                     yield self.arrow("f", CREDIT, number, register, token, producer, f)
             return
@@ -182,13 +182,13 @@ class _Writer:
         self, end: str, kind: str, number: int, register: Register, token: int, actor: Actor, fired: Fired
     ) -> Event:
         at = _us(fired.start)
-        if end == "s":  # an end lies within a slice, and a slice does not contain the moment of its end
+        if end == "s":  # an arrow has to begin inside its slice, which excludes its end
             at = max(at, round(_us(fired.end) - _TICK, 3))
         event = {
             "ph": end,
             "cat": kind,
             "name": kind,
-            "id": (number << 22 | register.id) << 24 | token,  # below 2⁵³, so that every reader takes it exactly
+            "id": (number << 22 | register.id) << 24 | token,  # below 2⁵³, so that every JSON reader keeps it exact
             "pid": self.rank,
             "tid": self.threads[actor.queue],
             "ts": at,

@@ -19,15 +19,15 @@ ROUNDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one comparison of two clocks found."""
+    """The result of one comparison of two clocks."""
 
     at: int  # ns, on this machine's clock
     ahead: int  # ns that the other clock was ahead
-    doubt: int  # ns by which that may be wrong
+    doubt: int  # ns, the largest error of ``ahead``
 
 
 def estimate(ask: Callable[[], int], rounds: int = ROUNDS, now: Callable[[], int] = clock) -> Estimate:
-    """Compare with a clock that ``ask`` reads: the round trip that took least time counts."""
+    """Compare with a clock that ``ask`` reads; the shortest of several round trips counts."""
     best: Estimate | None = None
     for _ in range(rounds):
         sent = now()
@@ -45,15 +45,15 @@ class SharedClock:
     """Turns this machine's nanoseconds into those of the common clock, which begins at ``begin`` on the other's."""
 
     begin: int  # ns
-    estimates: Sequence[Estimate] = ()  # none where both are the same machine's
+    estimates: Sequence[Estimate] = ()  # empty if both clocks are the same machine's
 
     @property
     def doubt(self) -> int:
-        """Nanoseconds by which it may be wrong; drift between the estimates comes on top."""
+        """The error bound of the estimates, in nanoseconds; drift between them is not included."""
         return max((e.doubt for e in self.estimates), default=0)
 
     def __call__(self, at: int) -> int:
-        """The common clock's nanoseconds at a moment of this machine's clock."""
+        """Convert nanoseconds of this machine's clock to the common clock."""
         return at + self._ahead(at) - self.begin
 
     def _ahead(self, at: int) -> int:

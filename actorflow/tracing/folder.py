@@ -21,7 +21,7 @@ __all__ = [
     "ranks_text", "read", "read_plans", "read_ranks", "write", "write_plan", "write_rank",
 ]  # fmt: skip
 
-FORMAT = 2  # changes with the meaning of what is written
+FORMAT = 2  # version of the files' format
 MERGED = "trace.json"
 _WRITTEN = re.compile(r"(rank\d+\.(json|txt)|plan\d+\.pb|trace\.(json|html))(\.part)?")
 _KEY = "actorflow"  # of the merged file; the format lets a file hold more than its events
@@ -34,7 +34,7 @@ class RankInfo:
     rank: int
     host: str
     pid: int
-    doubt: int  # ns by which its times may be early or late
+    doubt: int  # ns, the largest error of its times
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +43,31 @@ class TracedPlan:
 
     number: int
     plan: Plan
-    hardware: str  # for which it was forecast
+    hardware: str  # the hardware it was forecast for
     costs: Durations  # of its actors' firings, as forecast
 
 
 @dataclass(frozen=True, slots=True)
 class TraceData:
-    """What a folder holds."""
+    """The contents of a trace folder."""
 
     script: str
-    version: str  # of actorflow, that ran it
+    version: str  # of actorflow, in the run
     ranks: tuple[RankInfo, ...]
     ran: tuple[TracedPlan, ...]
     events: Sequence[Mapping[str, Any]]
-    cut: str = ""  # why the run ended before its script did, if so
+    cut: str = ""  # why the run ended early; empty if it did not
 
     @property
     def lost(self) -> list[int]:
-        """The ranks of which nothing was recorded."""
+        """The ranks without a recording."""
         known = {r.rank for r in self.ranks}
         return [rank for rank in range(max((r.plan.world for r in self.ran), default=0)) if rank not in known]
 
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """What one rank wrote."""
+    """The trace file of one rank."""
 
     info: RankInfo
     script: str
@@ -82,12 +82,12 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def rank_file(folder: str, rank: int) -> Path:
-    """Where a rank's own events are."""
+    """The path of a rank's own events."""
     return Path(folder, f"rank{rank}.json")
 
 
 def clear(folder: str) -> None:
-    """Remove what an earlier run left here, before the next one writes: a trace is of one run."""
+    """Remove the files of an earlier run, since a folder has the trace of one run."""
     for path in Path(folder).glob("*"):
         if _WRITTEN.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ def write_rank(folder: str, part: RankTrace) -> None:
 
 
 def read_ranks(folder: str) -> list[RankTrace]:
-    """What ranks wrote, in order; a file that is not whole is none."""
+    """The trace files of the ranks, in order; incomplete files are skipped."""
     found = []
     for path in Path(folder).glob("rank*.json"):
         try:
@@ -154,7 +154,7 @@ def write(folder: str, traced: TraceData) -> None:
 
 
 def read(folder: str) -> TraceData:
-    """What ``write`` wrote.  Raises TraceError where it is not there, cannot be read, or is of another version."""
+    """Read the files of ``write``.  Raises TraceError if they are missing, unreadable or of another version."""
     path = Path(folder, MERGED)
     if not path.exists():
         raise TraceError(f"{_missing(folder)}; a trace is written by: actorflow run SCRIPT --trace {folder}")
@@ -216,6 +216,6 @@ def _write(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.part")
         part.write_bytes(data)
-        part.replace(path)  # whole or not at all: a process that has failed may be ended while it writes
+        part.replace(path)  # atomic, since a failed process may be killed while it writes
     except OSError as e:
         raise TraceError(f"{path} cannot be written: {e.strerror}; name another folder with --trace") from None

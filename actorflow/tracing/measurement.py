@@ -2,7 +2,7 @@
 
 An idle compute queue waited for the last thing that its next firing needed: **data** (a token), **queue** (a
 token whose transfer could have begun earlier, but its queue was busy with another), **credit** (a free
-slot), or **host** (the script had not made the call, or the thread was at something else).
+slot), or **host** (the script had not made the call, or the thread was busy with something else).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["WARM_UP", "Gap", "IdleReason", "Measurement", "measure"]
 
 
 class IdleReason(enum.StrEnum):
-    """What an idle compute queue waited for; see the top of this file."""
+    """The reason why a compute queue was idle; see the top of this file."""
 
     DATA = "data"
     QUEUE = "queue"
@@ -37,12 +37,12 @@ class IdleReason(enum.StrEnum):
 
 T = TypeVar("T")
 
-WARM_UP = 2  # iterations that are left out where there are more: memory is allocated, threads wake
+WARM_UP = 2  # iterations left out if there are more, in which memory is allocated and threads start
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which a compute queue ran nothing, for one reason."""
+    """An interval in which a compute queue was idle for one reason."""
 
     rank: int
     reason: IdleReason
@@ -54,15 +54,15 @@ class Gap:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured of one plan, in nanoseconds on the common clock."""
+    """The measured times of one plan, in nanoseconds on the common clock."""
 
     plan: Plan
     starts: Mapping[int, Sequence[int]]  # actor → of each firing
     ends: Mapping[int, Sequence[int]]
     arrivals: Mapping[int, Sequence[int]]  # register → of each token that came from another rank, without initial ones
     credits: Mapping[int, Sequence[int]]  # register → of each credit that came from another rank
-    issued: Mapping[int, Sequence[int]]  # rank → when its script made each call …
-    begun: Mapping[int, Sequence[int]]  # … and when the call could fire: all ranks had made it, and it was its turn
+    issued: Mapping[int, Sequence[int]]  # rank → the time of each call in its script …
+    begun: Mapping[int, Sequence[int]]  # … and when the call could fire: all ranks had made it, and it was next
 
     @cached_property
     def iterations(self) -> int:
@@ -92,7 +92,7 @@ class Measurement:
         return statistics.median(b - a for a, b in pairwise(ends)) if len(ends) > 1 else 0.0
 
     def taken(self, actor: Actor) -> float:
-        """Nanoseconds of a firing: the median of those that count; a collective's, from when all members were there."""
+        """Nanoseconds of a firing: the median of those that count; a collective counts from when all members began."""
         firings = range(self.first * actor.rate, self.iterations * actor.rate)
         members = self._members[actor.id]
         return statistics.median(self.ends[actor.id][n] - max(self.starts[m][n] for m in members) for n in firings)
@@ -122,7 +122,7 @@ class Measurement:
         called, left = free, free
         if made is not None:
             source, n = made
-            if source.kind == "source":  # what it waited for is the call
+            if source.kind == "source":  # it waited for the call
                 called = min(max(self._of(self.begun, source, n), free), ready)
                 if self._of(self.issued, source, n) < free:
                     script = "all ranks to make the call"
@@ -137,7 +137,7 @@ class Measurement:
                 yield Gap(rank, why, actor.id, what, a, b)
 
     def _needs(self, actor: Actor, firing: int) -> Iterator[tuple[int, IdleReason, str, tuple[Actor, int] | None]]:
-        """What a firing needed: (when it was there, the reason to wait for it, what it is, the firing that made it)."""
+        """The needs of a firing: (time available, the reason to wait for it, its text, the firing that made it)."""
         plan = self.plan
         yield self._of(self.begun, actor, firing), IdleReason.HOST, "the script to make the next call", None
         for register in plan.inputs_of[actor.id]:
@@ -159,7 +159,7 @@ class Measurement:
                 )
 
     def _left(self, actor: Actor, firing: int) -> int:
-        """Until when a communication waited for others on its queue, if it could have begun before; else 0."""
+        """The time until which a communication waited for others on its queue, if it could have begun earlier; or 0."""
         if actor.queue == COMPUTING:
             return 0
         before = self._before.get((actor.rank, actor.queue, self.starts[actor.id][firing]), 0)
@@ -208,7 +208,7 @@ class Measurement:
 
 
 def measure(traced: TraceData, ran: TracedPlan) -> Measurement:
-    """What a trace holds of one of its plans.  Raises TraceError where firings of it are missing."""
+    """The measurement of a trace's plan.  Raises TraceError if firings of it are missing."""
     plan, number = ran.plan, ran.number
     slices: dict[int, dict[int, tuple[int, int]]] = {a.id: {} for a in plan.actors}
     arrivals: defaultdict[int, dict[int, int]] = defaultdict(dict)

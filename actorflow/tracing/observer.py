@@ -17,34 +17,34 @@ __all__ = ["TracingObserver"]
 
 
 class TracedRun(TracePeers, Protocol):
-    """What of a cluster is used here."""
+    """The part of the cluster's interface that is used here."""
 
     def serve(self, kind: type[AnyRequest], handler: Callable[[AnyRequest], Iterable[bytes]]) -> None:
         """Answer requests of a kind."""
 
     def at_failure(self, callback: Callable[[], object]) -> None:
-        """Call back, once, where the run fails."""
+        """Call back, once, if the run fails."""
 
 
 class CallProgress(Protocol):
-    """How a request waits until this rank has come far enough."""
+    """The interface by which a request waits for this rank's progress."""
 
     def wait_until(self, there: Callable[[], bool]) -> None:
         """Block until a condition holds; raises what ended the run."""
 
     def notify(self) -> None:
-        """Have waiting requests check again."""
+        """Make waiting requests check their conditions again."""
 
 
 class TracingObserver(Observer):
     """Traces a run, from the first plan on."""
 
-    keeps_plans = True  # all of them are told of at the end
+    keeps_plans = True  # all plans are observed until the end
 
     def __init__(self, run: TracedRun, progress: CallProgress) -> None:
         self._run, self._progress = run, progress
         self._tracer: Tracer | None = None
-        self._worker: Worker | None = None  # there from when the tracer is
+        self._worker: Worker | None = None  # set together with the tracer
         run.serve(TraceBegin, lambda _: [self._begun().begin()])
         run.serve(TraceClock, lambda _: [self._begun().clock()])
         run.serve(TraceEvents, self._events)
@@ -56,13 +56,13 @@ class TracingObserver(Observer):
         return self._tracer.record
 
     def started(self, worker: Worker) -> None:
-        """Have the trace written as far as it goes, should the run fail."""
+        """Register the writing of an incomplete trace, for a failure of the run."""
         assert self._tracer is not None
         self._worker = worker
         self._run.at_failure(partial(self._tracer.cut_short, worker.observed))
 
     def installed(self, number: int, plan: Plan) -> None:
-        """Give the plan to the tracer; the master's writes it."""
+        """Pass the plan to the tracer, which writes it on the master."""
         assert self._tracer is not None
         self._tracer.install(number, plan)
 

@@ -1,4 +1,4 @@
-"""Merge the traces that the ranks of a failed run still wrote into one."""
+"""Merge the trace files that the ranks of a failed run have written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["merge_rank_traces", "trace_note"]
 
 
 def trace_note(folder: str, ranks: range) -> str:
-    """A line for people when the run has failed: where the trace is, and which ranks have recorded nothing."""
+    """A line for people after a failure: where the trace is, and which ranks have recorded nothing."""
     there = [rank for rank in ranks if folders.rank_file(folder, rank).exists()]
     if not there or Path(folder, folders.MERGED).exists():
         return ""
@@ -26,9 +26,9 @@ def merge_rank_traces(folder: str) -> None:
         return
     parts = folders.read_ranks(folder)
     cut = [part.cut for part in parts if part.cut]
-    if not cut:  # not one that failed
+    if not cut:  # the run did not fail
         return
-    from actorflow.tracing.forecast import with_forecast  # here: it takes a launcher a second to import
+    from actorflow.tracing.forecast import with_forecast  # imported here, since that takes a launcher a second
 
     ran = tuple(with_forecast(number, plan) for number, plan in folders.read_plans(folder))
     events = joined(part.events for part in parts)

@@ -1,7 +1,7 @@
-"""Report what a trace says of each plan: measured against forecast, as numbers, text and a timeline.
+"""Report each plan of a trace: measured against forecast times, as numbers and text.
 
-The forecast knows what a firing costs and nothing else of a run; where it is wrong, it is wrong about an
-actor, or about a time in which a queue stood still.  Both are listed, the worst first.
+The forecast is based on the costs of firings alone.  An error of it is either a wrong cost of an actor, or an
+unexpected wait of a queue.  Both are listed, the worst first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ActorCost", "TraceReport", "WaitShare", "make_report", "to_text"]
 
 ITERATIONS = 8  # of the forecast
 WORST = 8  # actors that are named
-LEAST = 0.005  # share of the time below which a wait is not worth a line
+LEAST = 0.005  # share of the time below which a wait is not listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,18 @@ class ActorCost:
 
 @dataclass(frozen=True, slots=True)
 class WaitShare:
-    """What compute queues waited for, over all ranks."""
+    """The time that compute queues waited for one reason, over all ranks."""
 
     reason: IdleReason
     share: float  # of the time of all compute queues
-    on: str  # what most of it was for
+    on: str  # what they waited for the longest
     rank: int  # that waited most for this reason …
     most: float  # … as a share of its own time
 
 
 @dataclass(frozen=True, slots=True)
 class TraceReport:
-    """What a trace says of one plan."""
+    """The report of one plan of a trace."""
 
     ran: TracedPlan
     measured: Measurement
@@ -70,7 +70,7 @@ class TraceReport:
 
 
 def make_report(traced: TraceData, ran: TracedPlan) -> TraceReport:
-    """What a trace says of one of its plans.  Raises TraceError where it holds no whole step of it."""
+    """The report of a trace's plan.  Raises TraceError if the trace has no complete step of it."""
     found = measure(traced, ran)
     if not found.iterations:
         raise TraceError(f"the trace holds no whole step of plan {ran.plan.name!r}; {_why_none(traced)}")

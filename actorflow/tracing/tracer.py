@@ -42,7 +42,7 @@ class TraceEvents(Request):
 
 
 class TracePeers(Protocol):
-    """What of a cluster is used here."""
+    """The part of the cluster's interface that is used here."""
 
     rank: int
     world: int
@@ -57,7 +57,7 @@ class TracePeers(Protocol):
         """For each rank, an id that is equal for ranks of one machine; empty where that is not known."""
 
     def pull(self, rank: int, request: Request) -> bytes:
-        """What a rank answers."""
+        """A rank's answer to a request."""
 
 
 class Tracer:
@@ -71,7 +71,7 @@ class Tracer:
         self._peers = peers
         self._folder = peers.settings.trace
         self.record = Recorder(trace.ITERATIONS)
-        self.finished = False  # this rank's events are there
+        self.finished = False  # this rank's events are complete
         self._plans: dict[int, Plan] = {}
         self._begin = clock()
         self._estimates: list[Estimate] = []
@@ -79,25 +79,27 @@ class Tracer:
         self._compare()
 
     def install(self, number: int, plan: Plan) -> None:
-        """A plan that is run: whole on the master, else this rank's part."""
+        """Add a plan of the run: whole on the master, else this rank's part."""
         self._plans[number] = plan
-        if self._peers.rank == 0:  # now: a trace that is cut short is read with them
+        if self._peers.rank == 0:  # at once, since an incomplete trace needs the plans, too
             folder.write_plan(self._folder, number, plan)
 
     def begin(self) -> bytes:
-        """When it began, for other ranks: nanoseconds of this machine's clock."""
+        """The answer to ``TraceBegin``: the trace's begin in nanoseconds of this machine's clock."""
         return str(self._begin).encode()
 
     def clock(self) -> bytes:
-        """What this machine's clock says, for other ranks: nanoseconds."""
+        """The answer to ``TraceClock``: this machine's clock in nanoseconds."""
         return str(clock()).encode()
 
     def events(self) -> bytes:
-        """This rank's events, once it has finished, for the master."""
+        """The answer to ``TraceEvents``: this rank's events; only after ``finish``."""
         return self._served
 
     def finish(self, observed: Sequence[tuple[Plan, tuple[int, ...]]], tell: Callable[[], object]) -> None:
-        """Write this rank's files, when its calls are done, then ``tell`` that they can be asked for; merge, as master.
+        """Write this rank's files after its calls are done, then call ``tell``; on the master, merge all ranks' events.
+
+        After ``tell`` other ranks may pull this rank's events.
 
         Raises TraceError where a file cannot be written.
         """
@@ -116,9 +118,9 @@ class Tracer:
             folder.write(self._folder, folder.TraceData(self._peers.settings.script, __version__, ranks, ran, merged))
 
     def cut_short(self, observed: Callable[[], Sequence[tuple[Plan, tuple[int, ...]]]]) -> None:
-        """The run has failed: write this rank's files, with what there is; ``actorflow trace`` makes one of all ranks'.
+        """After a failure: write this rank's files as far as recorded; ``actorflow trace`` merges those of all ranks.
 
-        On a thread of its own, and never in the way of the failure: what goes wrong here is a line.
+        It runs on its own thread.  It must not hide the failure, so errors in here are only printed as a line.
         """
         failure = self._peers.failure
         try:
@@ -129,7 +131,7 @@ class Tracer:
     def _write(
         self, observed: Sequence[tuple[Plan, tuple[int, ...]]], cut: str = ""
     ) -> tuple[list[Event], folder.RankInfo]:
-        """Write this rank's files; its events, and where it ran."""
+        """Write this rank's files; returns its events and its ``RankInfo``."""
         own, info = self._own()
         trace.write(self._folder, info.rank, observed)
         script = self._peers.settings.script

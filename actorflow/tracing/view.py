@@ -13,7 +13,7 @@ from actorflow_compiler.core.units import ranges_text, seconds_text
 
 __all__ = ["drawn", "html"]
 
-AROUND = 1  # iterations that are drawn before and after the one that is looked at
+AROUND = 1  # iterations drawn before and after the one shown
 
 
 def html(traced: TraceData, found: TraceReport) -> str:
@@ -29,7 +29,7 @@ def html(traced: TraceData, found: TraceReport) -> str:
 
 
 def drawn(found: Measurement, begin: float = 0.0) -> TimelineView:
-    """The most usual of the measured steps with its neighbours, shifted so that it begins at ``begin`` seconds."""
+    """The most typical measured step with its neighbours, shifted so that it begins at ``begin`` seconds."""
     counted = range(found.first, found.iterations)
     which = min(counted, key=lambda i: abs(found.end_of(i) - found.end_of(i - 1) - found.period))
     first, last = max(0, which - AROUND), min(found.iterations - 1, which + AROUND)
