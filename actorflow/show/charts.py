@@ -43,7 +43,7 @@ def time_axis(timelines: Sequence[TimelineView]) -> dict[str, list[float]]:
 
 
 def timeline_chart(plan: Plan, timeline: TimelineView, name: str) -> dict[str, Any]:
-    """The chart of what every queue does: its rows (queues) and spans (firings), the latter as sorted columns."""
+    """The chart of a timeline: its rows (queues) and spans (firings), the latter as sorted columns."""
     lanes = sorted({(s.rank, s.queue) for s in timeline.spans}, key=lambda lane: (lane[0], queue_key(lane[1])))
     number = {lane: k for k, lane in enumerate(lanes)}
     actors = {a.id: a for a in plan.actors}

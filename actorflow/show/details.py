@@ -1,4 +1,4 @@
-"""The details that a page shows of what is clicked (actors, registers, modules), as data for JSON."""
+"""The details that a page shows of a clicked actor, register or module, as data for JSON."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.plan.origins import Flow, ModulePart, Origins
 
-STEP = "(step)"  # the name of what is in no module
+STEP = "(step)"  # the name for ops outside of modules
 ROWS = 5  # the least rows of the level that is shown first, if there are as many
 COLUMNS = {"variable": 0, "input": 1, "forward": 1, "backward": 2, "optimizer": 3}
 NAMES = ("variables", "forward", "backward", "optimizer")
@@ -272,7 +272,7 @@ class _Drawing:
             moved = sum(f.moved for f in boxed)
             title = "+".join(k.replace("_", "-") for k in kinds)
             change = f" {most.sbp} → {most.read}" if most.sbp != most.read else ""
-            again = moved == 0 and any(k != "slice" for k in kinds)  # another reader's boxing has moved it already
+            again = moved == 0 and any(k != "slice" for k in kinds)  # boxing for another reader has moved it already
             text = f"{title}{change} · {'moved once' if again else bytes_text(moved)}"
             long = 6.3 * len(text) + 16
             at = left if anchor == "start" else x - wide - long - 4

@@ -56,7 +56,7 @@ def page(
 ) -> str:
     """The page of a whole plan, with the forecast and measured timelines that are given.
 
-    ``sections`` come first; ``tiles`` are pairs (figure, what it is); ``memory`` is a rank's memory in bytes.
+    ``sections`` come first; ``tiles`` are pairs (figure, its label); ``memory`` is a rank's memory in bytes.
     """
     timelines = [t for t in (forecast, measured) if t is not None]
     drawn = forecast or measured
