@@ -1,4 +1,4 @@
-"""Global tensors, op by op: importing this room makes plain PyTorch code run on tensors that lie over ranks."""
+"""Global tensors, op by op: importing this package lets plain PyTorch code run on tensors spread over ranks."""
 
 from __future__ import annotations
 

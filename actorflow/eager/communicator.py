@@ -22,8 +22,8 @@ from actorflow_compiler.core.sbp import share
 __all__ = ["CHECK", "CollectiveLabel", "SingleRankCommunicator", "EagerCommunicator"]
 
 CHECK = "ACTORFLOW_CHECK_PACE"  # 1: every op on global tensors is compared between all ranks before it runs
-SMALL = 65536  # bytes; a sum of less goes from all to all at once, of more in two steps that move less
-# dtype → the one that its sums are made in
+SMALL = 65536  # bytes; smaller sums are exchanged all to all, larger ones in two steps that move fewer bytes
+# dtype → the dtype of its sums
 WIDE = dict.fromkeys(
     (
         torch.float16, torch.bfloat16,
@@ -50,7 +50,7 @@ class EagerCommunicator(ABC):
     """One rank's access to the collectives of global tensors.
 
     A call is collective over its argument ``ranks`` (ascending, this rank among them): each of them makes it with the
-    same ``ranks`` and ``label``.  Where they do not, CallError says what each rank is doing.  ClusterError names a rank
+    same ``ranks`` and ``label``.  If they differ, CallError says what each rank is doing.  ClusterError names a rank
     that was lost.
     """
 
@@ -60,14 +60,14 @@ class EagerCommunicator(ABC):
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
         self.all_ranks = tuple(range(world))
-        self.checks = int(os.environ.get(CHECK, "0") not in ("", "0"))  # callers that want every op compared
+        self.checks = int(os.environ.get(CHECK, "0") not in ("", "0"))  # number of users that want every op compared
         self.generator: torch.Generator | None = None  # of random global tensors; None: torch's default one
         self.drawn = 0  # random ops so far
         self._entered: dict[tuple[int, ...], int] = {}
         self._known: set[Placement] = set()
-        self.agreed: set[str] = set()  # kinds of calls whose layouts all ranks have from rank 0
-        self.stepwise: set[object] = set()  # functions of torch that are always run op by op: see partwise.py
-        self.stepwise_kinds: dict[object, int] = {}  # function → kinds of its calls that had to be
+        self.agreed: set[str] = set()  # kinds of calls whose layouts rank 0 has given to all ranks
+        self.stepwise: set[object] = set()  # functions of torch that always run op by op: see partwise.py
+        self.stepwise_kinds: dict[object, int] = {}  # function → number of kinds of its calls that had to run op by op
 
     @abstractmethod
     def _transfer(
@@ -85,7 +85,7 @@ class EagerCommunicator(ABC):
     ) -> list[Tensor | None]:
         """Send ``send[i]`` to ``ranks[i]``, and receive ``receive[i]`` elements from it; None and 0 mean nothing.
 
-        Tensors sent and received are flat, of the dtype and on the device of ``like``.  What is sent may be changed as
+        Tensors sent and received are flat, of the dtype and on the device of ``like``.  Sent tensors may be changed as
         soon as this returns.  The entries of this rank itself are None and 0.
         """
         peers = tuple(r for r, out, n in zip(ranks, send, receive, strict=True) if (out is not None or n))
@@ -133,7 +133,7 @@ class EagerCommunicator(ABC):
         return [payload if i == me else b"" if t is None else t.numpy().tobytes() for i, t in enumerate(found)]
 
     def compare(self, what: str) -> None:
-        """Raise a CallError that shows each rank's ``what``, unless all ranks give the same."""
+        """Raise a CallError that shows each rank's ``what``, unless it is the same on all ranks."""
         found = [text.decode() for text in self.gather(_COMPARE, self.all_ranks, what.encode())]
         if len(set(found)) > 1:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(found))

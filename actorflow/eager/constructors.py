@@ -212,7 +212,7 @@ def _like(
     return made(tuple(input.shape), placement=placement, sbp=sbp, **options)
 
 
-# ---- how they are made
+# ---- implementation
 
 
 def _plain(name: str, sbp: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def _plain(name: str, sbp: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(name: str, options: dict[str, Any]) -> tuple[torch.dtype | None, bool]:
-    """Dtype and requires_grad; raises LayoutError for what means nothing beside a placement."""
+    """Dtype and requires_grad; raises LayoutError for options that are not supported with a placement."""
     for key, value in options.items():
         if key not in _FREE and (key not in _NOT_NEEDED or value != _NOT_NEEDED[key]):
             what = "the placement says on which devices it is" if key == "device" else "a global tensor has none"
@@ -307,7 +307,7 @@ def _parts(
     sbp: Any,
     requires_grad: bool,
 ) -> Tensor:
-    """Of what ``make`` makes of this rank's runs of indices."""
+    """A global tensor whose part ``make`` builds from this rank's runs of indices."""
     comm, layout = _where(name, shape, placement, sbp)
     device = comm.device(layout.placement)
     if comm.rank not in layout.placement:
@@ -321,7 +321,7 @@ def _parts(
 
 
 def _sliced(name: str, whole: Tensor, placement: Any, sbp: Any, requires_grad: bool) -> Tensor:
-    """Of a tensor that every rank has."""
+    """A global tensor cut out of a tensor that every rank has whole."""
     shape = tuple(whole.shape)
     comm, layout = _where(name, shape, placement, sbp)
     if comm.rank in layout.placement:

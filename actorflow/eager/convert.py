@@ -34,16 +34,16 @@ def to_global(
     """A plain tensor as this rank's part of a global one; or a global tensor with another placement or sbp.
 
     A plain tensor is the part of this rank: along an axis that is ``split`` the parts are joined in the order of
-    the ranks, along one that is ``partial_sum`` they are terms, and along one that is ``broadcast`` the first rank's
-    is everybody's.  Shapes and dtypes of all ranks are compared, unless ``check_meta`` is False: then they are taken
-    to be equal, and so are the values of an axis that is ``broadcast``.  Ranks outside of the placement call it, too;
-    their tensors are not used.
+    the ranks, along one that is ``partial_sum`` they are terms of a sum, and along one that is ``broadcast`` the part
+    of the first rank is copied to all.  Shapes and dtypes of all ranks are compared, unless ``check_meta`` is False:
+    then they are taken to be equal, and so are the values of an axis that is ``broadcast``.  Ranks outside of the
+    placement call it, too; their tensors are not used.
 
-    Of a global tensor, what is left out stays as it is.  ``grad_sbp`` is how the gradient is to lie in the backward
-    pass; without it, as ``x`` does, and whole where ``x`` is a sum of terms.
+    For a global tensor, a ``placement`` or ``sbp`` that is left out stays as it is.  ``grad_sbp`` is the layout of the
+    gradient in the backward pass; without it, that of ``x``, but whole where ``x`` is a sum of terms.
 
-    Raises LayoutError for an unknown rank, an sbp that does not fit the mesh or the tensor, and where the parts do
-    not make one tensor, with the shapes of all ranks.
+    Raises LayoutError for an unknown rank, for an sbp that does not fit the mesh or the tensor, and, with the shapes
+    of all ranks, for parts that do not form one tensor.
 
     >>> x.to_global(placement=flow.placement("cpu", [0, 1]), sbp=flow.sbp.split(0))
     """
@@ -75,7 +75,7 @@ def to_global(
             f"{'no placement' if placement is None else 'no sbp'}; both were expected: "
             f"x.to_global(placement=flow.placement({x.device.type!r}, [0, 1]), sbp=flow.sbp.split(0))"
         )
-    if isinstance(x, LazyTensor):  # of a job: every rank can have the whole
+    if isinstance(x, LazyTensor):  # a job's result, of which every rank can have the whole
         whole = wait_for_values(x)
         layout = layout_of(placement, sbp, whole.shape, "a job's result")
         return from_whole(whole, layout)
@@ -92,8 +92,8 @@ def to_global(
 def to_local(x: Tensor) -> Tensor:
     """This rank's part of a global tensor; it shares the memory.  Raises LayoutError for a plain tensor.
 
-    The gradient of the part is taken as the part of the whole's gradient; that of a part that is ``broadcast`` or a
-    term as the whole's, equal on all ranks.
+    The gradient of the part becomes this rank's part of the gradient of the whole.  Along axes that are ``broadcast``
+    or ``partial_sum`` it is taken as the whole gradient, equal on all ranks.
     """
     if not isinstance(x, GlobalTensor):
         raise NotGlobal("to_local() was called on a plain tensor; a global tensor was expected: see x.is_global")
@@ -106,7 +106,7 @@ def from_whole(
 ) -> GlobalTensor:
     """A global tensor of which every rank has the whole; no gradient flows.
 
-    With ``from_first`` it is the value of the placement's first rank that counts.
+    With ``from_first`` the value of the placement's first rank is used on all ranks.
     """
     here = comm or current()
     here.check_placement(layout.placement)
@@ -139,7 +139,7 @@ def moved(x: GlobalTensor, target: Layout, why: str = "to_global") -> GlobalTens
 
 
 def moved_gradient(g: GlobalTensor, target: Layout, why: str) -> GlobalTensor:
-    """A gradient in another layout; one that is to be differentiated itself still can be."""
+    """A gradient in another layout; it can still be differentiated itself."""
     if target is g._spec.layout:
         return g
     if torch.is_grad_enabled() and g.requires_grad:
@@ -149,12 +149,12 @@ def moved_gradient(g: GlobalTensor, target: Layout, why: str) -> GlobalTensor:
 
 
 def without_terms(layout: Layout) -> Layout:
-    """The layout with what is a sum of terms whole: how a gradient lies."""
+    """The layout with partial sums replaced by broadcast, as gradients have it."""
     return Layout(layout.placement, tuple(B if e == P else e for e in layout.sbp)) if has_terms(layout) else layout
 
 
 class _Redistribution(torch.autograd.Function):
-    """From a layout to another."""
+    """Redistribute a global tensor to another layout."""
 
     @staticmethod
     def forward(ctx: Any, x: GlobalTensor, target: Layout, grad: Layout | None) -> GlobalTensor:
@@ -173,7 +173,7 @@ class _Redistribution(torch.autograd.Function):
 
 
 class _FromParts(torch.autograd.Function):
-    """From this rank's part to the whole."""
+    """Make a global tensor from this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, spec: GlobalSpec, from_first: bool, grad: Layout | None) -> GlobalTensor:
@@ -193,12 +193,12 @@ class _FromParts(torch.autograd.Function):
         g = moved_gradient(g, ctx.back, "the backward pass of to_global")
         part = _ToPart.apply(g) if torch.is_grad_enabled() else g._local  # type: ignore[no-untyped-call]
         if tuple(part.shape) != ctx.shape:
-            part = part.new_zeros(ctx.shape)  # of a rank outside of the placement
+            part = part.new_zeros(ctx.shape)  # this rank is outside of the placement
         return part, None, None, None
 
 
 class _ToPart(torch.autograd.Function):
-    """From the whole to this rank's part."""
+    """Take this rank's part of a global tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: GlobalTensor) -> Tensor:
@@ -218,7 +218,7 @@ class _ToPart(torch.autograd.Function):
 
 
 def _first_of_copies(part: Tensor, spec: GlobalSpec) -> Tensor:
-    """Along axes that are broadcast, the part of the first rank."""
+    """This rank's part, replaced by that of the first rank along axes that are broadcast."""
     place, sbp = spec.layout.placement, spec.layout.sbp
     if not any(e == B and n > 1 for e, n in zip(sbp, place.hierarchy, strict=True)):
         return part
@@ -233,11 +233,11 @@ def _first_of_copies(part: Tensor, spec: GlobalSpec) -> Tensor:
     return redistribute(mine, spec.shape, source, spec.layout, spec.comm, "to_global of a plain tensor")
 
 
-# ---- what the ranks have
+# ---- shapes of all ranks
 
 
 def _multiplied(x: Tensor, layout: Layout) -> tuple[int, ...]:
-    """The shape of the whole where all parts have the shape of this one."""
+    """The shape of the whole if all parts have the shape of this one."""
     shape = list(x.shape)
     for entry, n in zip(layout.sbp, layout.placement.hierarchy, strict=True):
         if isinstance(entry, Split):
@@ -273,7 +273,7 @@ def _fits(layout: Layout, shape: Sequence[int]) -> bool:
 
 
 def _whole_shape(layout: Layout, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The shape that parts have together: along a split dim, the sum over the ranks of that axis."""
+    """The shape of the joined parts (along a split dim, the sum over the ranks of that axis); None if they misfit."""
     place = layout.placement
     if len({len(s) for s in shapes}) > 1 or not _fits(layout, shapes[0]):
         return None

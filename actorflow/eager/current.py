@@ -54,7 +54,7 @@ def use(comm: EagerCommunicator) -> Iterator[EagerCommunicator]:
 def checked() -> Iterator[None]:
     """Compare every op on global tensors of the body between all ranks before it runs: slow, but exact.
 
-    A rank that is about to run another op than the others is an error at once, on every rank, which shows each
+    If a rank is about to run another op than the others, every rank raises an error at once that shows each
     rank's op.  Every rank has to enter it.  ``ACTORFLOW_CHECK_PACE=1`` does it for a whole run.
     """
     comm = current()

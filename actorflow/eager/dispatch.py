@@ -63,7 +63,7 @@ def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dic
 # ---- recording the ops that a function is made of
 
 Watcher = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]  # op, arguments, what it has returned
-_watchers: dict[int, Watcher] = {}  # by thread; taken out while an op runs, since it may run others
+_watchers: dict[int, Watcher] = {}  # by thread; removed while an op runs, since it may run other ops
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def _watched(watcher: Watcher, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _several(parts: Any, specs: Any) -> Any:
-    """The outputs of an op that returns a list or tuple, as global tensors."""
+    """Wrap the outputs of an op that returns a list or tuple as global tensors."""
     return type(parts)(
         [
             part if spec is None or not isinstance(part, Tensor) else wrap(part, spec)

@@ -36,8 +36,8 @@ def to_dtensor(x: Tensor, mesh: DeviceMesh | None = None) -> DTensor:
     has made none, is collective: every rank of the run calls this, and a rank outside of the placement holds an empty
     part of the DTensor too.
 
-    Raises LayoutError for what DTensor has no word for: splits in blocks, and uneven splits that torch cuts otherwise;
-    for another mesh; and where torch's default group does not have the ranks of this run.
+    Raises LayoutError for layouts that DTensor cannot express (splits in blocks, and uneven splits that torch cuts
+    differently), for a mesh with other ranks, and if torch's default group does not have the ranks of this run.
 
     >>> flow.to_dtensor(x).placements  # x: placement cpu:[0,1,2,3](2,2), sbp (S(0), B)
     (Shard(dim=0), Replicate())
@@ -77,7 +77,7 @@ def from_dtensor(x: DTensor) -> Tensor:
     """The global tensor of a DTensor's parts; gradients flow back, of the first order.
 
     Every rank of the run calls it, those outside of the mesh as well.  Raises LayoutError for placements that have no
-    sbp, such as partial maxima, and for uneven parts that are cut otherwise here.
+    sbp, such as partial maxima, and for uneven parts that actorflow cuts differently.
     """
     from torch.distributed.tensor import DTensor
 
@@ -130,14 +130,14 @@ def _placement(mesh: DeviceMesh) -> Placement:
 
 
 def _cut_alike(layout: Layout, shape: tuple[int, ...]) -> bool:
-    """Whether every rank's part is what torch gives it; asks for all of them, so that all ranks answer alike."""
+    """Whether torch gives every rank the same part; checks all ranks, so that all get the same answer."""
     place = layout.placement
     for at, rank in enumerate(place.ranks):
         part = list(shape)
         for entry, n, i in zip(layout.sbp, place.hierarchy, coordinates(place, at), strict=True):
             if isinstance(entry, Split):
                 size = part[entry.dim]
-                most = -(-size // n)  # of each but the last ones
+                most = -(-size // n)  # size of each part except the last ones
                 part[entry.dim] = max(0, min(size - i * most, most))
         if tuple(part) != local_shape(layout, shape, rank):
             return False

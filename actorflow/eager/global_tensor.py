@@ -1,4 +1,4 @@
-"""``GlobalTensor``, a tensor that lies over ranks, and ``GlobalSpec``, all that is known of it without its values."""
+"""``GlobalTensor``, a tensor spread over ranks, and ``GlobalSpec``, its description without values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GlobalSpec:
-    """All that is known of a global tensor without its values; ``spec_of`` makes one object for equal ones on a rank.
+    """The description of a global tensor without its values; ``spec_of`` makes one object for equal specs on a rank.
 
     Ops are looked up by the specs of their operands, so specs compare and hash by identity.
     """
@@ -83,7 +83,7 @@ def dense_strides(shape: Shape) -> Shape:
 
 
 class GlobalTensor(torch.Tensor):
-    """A tensor that lies over the ranks of a placement; its shape is that of the whole.
+    """A tensor spread over the ranks of a placement; its shape is that of the whole.
 
     Every op on it runs on all ranks, on the part that each holds.  Ranks outside of the placement have an empty part.
     """

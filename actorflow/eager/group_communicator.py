@@ -36,13 +36,13 @@ from actorflow_compiler.core.torch_internals import store_of_default_group
 __all__ = ["GroupCommunicator"]
 
 TAGS = 2**31 - 1  # Gloo takes tags below 2**31; the last one is for ``break_connections``
-MEETING = 300.0  # seconds in which all ranks have to use their first global tensor
+MEETING = 300.0  # seconds for all ranks to use their first global tensor
 
 
 class GroupCommunicator(EagerCommunicator):
     """One rank of several processes, over one Gloo group of all of them.
 
-    ``store`` is one that all ranks share and nobody else uses; the constructor is collective.  ``pairs`` moves
+    ``store`` is shared by all ranks and has no other users; the constructor is collective.  ``pairs`` moves
     tensors on devices of its kind, on all ranks or none; without it they go through the CPU.
     """
 
@@ -93,7 +93,7 @@ class GroupCommunicator(EagerCommunicator):
         if pairs is not None:
             waiting = replace(waiting, what=f"{waiting.what}, between {pairs.kind} devices")
             rooms = [torch.empty(n, dtype=like.dtype, device=like.device) if n else None for n in receive]
-            send = [None if t is None else flat(t) for t in send]  # out of memory is raised before others wait
+            send = [None if t is None else flat(t) for t in send]  # running out of memory raises before peers wait
         tag = (digest + waiting.number * 0x9E3779B1 + (pairs is not None)) % TAGS
         self._watch.enter(waiting)
         try:

@@ -36,7 +36,7 @@ def run_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _reshaped(func: Any, computes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run ``transpose_`` and its like, which make a tensor a view of what it was."""
+    """Run ``transpose_`` and similar ops, which replace a tensor by a view of itself."""
     self = args[0]
     new = computes(*args, **kwargs)
     if isinstance(new, LinkedView) and (self._is_view() or isinstance(self, LinkedView)):
@@ -64,7 +64,7 @@ def assign(self: GlobalTensor, value: GlobalTensor) -> None:
 
 
 def written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The tensors that an op changes; raises LayoutError where one is plain."""
+    """The tensors that an op changes; raises LayoutError if one is plain."""
     found: list[Any] = []
     for i, a in enumerate(func._schema.arguments):
         if a.alias_info is not None and a.alias_info.is_write:
@@ -89,7 +89,7 @@ _OTHERWISE = {
 
 
 def _computes(func: Any) -> Any:
-    """The op that returns what this one changes its first argument to; None if there is none."""
+    """The functional op that returns the new value of an in-place op's first argument; None if there is none."""
     if func in _OTHERWISE:
         return _OTHERWISE[func]
     namespace, _, name = func._schema.name.partition("::")
@@ -109,7 +109,7 @@ def _takes(func: Any) -> list[tuple[str, str]]:
 
 
 def _change_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Sequence[GlobalTensor]) -> Any:
-    """Run an op on whole copies of its operands, then copy back what it has changed."""
+    """Run an op on whole copies of its operands, then copy the changed ones back."""
     operands, _ = operands_of(args, kwargs)
     first = changed[0]._spec
     place = first.layout.placement

@@ -19,7 +19,7 @@ NOWHERE = (0,)  # the shape of the part of a tensor on a rank outside of its pla
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where a tensor is and how it lies there: one SBP for each axis of the placement's mesh.
+    """A placement, and one SBP for each axis of its mesh.
 
     There is one object for each (placement, sbp), so that layouts compare and hash by identity.
     Text form: ``S(0) on cpu:[0,1]``.
@@ -49,7 +49,7 @@ class Layout:
 
 
 def layout_of(placement: object, sbp: object, shape: Sequence[int] | None = None, what: str = "this tensor") -> Layout:
-    """The layout that users mean: one SBP, or a list of as many as the placement's mesh has axes.
+    """The layout of a user's placement and sbp: one SBP, or a list with one for each axis of the placement's mesh.
 
     With the logical ``shape`` of the tensor, negative dims are counted from the end, and a dim that it does not have
     is an error.  Raises LayoutError for anything that is no placement, no SBP, or does not fit the mesh or the shape.
@@ -95,7 +95,7 @@ def _entry(entry: object, shape: Sequence[int] | None, what: str) -> Sbp:
 
 
 def everywhere(placement: Placement) -> Layout:
-    """Whole on every device of a placement."""
+    """The layout of a tensor that is whole on every device of a placement."""
     return Layout(placement, (B,) * len(placement.hierarchy))
 
 
@@ -117,5 +117,5 @@ def is_whole(layout: Layout) -> bool:
 
 
 def has_terms(layout: Layout) -> bool:
-    """Whether the tensor is a sum of what different devices hold."""
+    """Whether the tensor is a partial sum along some axis: the sum of terms on different devices."""
     return any(entry == P and n > 1 for entry, n in zip(layout.sbp, layout.placement.hierarchy, strict=True))

@@ -1,7 +1,7 @@
-"""Choose the layouts that an op's operands need and its results get, and what this rank then runs.
+"""Choose the layouts of an op's operands and results, and the op that this rank then runs on its parts.
 
 The table of signatures that jobs use says which layouts may go together; here the cheapest for this one op is taken,
-one mesh axis after the other.  Pure: every rank makes the same choice.
+one mesh axis after the other.  The choice is a pure function, so that it is the same on every rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actorflow_compiler.signatures import OpCall, Signature, local_call, signatu
 
 @dataclass(frozen=True, slots=True)
 class OpOperand:
-    """One operand, as far as the choice depends on it."""
+    """The properties of an operand on which the choice depends."""
 
     meta: Meta  # of the whole
     layout: Layout
@@ -34,17 +34,18 @@ class OpOperand:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
-    """The layouts that an op is run with, and what this rank runs."""
+    """The layouts that an op is run with, and the op that this rank runs."""
 
     needs: tuple[Layout, ...]  # of each operand
     outs: tuple[Layout | None, ...]  # of each output
-    local: OpCall | None  # what this rank runs; None outside of the placement
+    local: OpCall | None  # the op that this rank runs; None outside of the placement
 
 
 def placement_for(operands: Sequence[OpOperand], fixed: Placement | None = None) -> Placement:
     """The placement that an op runs on: that of its operands, else the one that costs the fewest bytes moved.
 
-    ``fixed`` is the placement of what the op changes in place.  Raises LayoutError where two placements cost the same.
+    ``fixed`` is the placement of a tensor that the op changes in place.  Raises LayoutError if two placements cost the
+    same.
     """
     if fixed is not None:
         return fixed
@@ -66,7 +67,7 @@ def placement_for(operands: Sequence[OpOperand], fixed: Placement | None = None)
 
 
 def _spelled(p: Placement) -> str:
-    """A placement as a user writes it."""
+    """A placement as source text."""
     ranks: list[Any] = list(p.ranks)
     for n in reversed(p.hierarchy[1:]):
         ranks = [ranks[i : i + n] for i in range(0, len(ranks), n)]
@@ -165,7 +166,7 @@ def _seconds(have: Sbp, need: Sbp, nbytes: int, parts: int, same: bool, prices: 
 
 
 def _fits(call: OpCall, s: Signature, parts: int) -> bool:
-    """Whether every device can be given its part."""
+    """Whether the signature's layouts fit the shapes, so that every device has its part."""
     try:
         for meta, entry in zip(call.ins, s.ins, strict=True):
             local_shape(meta.shape, entry, parts, 0)
@@ -176,7 +177,7 @@ def _fits(call: OpCall, s: Signature, parts: int) -> bool:
 
 
 def _splits_ragged(ragged: set[tuple[int, int]], s: Signature) -> bool:
-    """Whether a signature splits a dim of which the devices of an earlier axis have different numbers."""
+    """Whether a signature splits a dim whose size an earlier axis has made different on different devices."""
     return any(isinstance(e, Split) and (i, e.dim) in ragged for i, e in enumerate((*s.ins, *s.outs)))
 
 

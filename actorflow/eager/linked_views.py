@@ -27,7 +27,7 @@ class LinkedView(GlobalTensor):
     _func: Any
     _args: tuple[Any, ...]
     _kwargs: dict[str, Any]
-    _index: int | None  # which of the outputs it is; None: the only one
+    _index: int | None  # number of the output that it is; None: the only one
     _moved: bool  # whether the part came from other ranks
     _seen: int | None  # the version of the base that it shows
 
@@ -61,7 +61,7 @@ def refresh(view: LinkedView) -> None:
 
 
 def write_back(view: LinkedView) -> None:
-    """Bring what the view's part has become to its base."""
+    """Write the view's present values into its base."""
     parent = view._parent
     if isinstance(parent, LinkedView):
         refresh(parent)
@@ -87,7 +87,7 @@ def write_back(view: LinkedView) -> None:
 
 
 def _version(tensor: Tensor) -> int | None:
-    """Counts changes in place; None where torch does not count, in inference mode."""
+    """The version counter of in-place changes; None in inference mode, where torch keeps none."""
     return None if tensor.is_inference() else tensor._version
 
 

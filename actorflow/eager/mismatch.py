@@ -1,4 +1,4 @@
-"""Detect ranks that wait for each other forever, from what each rank says it is doing.  Pure functions.
+"""Detect ranks that would wait for each other forever, from the states that they publish.  Pure functions.
 
 Global tensors need all ranks to run the same ops in the same order.  A rank that does not makes others wait in a
 collective that it will never join.
@@ -22,7 +22,7 @@ class CollectiveWait:
     ranks: tuple[int, ...]  # that take part
     number: int  # of the collective, among those of the same ranks
     what: str  # "aten.mm.default: float32[4,5], S(0) on cpu:[0,1] -> B on cpu:[0,1]"
-    peers: tuple[int, ...]  # that this rank gives something to or takes something from
+    peers: tuple[int, ...]  # that this rank sends to or receives from
     where: str = ""  # the line of the user's script
 
 
@@ -35,14 +35,14 @@ class ScriptEnd:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What a rank says of itself."""
+    """The state that a rank publishes."""
 
     doing: CollectiveWait | ScriptEnd | None  # None: it computes
     entered: Mapping[tuple[int, ...], int] = field(default_factory=dict)  # collectives so far, by the ranks in them
     where: str = ""  # the line of the user's script
 
     def has_passed(self, other: CollectiveWait) -> bool:
-        """Whether this rank is through with a collective."""
+        """Whether this rank has completed a collective."""
         entered = self.entered.get(other.ranks, 0)
         inside = isinstance(self.doing, CollectiveWait) and self.doing.ranks == other.ranks
         return entered - inside > other.number
@@ -54,7 +54,7 @@ class RankState:
 
 
 def find_mismatch(states: Mapping[int, RankState]) -> str | None:
-    """Why some ranks will wait forever: a peer has ended, or they are in different collectives; None if none does."""
+    """Why some ranks will wait forever: a peer has ended, or they are in different collectives; None if none will."""
     waits: dict[int, list[int]] = {}
     for rank, state in states.items():
         if not isinstance(state.doing, CollectiveWait):

@@ -1,6 +1,6 @@
-"""Publish what this rank is doing in the ranks' common store, and detect on a thread of its own that it waits in vain.
+"""Publish this rank's state in the ranks' common store, and detect on a thread that it would wait forever.
 
-A rank that waits for one that will never come gets an error within seconds.
+A rank that waits for a peer that will never join its collective gets an error within seconds.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from actorflow.support import background
 __all__ = ["StatusStore", "MismatchWatch"]
 
 TICK = 0.5  # seconds between two checks
-PATIENCE = 1.0  # seconds in one collective after which a rank reads what the others do
-SILENT = 60.0  # seconds without a sign of life after which a rank counts as lost
-SLOW = 15.0  # seconds of waiting after which a line says what is waited for
+PATIENCE = 1.0  # seconds in one collective after which a rank reads the others' states
+SILENT = 60.0  # seconds without a heartbeat after which a rank counts as lost
+SLOW = 15.0  # seconds of waiting after which a line names what is awaited
 NEWS = 6.0  # seconds to wait for the cause of a broken connection to become known
-GONE = 2.5  # after a connection has broken: seconds without a sign of life after which a rank counts as lost
+GONE = 2.5  # after a connection has broken: seconds without a heartbeat after which a rank counts as lost
 
 
 class StatusStore(Protocol):
@@ -47,7 +47,7 @@ class StatusStore(Protocol):
 
 
 class MismatchWatch:
-    """Tells the other ranks which collective this one is in, and decides when it waits in vain.
+    """Tells the other ranks which collective this one is in, and decides when it would wait forever.
 
     ``store`` is a connection that only this object uses.  ``wake`` is called once, on the watching thread, when there
     is a verdict: it has to make the main thread's blocked call fail.
@@ -74,21 +74,21 @@ class MismatchWatch:
     # -- the main thread -------------------------------------------------------------------------
 
     def enter(self, waiting: CollectiveWait) -> None:
-        """This rank enters a collective."""
+        """Record that this rank enters a collective."""
         self._entered[waiting.ranks] = waiting.number + 1
         self._entries += 1
         self._now = (waiting, time.monotonic())
 
     def leave(self) -> None:
-        """This rank has left the collective."""
+        """Record that this rank has left the collective."""
         self._now = None
 
     def give_up(self, waiting: CollectiveWait) -> None:
-        """This rank has given up the collective, so it never passes it."""
+        """Record that this rank has given up the collective, which it then never completes."""
         self._entered[waiting.ranks] = waiting.number
 
     def finish(self, how: str) -> None:
-        """This rank takes part in no further collective; waits a moment, so that those that wait for it learn why."""
+        """Record that this rank joins no further collective; waits briefly, so that ranks waiting for it learn why."""
         if self._ended is not None:
             return
         self._ended = ScriptEnd(how)
@@ -127,7 +127,7 @@ class MismatchWatch:
                 if staying is None and time.monotonic() - begun > 2 * TICK:
                     break
                 time.sleep(TICK / 10)  # a store's own wait cannot be interrupted
-        except Exception:  # the store is gone, and whoever kept it
+        except Exception:  # the store is gone, with the process that served it
             self._lost_store = True
             self._decided.set()
 
@@ -151,7 +151,7 @@ class MismatchWatch:
             self._print_wait(now[0], states, waited)
 
     def _is_awaited(self) -> bool | None:
-        """Whether a rank waits for this one and has not read yet that it waits in vain.
+        """Whether a rank waits for this one and has not yet read that this one will not come.
 
         None where a rank may have begun to wait, since published states are up to a tick old.  False where none will.
         """
@@ -165,7 +165,7 @@ class MismatchWatch:
         return False if all(isinstance(d, ScriptEnd) for d in states) else None
 
     def _decide(self, why: str) -> None:
-        if self._store.check(["verdict"]):  # another rank was first: all say the same
+        if self._store.check(["verdict"]):  # another rank was first; use its verdict, so that all report the same
             why = self._store.get("verdict").decode()
         else:
             self._store.set("verdict", why)

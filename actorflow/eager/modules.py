@@ -26,17 +26,17 @@ SbpOf = Callable[[str, Tensor], Any]
 def to_global(x: Any, placement: Placement | None = None, sbp: Any = None, **options: Any) -> Any:
     r"""Make a tensor, the tensors of a tree (lists, tuples, dicts), or a module global.
 
-    Tensors are each as by ``Tensor.to_global``, which takes the same ``options``; what is no tensor stays.
+    Each tensor is converted by ``Tensor.to_global``, with the same ``options``; other values stay as they are.
 
     The parameters and buffers of a module are whole tensors, as a script that runs on one device makes them: those
-    of the placement's first rank count.  ``sbp`` says how they lie: one sbp for all; a dict from regular expressions,
+    of the placement's first rank are used.  ``sbp`` is one sbp for all; a dict from regular expressions,
     which must match whole names, to sbps (the last that matches counts, what none matches is broadcast); or a
     function of (name, tensor) that returns one.  The module is changed and returned; in its forward, plain tensors
-    count as equal on every rank.  Make the optimizer after it: its state lies as the parameters do.
+    count as equal on every rank.  Make the optimizer afterwards: its state has the layouts of the parameters.
 
     >>> flow.to_global(model, flow.placement("cpu", [[0, 1], [2, 3]]), {r".*c_fc\.weight": [B, S(1)]})
 
-    Raises LayoutError for a pattern that matches nothing and for what does not fit a tensor or the mesh.
+    Raises LayoutError for a pattern that matches nothing, and for an sbp that does not fit a tensor or the mesh.
     """
     if isinstance(x, nn.Module):
         return _module_to_global(x, placement, sbp)
@@ -50,7 +50,7 @@ def to_global(x: Any, placement: Placement | None = None, sbp: Any = None, **opt
 
 
 def to_local(x: Any) -> Any:
-    """This rank's parts of the global tensors of a tree; what is not global stays."""
+    """This rank's parts of the global tensors of a tree; other values stay as they are."""
     return pytree.tree_map_only(GlobalTensor, convert.to_local, x)
 
 
@@ -92,7 +92,7 @@ def _converted(tensor: Tensor, layout: Layout) -> GlobalTensor:
 
 
 def _sbp_of(module: nn.Module, sbp: Any) -> SbpOf:
-    """A function that says how a parameter is to lie."""
+    """A function (name, tensor) → sbp of a module's parameters and buffers."""
     if sbp is None:
         raise LayoutError("to_global of a module was given no sbp; flow.sbp.broadcast keeps every parameter whole")
     if isinstance(sbp, Mapping):
@@ -117,7 +117,7 @@ def _sbp_of(module: nn.Module, sbp: Any) -> SbpOf:
 
 
 def _take_plain(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a state dict is loaded: whole tensors in it become global ones that lie as the module's do."""
+    """Before a state dict is loaded: make its whole tensors global, in the layouts of the module's tensors."""
     for name, own in (*module._parameters.items(), *module._buffers.items()):
         given = state.get(prefix + name)
         if not isinstance(own, GlobalTensor) or not isinstance(given, Tensor) or isinstance(given, GlobalTensor):

@@ -25,9 +25,9 @@ __all__ = ["CACHE", "CachedOp", "OpCache", "call_key"]
 
 CallKey = tuple[Any, ...]
 
-# Ops of which torch does not say that they are pointwise
+# pointwise ops without torch's tag
 _POINTWISE = frozenset({"aten::addcdiv_", "aten::addcmul_", "aten::lerp_", "aten::add_", "aten::mul_", "aten::div_"})
-_FLOAT_KEYS = ("other", "zero")  # stand for a float of which only that is known
+_FLOAT_KEYS = ("other", "zero")  # stand in keys for a non-zero float and for zero
 _ONLY_INTS = {int}
 _VALUES = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
@@ -46,7 +46,7 @@ class CachedOp:
 
 
 class OpCache:
-    """What is known of at most ``size`` kinds of calls; when there are more, all are forgotten."""
+    """The cached ops of at most ``size`` kinds of calls; it is cleared when there are more."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -56,7 +56,7 @@ class OpCache:
         self.get = self._entries.get  # key → CachedOp or None; raises TypeError where an argument has no hash
 
     def takes_any_float(self, func: Any) -> bool:
-        """Whether calls of an op that differ only in floats, zero apart, share an entry."""
+        """Whether calls of an op that differ only in non-zero floats share an entry."""
         found = self._any_float.get(id(func))
         if found is None:
             self._ops.append(func)
@@ -66,7 +66,7 @@ class OpCache:
 
     def add_plan(self, key: CallKey, func: Any, comm: EagerCommunicator, plan: OpPlan, direct: bool) -> None:
         """Keep a plan; with ``direct``, and where it is the op on the parts alone, the direct call as well."""
-        if not plan.same and self.takes_any_float(func):  # it names the float that it was made for
+        if not plan.same and self.takes_any_float(func):  # the plan contains the float that it was made for
             self._any_float[id(func)] = False
             return
         entry = self._entry(key, func, comm)
@@ -97,7 +97,7 @@ CACHE = OpCache(1 << 16)
 
 
 def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[CallKey, Sequence[Any] | None]:
-    """The key of a call, equal where one plan does for both, and the arguments with their tensors as parts.
+    """The key of a call, equal for calls that share a plan, and the arguments with parts in place of tensors.
 
     Global tensors enter the key by their specs, plain ones by shape, strides and dtype, other arguments by type and
     value.  The parts are None where a tensor is no plain ``GlobalTensor`` of its own or comes by name, so that there is

@@ -1,6 +1,6 @@
-"""Plan an op on global tensors: which operands have to move, and what each rank runs on its parts.
+"""Plan an op on global tensors: the operands to redistribute, and the op that each rank runs on its parts.
 
-Pure: nothing is communicated.  All ranks make the same plan, each by itself and once.
+Planning is a pure function without communication: every rank makes the same plan by itself, once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OpPlan:
 
     moves: tuple[tuple[int, Layout], ...]  # operands that need another layout
     run: Run  # on this rank's parts: what the op returns
-    outs: tuple[GlobalSpec | None, ...] | None  # of each output; None: known only once it is there
+    outs: tuple[GlobalSpec | None, ...] | None  # of each output; None: known only after the op has run
     form: type | None  # list or tuple of outputs; None: one
     view: bool  # the results share the memory of the first operand, if they can
     same: bool  # ``run`` uses the arguments that it is given, not those that the plan was made for
@@ -58,9 +58,9 @@ def make_plan(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor], small: Sequence[bool],
     changed: Any = None,
 ) -> OpPlan:  # fmt: skip
-    """Plan an op; of one that changes its first operand in place, ``changed`` is the op and ``func`` what it computes.
+    """Plan an op; for an in-place op, ``changed`` is that op, and ``func`` the functional op that computes its result.
 
-    An op of which nothing is known runs on whole tensors.
+    An op without known signatures runs on whole tensors.
     """
     with _lock:
         described = describe(func, args, kwargs, operands)
@@ -111,7 +111,7 @@ def make_plan(
 def unknown_call(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]
 ) -> OpCall | None:
-    """The call of an op whose layouts have to be found out by running it; None of any other."""
+    """The call of an op whose layouts have to be discovered by running it; None for any other op."""
     name = op_name(func)
     if has_line(name) or find_registration(name) is not None:
         return None
@@ -124,7 +124,7 @@ def unknown_call(
 
 
 def op_name(func: Any) -> str:
-    """What the compiler calls an op."""
+    """The compiler's name of an op."""
     name = str(func)
     return name.removesuffix(".default") if name.startswith("actorflow.") else name
 
@@ -163,7 +163,7 @@ def device_of(operands: Sequence[GlobalTensor], place: Placement) -> torch.devic
     return operands[0]._spec.comm.device(place)
 
 
-# ---- what is known of the op
+# ---- description of the op
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +214,9 @@ _Outputs = tuple[type | None, tuple[Meta | None, ...], tuple[tuple[int, ...], ..
 def _outputs(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]
 ) -> _Outputs | None:
-    """The outputs, from shapes alone: list or tuple, Metas, strides; None where values decide.
+    """The outputs, inferred from shapes: list or tuple, Metas, strides; None if they depend on values.
 
-    None as well for wrong shapes: the op itself then raises its error.
+    Also None for wrong shapes, for which the op itself then raises its error.
     """
     with _fake, torch.no_grad():
         specs = [t._spec for t in operands]
@@ -247,7 +247,7 @@ def _outputs(
     return form, tuple(metas), tuple(strides)
 
 
-# ---- what a rank runs
+# ---- functions to run on a rank's parts
 
 
 def fill(args: Any, tensors: Iterator[Any]) -> Any:
@@ -281,13 +281,13 @@ def direct(func: Any) -> Run:
 
 
 def fastest(func: Any) -> Callable[..., Any]:
-    """What calls an op on plain tensors with the least overhead: for the commonest ops, torch's own function."""
+    """A function that calls an op on plain tensors with the least overhead; for common ops, torch's own function."""
     namespace, _, name = func._schema.name.partition("::")
     found = getattr(torch, name, None) if namespace == "aten" and name in _PLAINEST else None
     return found if found is not None else native_kernel(func)
 
 
-# of which torch's function takes the same arguments as the op, by position
+# ops whose torch function takes the same positional arguments
 _PLAINEST = frozenset(
     ("abs", "add", "addmm", "bmm", "cos", "div", "exp", "log", "maximum", "minimum", "mm", "mul", "neg", "relu",
      "rsqrt", "sigmoid", "sin", "sqrt", "sub", "t", "tanh", "transpose")
@@ -383,7 +383,7 @@ def _localised(local: OpCall, device: torch.device, form: type | None, copies: b
 
 
 def _nothing(dtypes: Sequence[torch.dtype | None], device: torch.device, form: type | None) -> Run:
-    """What runs on a rank outside of the placement: empty parts."""
+    """A function for ranks outside of the placement, which returns empty parts."""
 
     def run(parts: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = [None if d is None else torch.empty(NOWHERE, dtype=d, device=device) for d in dtypes]

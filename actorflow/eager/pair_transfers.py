@@ -44,7 +44,7 @@ def can_use_nccl(one: bytes, other: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PairTransfer:
-    """What this rank sends to one peer and receives from it: flat tensors, None for nothing."""
+    """The flat tensors that this rank sends to one peer and receives from it; None for nothing."""
 
     peer: int
     leaving: Tensor | None
@@ -54,7 +54,7 @@ class PairTransfer:
 class PairCommunicators:
     """One rank's communicators, each made at the first transfer of its pair.
 
-    ``store`` is shared by all ranks and used by nobody else.  ``kind`` is the type of the devices whose tensors go this
+    ``store`` is shared by all ranks and has no other users.  ``kind`` is the type of the devices whose tensors go this
     way, ``location`` is called once, at the first transfer.
     """
 
@@ -100,7 +100,7 @@ class PairCommunicators:
         self._transferring = False
 
     def abort(self) -> None:
-        """Make a transfer that is under way, and any later one, fail; called on another thread, returns at once."""
+        """Make the present transfer, and any later one, fail; called on another thread, returns at once."""
         self._aborted = True
         self._communicators.abort("actorflow pair end")
 

@@ -1,4 +1,4 @@
-"""Find out whether a call of one of torch's functions can be made on the parts as a whole, and remember it.
+"""Find out whether a call of a torch function can run on the parts at once, instead of op by op, and cache it.
 
 The first call of a kind is run op by op, and its ops are recorded.  Where none of them has to move anything, the
 function is run again, on the parts.  If both runs make the same ops with the same arguments, a call on the parts
@@ -30,8 +30,8 @@ from actorflow.eager.plain_tensors import flat
 from actorflow_compiler.core.sbp import B, P, Sbp
 from actorflow_compiler.core.torch_internals import memory_of
 
-TRIES = 3  # kinds of calls that have to go op by op before a function is not examined any more
-LEAST, LIMIT = 2, 100  # ops of a function for which this pays
+TRIES = 3  # kinds of calls that had to run op by op, after which a function is no longer examined
+LEAST, LIMIT = 2, 100  # fewest and most ops of a function for which a call on the parts pays
 # ops that the shapes of their operand and result describe fully
 _SHAPED = RESHAPES | {"aten.expand.default", "aten.split.Tensor", "aten.split_with_sizes.default"}
 _DETACH = torch.ops.aten.detach.default  # autograd may or may not call it for what it saves
@@ -49,7 +49,7 @@ class PartwiseCall:
     back: tuple[Layout, ...]  # layouts that the gradients of the results need
     grads: tuple[GlobalSpec, ...]  # specs that the gradients of the operands then have
     kept_ins: tuple[int, ...] = ()  # operands whose memory the autograd graph of the parts saves
-    kept_outs: tuple[int, ...] = ()  # and results
+    kept_outs: tuple[int, ...] = ()  # results whose memory it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ UNKNOWN: Any = object()
 
 
 class PartwiseCache:
-    """What is known of at most ``size`` kinds of calls of functions; when there are more, all are forgotten.
+    """The cached answers for at most ``size`` kinds of function calls; it is cleared when there are more.
 
-    It comes before the cache of ops (``op_cache.py``): a call that it has is one call on the parts, and its ops are not
-    dispatched.
+    It is consulted before the cache of ops (``op_cache.py``): a call found here is one call on the parts, and its ops
+    are not dispatched.
     """
 
     def __init__(self, size: int) -> None:
@@ -74,11 +74,11 @@ class PartwiseCache:
         self._calls: dict[tuple[Any, ...], PartwiseCall | None] = {}
 
     def get(self, key: tuple[Any, ...]) -> Any:
-        """How a call is made on the parts; None if it is made op by op; UNKNOWN if it is seen for the first time."""
+        """How a call runs on the parts; None if it runs op by op; UNKNOWN if it was not seen before."""
         return self._calls.get(key, UNKNOWN)
 
     def add(self, key: tuple[Any, ...], call: PartwiseCall | None) -> None:
-        """Keep how a call is made; None for op by op."""
+        """Cache how a call runs; None for op by op."""
         if len(self._calls) >= self._size:
             self._calls.clear()
         self._calls[key] = call
@@ -88,7 +88,7 @@ CALLS = PartwiseCache(1 << 14)
 
 
 def fill(partwise: PartwiseCall, tensors: Sequence[Any]) -> Any:
-    """Call the function with tensors in the place of its operands."""
+    """Call the function with these tensors as its operands."""
     args = [tensors[a.number] if type(a) is OperandRef else a for a in partwise.args]
     if not partwise.kwargs:
         return partwise.func(*args)
@@ -116,7 +116,7 @@ def examine_call(
     key: tuple[Any, ...], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor],
     recorded: bool,
 ) -> Any:  # fmt: skip
-    """Make a call op by op, return what it returns, and remember whether it can be made on the parts."""
+    """Run a call op by op, return its result, and cache whether it can run on the parts."""
     recorder = _OpRecorder()
     with dispatch.watched_by(recorder.run):
         made = func(*args, **kwargs)
@@ -287,7 +287,7 @@ def _same_on_parts(
     try:
         with _Parts(parts) as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             made = fill(partwise, parts)
-    except Exception:  # an error on the parts means nothing to the user: the function goes op by op
+    except Exception:  # an error on the parts is no error of the user's: run the function op by op
         return None
     if seen.ops != recorder.ops or (type(made) if isinstance(made, list | tuple) else None) is not partwise.form:
         return None

@@ -27,9 +27,9 @@ from actorflow_compiler.signatures.discovery.rules import from_json, structure, 
 def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Any = None) -> Any:
     """Run an op that changes nothing; plain tensors count as whole.
 
-    ``changed`` is an op that changes its first operand to what ``func`` computes.  Where that can be done to the
-    part, it is done, and the operand is returned; else the result of ``func`` is returned, for the caller to copy
-    into it.
+    ``changed`` is an in-place op that changes its first operand to the result of ``func``.  If it can run on the part,
+    it does, and the operand is returned; else the result of ``func`` is returned, for the caller to copy into the
+    operand.
     """
     operands, small = operands_of(args, kwargs)
     op = func if changed is None else changed
@@ -58,7 +58,7 @@ def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: A
 def _results(
     made: Any, plan: OpPlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]
 ) -> Any:
-    """Wrap what an op has returned on this rank."""
+    """Wrap the results of an op on this rank as global tensors."""
     form = plan.form if plan.outs is not None else (type(made) if isinstance(made, list | tuple) else None)
     flat_made = [made] if form is None else list(made)
     outs = plan.outs if plan.outs is not None else [spec_seen(t, operands) for t in flat_made]
@@ -85,7 +85,7 @@ def _apart(view: Tensor, base: Tensor) -> bool:
 
 
 def spec_seen(t: Any, operands: Sequence[GlobalTensor]) -> GlobalSpec | None:
-    """The spec of a result that is whole on every rank; None for what is no tensor."""
+    """The spec of a result that is whole on every rank; None for a result that is no tensor."""
     if not isinstance(t, Tensor):
         return None
     first = operands[0]._spec
@@ -115,7 +115,7 @@ def as_whole(tensor: Tensor, like: GlobalSpec) -> GlobalTensor:
     return wrap(part if spec.here else part.new_empty(NOWHERE), spec)
 
 
-# ---- plans of ops, and what all ranks know of ops
+# ---- plans of ops, and agreement of all ranks on layouts
 
 
 def plan_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpPlan | None:

@@ -1,8 +1,8 @@
 """Decide whether a plain tensor beside global ones in an op may be taken as whole on every rank.
 
-A number may, and a tensor without dims.  So may what a global module's forward makes (positions, masks), and what
-torch makes inside of an op or of a backward pass.  Anything else could be one rank's own part as well as the whole:
-the user has to say which.
+Numbers and tensors without dims may.  So may tensors that a global module's forward makes (positions, masks), and
+those that torch makes inside an op or a backward pass.  Any other tensor could be either the whole or just this
+rank's part, so the user has to say which.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def plain_as_whole() -> Iterator[None]:
 
 
 def check(tensor: Tensor, references: int, op: str) -> None:
-    """Raise LayoutError for a plain tensor that a script has put beside a global one.
+    """Raise LayoutError for a plain tensor that the script has passed to an op together with a global one.
 
     ``references`` is the number that Python holds: only the op's arguments refer to a tensor that torch has made inside
     of the op.
@@ -58,7 +58,7 @@ def check(tensor: Tensor, references: int, op: str) -> None:
         return
     if _in_global_module():
         return
-    base = tensor._base  # inside of an op, torch may take a view of what it was given
+    base = tensor._base  # inside an op, torch may take a view of an argument
     inside = _references_inside()
     if references <= inside and (base is None or sys.getrefcount(base) <= _OF_NEW):
         return
@@ -73,11 +73,11 @@ def check(tensor: Tensor, references: int, op: str) -> None:
 
 _OURS = str(Path(__file__).parent)
 _TORCHS = str(Path(torch.__file__).parent)
-_MODULES = str(Path(torch.__file__).parent / "nn" / "modules")  # these hold tensors that users gave them
+_MODULES = str(Path(torch.__file__).parent / "nn" / "modules")  # modules hold tensors that users passed to them
 
 
 def _made_in_torch(tensor: Tensor, base: Tensor | None) -> bool:
-    """Whether a function of torch that is written in Python has made a tensor, and not got it from its caller."""
+    """Whether a Python function of torch has made a tensor itself, rather than received it from its caller."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
@@ -108,7 +108,7 @@ def _in_global_module() -> bool:
 
 
 class _Counted(Exception):
-    """Ends an op that was only begun to count references."""
+    """Raised to end an op that was started only to count references."""
 
 
 _known: list[int] = []
@@ -116,7 +116,7 @@ _OF_NEW = 3  # references to the object of a tensor that had none before ``_base
 
 
 def _references_inside() -> int:
-    """How many references there are to a tensor that torch makes inside of an op: of a list, in ``x[[0]]``."""
+    """The number of references to a tensor that torch makes inside an op, measured for the list of ``x[[0]]``."""
     if not _known:
         layout = Layout(Placement("cpu", (0,), (1,)), (B,))
         spec = spec_of(SingleRankCommunicator(), layout, (2,), None, torch.float32, torch.device("cpu"))
@@ -143,10 +143,10 @@ def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def plain_at(leaves: list[Any]) -> list[int]:
-    """Where plain tensors are among the arguments."""
+    """The positions of plain tensors among the arguments."""
     return [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and not isinstance(leaf, GlobalTensor)]
 
 
 def count_references(tensor: Tensor) -> int:
-    """How many references Python holds."""
+    """The number of Python references to a tensor."""
     return sys.getrefcount(tensor)

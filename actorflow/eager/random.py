@@ -51,7 +51,7 @@ class LocalNumbers:
 
 
 class _GlobalNumbers(LocalNumbers):
-    """The same as a global tensor; what has not the shape that the layout is for is whole everywhere."""
+    """Draws numbers as a global tensor; a tensor of another shape than the layout's is whole on every rank."""
 
     def __init__(
         self, comm: EagerCommunicator, layout: Layout, shape: tuple[int, ...], generator: torch.Generator | None
@@ -68,9 +68,9 @@ class _GlobalNumbers(LocalNumbers):
 
 
 def run(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a random op on global tensors returns; NotImplemented for one of which nothing is known.
+    """Run a random op on global tensors; returns NotImplemented for an op without a rule.
 
-    Its other parts are ordinary ops, which take global tensors.
+    Besides drawing numbers, a rule uses ordinary ops, which take global tensors.
     """
     rule: Rule | None = rule_of(op)
     if rule is None:
@@ -92,21 +92,21 @@ def without_terms(layout: Layout) -> Layout:
 
 
 def keeps_terms(layout: Layout, rank: int) -> bool:
-    """Of devices that hold terms of a sum, whether this one may hold all of it, and the others zeros."""
+    """Whether this device is the one that holds the whole value of a partial sum, while the others hold zeros."""
     at = coordinates(layout.placement, layout.placement.index(rank))
     return not any(entry == P and c for entry, c in zip(layout.sbp, at, strict=True))
 
 
 def _next(comm: EagerCommunicator, given: torch.Generator | None) -> float:
-    """The number of the next random op: one that its generator gives, so that it is equal on all ranks.
+    """The seed number of the next random op, drawn from its generator, so that it is equal on all ranks.
 
-    So saving and restoring a generator's state (checkpoints, ``fork_rng``, ``torch.manual_seed``) does what it does
-    for plain tensors.  Raises CallError where the ranks' generators are found in different states.
+    So saving and restoring a generator's state (checkpoints, ``fork_rng``, ``torch.manual_seed``) works as for plain
+    tensors.  Raises CallError if the ranks' generators turn out to be in different states.
     """
     generator = comm.generator or torch.default_generator if given is None else given
     number = int(torch.randint(2**53, (), generator=generator, device=generator.device))
     comm.drawn += 1
-    if comm.world > 1 and (comm.checks or comm.drawn & (comm.drawn - 1) == 0):  # now and then
+    if comm.world > 1 and (comm.checks or comm.drawn & (comm.drawn - 1) == 0):  # at growing intervals
         found = [int.from_bytes(b, "little") for b in comm.gather(_AGREE, comm.all_ranks, number.to_bytes(8, "little"))]
         if len(set(found)) > 1:
             other = next(r for r in comm.all_ranks if found[r] != found[0])

@@ -1,4 +1,4 @@
-"""Move a tensor from one layout to another: each rank gives its part and gets its new one.
+"""Move a tensor from one layout to another: each rank passes its old part and receives its new one.
 
 ``actorflow_compiler.boxing.routes`` plans the hops, as for jobs; here each hop of a route is carried out.
 """
@@ -30,8 +30,8 @@ class HopStep:
 
     kind: HopKind
     ranks: tuple[int, ...]  # that exchange, this one among them
-    send: tuple[tuple[Box, ...], ...]  # for each of ``ranks``, the boxes of this rank's part that it gets
-    receive: tuple[tuple[Box, ...], ...]  # for each of ``ranks``, the boxes of the new part that it sends
+    send: tuple[tuple[Box, ...], ...]  # for each of ``ranks``, the boxes of this rank's part to send to it
+    receive: tuple[tuple[Box, ...], ...]  # for each of ``ranks``, the boxes of the new part to receive from it
     counts: tuple[int, ...]  # elements that each of the other ``ranks`` sends
     shape: Shape  # of the new part
     add: bool
@@ -77,7 +77,7 @@ def hop_steps(shape: Shape, source: Layout, target: Layout, rank: int) -> tuple[
 
 
 def _side_of_hop(hop: Hop, shape: Shape, rank: int) -> HopStep | None:
-    """A rank's side of a hop; None where it has none."""
+    """A rank's side of a hop; None if it takes no part."""
     gives, takes = rank in hop.source, rank in hop.target
     if not gives and not takes:
         return None

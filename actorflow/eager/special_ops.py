@@ -1,4 +1,4 @@
-"""Handlers of ops on global tensors that are more, or less, than the op on each part; fills ``dispatch.HANDLERS``."""
+"""Handlers of ops on global tensors that differ from the op on each part; fills ``dispatch.HANDLERS``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _for(*ops: Any) -> Callable[[Handler], Handler]:
 
 
 def whole_part(x: GlobalTensor) -> Tensor:
-    """The whole tensor, on every rank of the run; collective where a rank does not have it.
+    """The whole tensor, on every rank of the run; collective unless every rank has it.
 
     It may share memory with the part: do not change it.
     """
@@ -84,7 +84,7 @@ def _unchanged(part: Tensor) -> Tensor:
 
 @_for(aten._to_copy.default)
 def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of another dtype; on another kind of device only by ``to_global``."""
+    """Copy to another dtype; another kind of device needs ``to_global``."""
     x = args[0]
     device = kwargs.get("device")
     if device is None:
@@ -116,7 +116,7 @@ def _reshape_alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @_for(aten._linalg_det.default, aten._linalg_slogdet.default)
 def _determinant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Go by the strides of the whole, as autograd does, and not by those of the parts."""
+    """Compute by the strides of the whole, as autograd does, not by those of the parts."""
     return determinant(func, args[0])
 
 
@@ -186,7 +186,7 @@ def _format(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {} if found is None else {"memory_format": found}
 
 
-# ---- changes in place that do not depend on what was there
+# ---- in-place ops that do not depend on the old values
 
 
 @_for(aten.copy_.default)

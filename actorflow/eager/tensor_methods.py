@@ -1,4 +1,4 @@
-"""Complete ``GlobalTensor`` with what is no op: values, text, copies, pickles and the layout of leaves' gradients."""
+"""Add methods to ``GlobalTensor`` that are no ops: values, text, copies, pickles, and gradient layouts of leaves."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _deepcopy(x: GlobalTensor, memo: dict[int, Any]) -> Any:
 def _rebuild(
     local: Tensor, layout: Layout, shape: Shape, strides: Shape, rank: int, requires_grad: bool, extra: dict[str, Any]
 ) -> Any:
-    """What was pickled."""
+    """Rebuild a global tensor from a pickle."""
     comm = current()
     if comm.rank != rank:
         raise LayoutError(
@@ -176,7 +176,7 @@ def _backward(
     create_graph: bool = False,
     inputs: Any = None,
 ) -> None:
-    """Compute gradients, as of any tensor.
+    """Compute gradients, as ``Tensor.backward`` does.
 
     Defined here so that hooks of the backward pass go through ``__torch_function__`` as well.
     """

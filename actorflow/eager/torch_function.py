@@ -1,7 +1,7 @@
 """Call one of torch's functions on global tensors: on the parts at once where that is possible, else op by op.
 
 This is ``GlobalTensor.__torch_function__``.  ``linear`` is four ops and ``scaled_dot_product_attention`` eighteen,
-with as many in the backward pass, and each costs a trip through torch's dispatcher and a global tensor.  A function
+with as many in the backward pass, and each costs a dispatch by torch and a new global tensor.  A function
 whose ops need nothing from other ranks can be called on the parts instead, once, and autograd goes back through it on
 the parts.  ``partwise.py`` finds out which functions these are.
 """
@@ -83,7 +83,7 @@ def _by_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _with_its_own(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function that makes plain tensors itself; they are whole where all of its tensor arguments are global."""
+    """Call a function that makes plain tensors itself; they are whole if all of its tensor arguments are global."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     with plain_as_whole() if all(isinstance(t, GlobalTensor) for t in given) else contextlib.nullcontext():
         return func(*args, **kwargs)
@@ -157,7 +157,7 @@ class _PartwiseFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         partwise: PartwiseCall = ctx.recorded.partwise
         needs = ctx.needs_input_grad[1:]
-        kept = ctx.saved_tensors  # raises where one was changed, or the graph is gone
+        kept = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
         if ctx.ends is None:
             raise RuntimeError("Trying to backward through the graph a second time: give retain_graph=True the first")
         if torch.is_grad_enabled():
@@ -222,7 +222,7 @@ def _differentiable(
 ) -> list[Any]:
     """Compute the gradients op by op on global tensors, so that they can be differentiated themselves."""
     with torch.enable_grad(), only_dispatch():
-        given = [t.view_as(t) for t in operands]  # one that is given twice gets a gradient for each
+        given = [t.view_as(t) for t in operands]  # a tensor that is passed twice gets two gradients
         made = fill(partwise, given)
         pairs = [(t, g) for t, g in zip([made] if partwise.form is None else made, grads, strict=True) if g is not None]
         found: list[Any] = [None] * len(given)
