@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> None:
     """Ask the kernel for the signal, then become the command; exits with status 1 where there is no such program."""
     launcher, command = int(arguments[0]), arguments[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it died before we asked
+    if os.getppid() != launcher:  # the launcher died before the call
         sys.exit(1)
     try:
         os.execvp(command[0], command)

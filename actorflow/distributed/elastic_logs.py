@@ -1,4 +1,4 @@
-"""Where the output of each local rank goes: the terminal, or two files in a folder of its own."""
+"""Send the output of each local rank to the terminal, or to two files in a folder of its own."""
 
 from __future__ import annotations
 

@@ -28,15 +28,15 @@ PATIENCE = 0.1  # seconds for threads of the group to free their tensors
 def default_group() -> ProcessGroup:
     """``torch.distributed``'s default group over all ranks; the first call makes it, and is collective.
 
-    Gloo moves what is on the CPU and, on machines with CUDA, NCCL what is on GPUs.  The ranks meet
+    Gloo moves tensors on the CPU and, on machines with CUDA, NCCL those on GPUs.  The ranks meet
 
     - under ``actorflow run`` in the run's own store,
     - under ``python -m actorflow.distributed.launch`` and ``torchrun`` at ``MASTER_ADDR:MASTER_PORT``,
     - alone nowhere: the group has one member.
 
-    A group that the script has made itself is taken as it is.  What is made here is closed when the
-    process ends.  Raises ClusterError where the ranks do not meet, and in a pretended cluster
-    (``actorflow plan``), which has no ranks to meet.
+    A group that the script has made itself is used as it is.  A group made here is closed when the process
+    ends.  Raises ClusterError if the ranks do not meet, and in a pretended cluster (``actorflow plan``), which
+    has no other ranks.
     """
     if not distributed.is_initialized():
         _make(cluster.process_settings())
@@ -106,7 +106,7 @@ def _meet(place: Settings, backend: str) -> None:
 
 
 def _close() -> None:
-    """Close what `default_group` made; a script may have closed it already."""
+    """Close the group that ``default_group`` made; a script may have closed it already."""
     # PyTorch's DistributedDataParallel never releases its group, so nothing joins Gloo's threads.  A thread that frees
     # the tensors of its last collective needs the interpreter's lock, and aborts the process if it asks for the lock
     # while Python is ending.  So it gets the lock here.

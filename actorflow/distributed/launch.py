@@ -33,7 +33,7 @@ MEETING = 300  # seconds for the nodes to meet
 
 @dataclass(frozen=True, slots=True)
 class ElasticLaunch:
-    """The checked options of a launch: what to run, and where."""
+    """The checked options of a launch."""
 
     script: str  # path, module or program
     arguments: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> ElasticLaunch:
-    """Read and check a command line; for a wrong one, print what is wrong and exit with 2."""
+    """Read and check a command line; for a wrong one, print the error and exit with 2."""
     parser = _make_parser()
     found = parser.parse_args(arguments)
     if found.nnodes < 1 or found.nproc_per_node < 1:

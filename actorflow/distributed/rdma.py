@@ -43,7 +43,7 @@ def initialized() -> bool:
 
 
 def obstacle(environ: Mapping[str, str], folder: Path) -> str:
-    """Why NCCL cannot use RDMA in this process; empty where nothing is in the way."""
+    """Why NCCL cannot use RDMA in this process; empty if it can."""
     if not torch.cuda.is_available():
         return "this process has no CUDA device, and NCCL, which is what uses RDMA, moves only what is on GPUs"
     if not distributed.is_nccl_available():
