@@ -32,7 +32,7 @@ class RayRank:
         self._stopped = False
 
     def where(self, nnodes: int) -> tuple[str, str, int]:
-        """This node's name and address, and a free port, which is held for the master if rank 0 is here."""
+        """This node's name and address, and a free port, which is held in case the master runs on this node."""
         address = str(import_module("ray.util").get_node_ip_address())
         return socket.gethostname(), address, hold_free_port(Settings(nnodes=nnodes, master_host=address).bind_host())
 

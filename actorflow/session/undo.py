@@ -32,7 +32,7 @@ class StopPoints:
     ] = ()  # earlier values of places that the step may have set; see ``SideEffectRecorder.begun``
 
     def depend_on(self, change: SideEffect) -> bool:
-        """Whether it is unknown, at some line, if the step has already made this change."""
+        """Whether, at some line, a step may have set a place back to its earlier value, or not yet changed it."""
         place = change.at, change.where
         unseen = any((one.at, one.where) == place for one in self.begins)
         return unseen and any(place not in {(one.at, one.where) for one in there} for there in self.lines.values())
