@@ -62,7 +62,7 @@ class Meta:
 
     @property
     def is_float(self) -> bool:
-        """Whether the dtype is a floating-point one, so that the tensor may be a partial sum."""
+        """Whether the dtype is floating-point or complex, so that the tensor may be a partial sum."""
         return self.dtype in FLOATS
 
     def __str__(self) -> str:
