@@ -42,7 +42,7 @@ class Draw:
         return self.rng.choice(choices)
 
     def randn(self, *shape: int, scale: float = 1.0) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64) * scale
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale
 
     def parameter(self, *shape: int, scale: float | None = None) -> str:
         """A new parameter's name."""
