@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from actorflow.script_state.search import PLAIN, SearchResult
+from actorflow.script_state.object_search import PLAIN
+from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.sources import (
     AttributesSource,
     Getter,

@@ -26,7 +26,7 @@ from actorflow.script_state.generators import GeneratorWatch
 from actorflow.script_state.guards import ABSENT, same, summarize
 from actorflow.script_state.key_encoding import decode_key, encode_key
 from actorflow.script_state.nondeterminism import refuse_nondeterminism, refusing_stand_in
-from actorflow.script_state.search import SearchResult
+from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.sources import (
     ArraySource,
     CacheSource,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_user_class", "is_user_file", "line_of", "user_line"]
+__all__ = ["has_user_class", "is_user_class", "is_user_file", "line_of", "user_line"]
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)  # as faulthandler writes it
 
@@ -48,6 +48,11 @@ def is_user_class(owner: Any) -> bool:
         return True
     module = sys.modules.get(owner.__module__)
     return module is not None and is_user_file(getattr(module, "__file__", None))
+
+
+def has_user_class(value: Any) -> bool:
+    """Whether the class of an object comes from the user's own code."""
+    return is_user_class(type(value))  # type: ignore[arg-type]  # a class is hashable
 
 
 def user_line() -> str:

@@ -16,7 +16,7 @@ from actorflow.rendezvous.settings import threads_of
 from actorflow.runtime.measured_costs import Target
 from actorflow.script_state.guards import Guards
 from actorflow.script_state.key_encoding import decode_key
-from actorflow.script_state.search import SearchResult
+from actorflow.script_state.search_result import SearchResult
 from actorflow.session.adopt_variables import adopt_variables
 from actorflow.session.agreement import report_state
 from actorflow.session.body import PreparedCall

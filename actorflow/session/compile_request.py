@@ -19,7 +19,7 @@ from actorflow.rendezvous.device_assignment import (
 from actorflow.runtime.measured_costs import HERE, Target
 from actorflow.script_state import tree
 from actorflow.script_state.arguments import CallArguments
-from actorflow.script_state.search import SearchResult
+from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.seeds import SeedEffect, record_seed_effect
 from actorflow.script_state.side_effects import (
     MANY_VALUES,

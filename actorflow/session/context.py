@@ -14,7 +14,8 @@ from actorflow.runtime.results import Results
 from actorflow.runtime.worker import Worker
 from actorflow.script_state.arguments import CallArguments
 from actorflow.script_state.name_registry import NameRegistry
-from actorflow.script_state.search import SearchResult, search_script
+from actorflow.script_state.search import search_script
+from actorflow.script_state.search_result import SearchResult
 from actorflow.session.call_barrier import CallBarrier
 from actorflow.session.compile_request import located
 from actorflow.session.jobs import JobLike

@@ -13,7 +13,7 @@ from torch import Tensor
 from actorflow.script_state.guards import Guards, StandsFor
 from actorflow.script_state.key_encoding import decode_key
 from actorflow.script_state.name_registry import NameRegistry
-from actorflow.script_state.search import SearchResult
+from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.side_effects import place_key
 from actorflow.script_state.sources import StateSource
 from actorflow.session.body import JobBody

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from actorflow.script_state.arguments import CallArguments
-from actorflow.script_state.search import SearchResult
+from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.side_effects import place_key, scheduler_counts
 from actorflow.script_state.sources import StateSource
 from actorflow_compiler.capture.optimizer_state import counts_of, is_fused, settings_of

@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from actorflow.script_state.arguments import CallArguments
 from actorflow.script_state.guards import Guards
-from actorflow.script_state.search import SearchResult
+from actorflow.script_state.search_result import SearchResult
 from actorflow.session.number_reads import numbers_now
 from actorflow.session.plan_keys import PlanKeys
 from actorflow.session.step_effects import StepEffects

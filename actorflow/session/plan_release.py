@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from actorflow.control.drops import NO_DROPS, DropSet, drop_set
-from actorflow.script_state.search import SearchResult
+from actorflow.script_state.search_result import SearchResult
 from actorflow.session.agreement import StateReport
 from actorflow.session.context import PlanRuntime, SessionContext
 from actorflow.session.jobs import CompiledPlan, JobLike

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from actorflow.script_state.key_encoding import decode_key
-from actorflow.script_state.search import SearchResult
+from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.sources import ScriptSource
 from actorflow.session.compile_request import located
 from actorflow.session.compiling import RankPlan, written_by

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from actorflow.script_state.name_registry import NameRegistry
-from actorflow.script_state.search import PLAIN, SearchResult
+from actorflow.script_state.object_search import PLAIN
+from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.sources import StateSource
 from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.values.variables import ScriptState

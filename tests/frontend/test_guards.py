@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actorflow.script_state.guards import Guards
-from actorflow.script_state.search import SearchResult
+from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.sources import Getter, StateSource
 from actorflow_compiler.values.variables import ScriptState
 
