@@ -137,18 +137,27 @@ def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) ->
             key.append((t, a))
         if parts is not None:
             parts.append(a)
-    if kwargs:
-        for name, a in kwargs.items():
-            t = type(a)
-            if t is list or t is tuple:
-                key.append((name, _listed(a)[0]))
-                parts = None
-            elif isinstance(a, Tensor):
-                key.append((name, _tensor_key(a)))
-                parts = None
-            else:
-                key.append((name, t, _FLOAT_KEYS[not a] if any_float and t is float else a))
+    if kwargs and _add_named(key, kwargs, any_float):
+        parts = None
     return tuple(key), parts
+
+
+def _add_named(key: list[Any], kwargs: dict[str, Any], any_float: bool) -> bool:
+    """Add arguments by name to the key; returns whether there may be tensors among them."""
+    tensors = False
+    for name, a in kwargs.items():
+        t = type(a)
+        if t in _VALUES:
+            key.append((name, t, _FLOAT_KEYS[not a] if any_float and t is float else a))
+        elif t is list or t is tuple:
+            key.append((name, _listed(a)[0]))
+            tensors = True
+        elif isinstance(a, Tensor):
+            key.append((name, _tensor_key(a)))
+            tensors = True
+        else:
+            key.append((name, t, a))
+    return tensors
 
 
 def _tensor_key(tensor: Tensor) -> Any:
