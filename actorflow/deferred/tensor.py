@@ -216,7 +216,7 @@ def _record(func: Any, args: Any, kwargs: dict[str, Any], recorder: DeferredMode
     """Run an op on shapes alone and record it; run it on real tensors where that is impossible."""
     leaves, tree = pytree.tree_flatten((args, kwargs))
     call = _Call(func, leaves, tree, _written_tensors(func, args, kwargs), recorder)
-    real = [t for t in call.tensors if not isinstance(t, DeferredTensor)]
+    real = [leaf for leaf in leaves if _is_real(leaf)]
     if recorder is None and real and not call.written:
         raise _needs_values(func, call.deferred[0], real[0])
     if call.device.type == "meta" or any(t.device.type == "meta" for t in real):
@@ -232,25 +232,11 @@ def _record(func: Any, args: Any, kwargs: dict[str, Any], recorder: DeferredMode
             raise
         return _run_real(call)
     results, shape_of_results = pytree.tree_flatten(out)
-    known = {id(t._meta): t for t in call.deferred}
     buffers = {memory_of(t._meta): t._buffer for t in call.deferred}
-    made: list[DeferredTensor | None] = [None] * len(results)
-    for i, result in enumerate(results):
-        if not isinstance(result, Tensor):
-            continue
-        if id(result) in known:
-            results[i] = known[id(result)]
-            continue
-        meta = result.resolve_conj().resolve_neg()
-        memory = memory_of(meta)
-        if any(memory == memory_of(m) for m, leaf in zip(metas, leaves, strict=True) if any(leaf is t for t in real)):
-            return _run_real(call)  # a view of a real tensor
-        is_new = memory not in buffers
-        if is_new:
-            buffers[memory] = Buffer(call.device, meta.untyped_storage().nbytes())
-        results[i] = DeferredTensor.of(meta, buffers[memory])
-        made[i] = results[i] if is_new else None
-    if not known:
+    made = _wrap_results(call, metas, results, buffers)
+    if made is None:
+        return _run_real(call)
+    if not call.deferred:
         nbytes = sum(t._buffer.nbytes for t in made if t is not None)
         if not nbytes or (real and nbytes <= MOST_COPIED):
             return _run_real(call)
@@ -263,6 +249,34 @@ def _record(func: Any, args: Any, kwargs: dict[str, Any], recorder: DeferredMode
         for deferred in call.deferred:
             deferred._follow()
     return pytree.tree_unflatten(results, shape_of_results)
+
+
+def _wrap_results(
+    call: _Call, metas: Sequence[Any], results: list[Any], buffers: dict[int, Buffer]
+) -> list[DeferredTensor | None] | None:
+    """Replace the meta tensors among ``results`` by deferred ones; None if one is a view of a real tensor.
+
+    ``metas`` are the arguments that the op ran on.  ``buffers``, by memory, has those of deferred arguments; new ones
+    are added.  Returns the tensors that have a new buffer, each at its place among the results.
+    """
+    known = {id(t._meta): t for t in call.deferred}
+    made: list[DeferredTensor | None] = [None] * len(results)
+    for i, result in enumerate(results):
+        if not isinstance(result, Tensor):
+            continue
+        if id(result) in known:
+            results[i] = known[id(result)]
+            continue
+        meta = result.resolve_conj().resolve_neg()
+        memory = memory_of(meta)
+        if any(memory == memory_of(m) for m, leaf in zip(metas, call.leaves, strict=True) if _is_real(leaf)):
+            return None
+        is_new = memory not in buffers
+        if is_new:
+            buffers[memory] = Buffer(call.device, meta.untyped_storage().nbytes())
+        results[i] = DeferredTensor.of(meta, buffers[memory])
+        made[i] = results[i] if is_new else None
+    return made
 
 
 def _keep(call: _Call, made: Sequence[DeferredTensor | None]) -> None:
@@ -313,6 +327,10 @@ def _run_real(call: _Call) -> Any:
         call.recorder.stream(call.generator(call.device)).settle()
     args, kwargs = call.arguments(lambda leaf: leaf.materialised() if isinstance(leaf, DeferredTensor) else leaf)
     return call.func(*args, **kwargs)
+
+
+def _is_real(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not isinstance(leaf, DeferredTensor)
 
 
 def _on_meta(leaf: Any) -> Any:
