@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -51,7 +51,6 @@ _NOT_OF_COPIES = {"grad", "numpy", "__array__"}  # they need the tensor that has
 _OF_GRAPHS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
 _MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
-_REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
 class VariableStore(Protocol):
@@ -187,40 +186,14 @@ class OwnedTensor(Tensor):
         owned = next((a for a in args if isinstance(a, OwnedTensor)), None)
         if owned is None:
             owned = _first_owned((args, kwargs))
-        owner, name = owned._owner, owned.name_in_plan
-        if args and args[0] is owned:
-            if func in _LIKE:
-                like = torch.empty_strided(owned.shape, owned.stride(), dtype=owned.dtype, device="meta")
-                return func(like, *args[1:], **{**kwargs, "device": kwargs.get("device") or owned.device})
-            if func == Tensor.detach and sys._getframe(1).f_code is _MAKES_PARAMETERS:
-                return owned._another()
-            if func == Tensor.detach:
-                value = owner.read(name)
-                return value if _saves(sys._getframe(1)) else DetachedTensor.of(value, owned)
-            if func == Tensor.copy_:
-                owner.write(name, real_value(args[1] if len(args) > 1 else kwargs["src"]))
-                return owned
-            if func == SHARES_SHAPE:  # ``model.to`` asks this about the converted tensor
-                owned._converted(args[1])
-                return True
-            if func == _DATA.__get__ and not owner.capturing:
-                return DetachedTensor.of(owner.read(name), owned)
-            if func == _DATA.__set__ and not owner.capturing:
-                owned._assign(args[1])
-                return None
-            if func == Tensor.__deepcopy__:
-                return owned._deepcopy(args[1])
-            if func in _REDUCE:
-                return owned._as_real().__reduce_ex__(*args[1:]) if args[1:] else owned._as_real().__reduce_ex__(2)
-            if func == Tensor.__repr__ or func == Tensor.__format__:
-                kind = "parameter" if owned.is_parameter else "tensor"
-                return f"<{kind} {name}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
+        if args and args[0] is owned and func in _OF_STAND_INS:
+            return _OF_STAND_INS[func](owned, func, args, kwargs)
         if func in _ALIKE and len(args) > 1 and args[1] is owned and not isinstance(args[0], OwnedTensor):
             like = torch.empty((), dtype=owned.dtype, device=owned.device).expand(owned.shape)
             return func(args[0], like, *args[2:], **kwargs)
-        if not owner.capturing and _has_no_graph(func, (args, kwargs)):
+        if not owned._owner.capturing and _has_no_graph(func, (args, kwargs)):
             return _on_values(func, args, kwargs)
-        if not owner.capturing and _may_have_a_graph(func, kwargs):
+        if not owned._owner.capturing and _may_have_a_graph(func, kwargs):
             return _on_values(func, args, kwargs, graph=True)
         raise owned._refused(func)
 
@@ -317,6 +290,73 @@ class OwnedTensor(Tensor):
         if self.is_parameter:
             return nn.Parameter(value, self.requires_grad)
         return value.requires_grad_(self.requires_grad)
+
+
+# ---- functions that stand-ins handle themselves: each gets the stand-in, the function, its args and its kwargs
+
+
+def _made_like(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    like = torch.empty_strided(owned.shape, owned.stride(), dtype=owned.dtype, device="meta")
+    return func(like, *args[1:], **{**kwargs, "device": kwargs.get("device") or owned.device})
+
+
+def _detached(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    caller = sys._getframe(2)  # of ``__torch_function__``
+    if caller.f_code is _MAKES_PARAMETERS:
+        return owned._another()
+    value = owned._owner.read(owned.name_in_plan)
+    return value if _saves(caller) else DetachedTensor.of(value, owned)
+
+
+def _copied_to(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OwnedTensor:
+    owned._owner.write(owned.name_in_plan, real_value(args[1] if len(args) > 1 else kwargs["src"]))
+    return owned
+
+
+def _shares_shape(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    owned._converted(args[1])  # ``model.to`` asks this about the converted tensor
+    return True
+
+
+def _data(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DetachedTensor:
+    if owned._owner.capturing:
+        raise owned._refused(func)
+    return DetachedTensor.of(owned._owner.read(owned.name_in_plan), owned)
+
+
+def _set_data(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if owned._owner.capturing:
+        raise owned._refused(func)
+    owned._assign(args[1])
+
+
+def _deep_copied(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return owned._deepcopy(args[1])
+
+
+def _reduced(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    reduce: Any = owned._as_real().__reduce_ex__
+    return reduce(*(args[1:] or (2,)))
+
+
+def _shown(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    kind = "parameter" if owned.is_parameter else "tensor"
+    return f"<{kind} {owned.name_in_plan}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
+
+
+_OF_STAND_INS: dict[Any, Callable[[OwnedTensor, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    **dict.fromkeys(_LIKE, _made_like),
+    Tensor.detach: _detached,
+    Tensor.copy_: _copied_to,
+    SHARES_SHAPE: _shares_shape,
+    _DATA.__get__: _data,
+    _DATA.__set__: _set_data,
+    Tensor.__deepcopy__: _deep_copied,
+    Tensor.__reduce_ex__: _reduced,
+    Tensor.__reduce__: _reduced,
+    Tensor.__repr__: _shown,
+    Tensor.__format__: _shown,
+}
 
 
 class OwnedGradient(OwnedTensor):
