@@ -196,42 +196,42 @@ class _Converter:
         return number
 
     def call(self, fx_node: torch.fx.Node) -> None:
+        """Add what a call does: usually a node."""
+        op, args = str(fx_node.target), fx_node.args
         if fx_node.target is operator.getitem:
-            source, index = fx_node.args
-            self.value[fx_node] = self.value[source][index]  # type: ignore[index]  # a node and a number
-            return
-        op = str(fx_node.target)
-        if op in IDENTITIES:
-            self.value[fx_node] = self.arg(fx_node.args[0]).index
-            return
-        if op == "aten.copy_.default":
-            target, source = (self.value[a] for a in fx_node.args[:2])  # type: ignore[index]  # both are nodes
-            if target not in self.lost:
-                self.refuse_argument(target, fx_node)
-                self.updates[target] = source
-            self.value[fx_node] = source
-            return
-        if op == CHECKED:
-            raises, held, names = fx_node.args
-            self.value[fx_node] = self.value[raises]  # type: ignore[index]  # a node
-            values = [self.value[node] for node in held]  # type: ignore[union-attr,index]  # a list of nodes
-            self.checks.append((self.value[fx_node], dict(zip(str(names).splitlines(), values, strict=True))))
-            return
-        if op.startswith("aten.") and fx_node.meta.get("val") is None:
-            return  # it only looks at values and may raise (linalg's check of errors), and there are no values yet
-        try:
-            if any(isinstance(a, complex) for a in fx_node.args):
-                op, args = self.with_constants(fx_node)
-            else:
-                args = tuple(self.arg(a) for a in fx_node.args)
-            kwargs: Kwargs = tuple((k, self.arg(v)) for k, v in fx_node.kwargs.items())
-        except CaptureError as error:
-            raise CaptureError(f"{_user_line(fx_node)}\n  {error}") from None
-        op, args, kwargs = self.simplify(op, args, kwargs, fx_node)
+            self.value[fx_node] = self.value[args[0]][args[1]]  # type: ignore[index]  # a node and a number
+        elif op in IDENTITIES:
+            self.value[fx_node] = self.arg(args[0]).index
+        elif op == "aten.copy_.default":
+            self.assign(fx_node)
+        elif op == CHECKED:
+            self.check(fx_node)
+        elif op.startswith("aten.") and fx_node.meta.get("val") is None:
+            pass  # it only looks at values and may raise (linalg's check of errors), and there are no values yet
+        else:
+            self.compute(fx_node)
+
+    def assign(self, fx_node: torch.fx.Node) -> None:
+        """Note the new value of the input that an op writes."""
+        target, source = (self.value[a] for a in fx_node.args[:2])  # type: ignore[index]  # both are nodes
+        if target not in self.lost:
+            self.refuse_argument(target, fx_node)
+            self.updates[target] = source
+        self.value[fx_node] = source
+
+    def check(self, fx_node: torch.fx.Node) -> None:
+        """Note a check that may raise, and the values of variables there."""
+        raises, held, names = fx_node.args
+        self.value[fx_node] = self.value[raises]  # type: ignore[index]  # a node
+        values = [self.value[node] for node in held]  # type: ignore[union-attr,index]  # a list of nodes
+        self.checks.append((self.value[fx_node], dict(zip(str(names).splitlines(), values, strict=True))))
+
+    def compute(self, fx_node: torch.fx.Node) -> None:
+        """Add the node of an op, unless its result is one of its arguments or a number of the script."""
+        op, args, kwargs = self.simplify(*self.call_of(fx_node), fx_node)
         if op == "":
             self.value[fx_node] = args[0].index
             return
-        custom = fx_node.meta.get("custom") or {}
         if op == NUMBER:
             self.number(fx_node, args, dict(kwargs))
             return
@@ -242,6 +242,28 @@ class _Converter:
         if op in IN_PLACE:
             args = self.read_scalars(op, args)
         args = self.as_they_are(op, args)
+        outs = self.outs(fx_node)
+        custom = fx_node.meta.get("custom") or {}
+        node = Node(
+            op, args, kwargs, outs, Phase.FORWARD, custom.get("placement"), custom.get("where", ""),
+            visit=custom.get("visit", -1), again=custom.get("again", False), line=custom.get("line", ""),
+        )  # fmt: skip
+        self.made[outs[0]] = (op, args)
+        self.nodes.append(replace(node, phase=self.phase(node, custom.get("phase") == Phase.BACKWARD)))
+
+    def call_of(self, fx_node: torch.fx.Node) -> tuple[str, tuple[Arg, ...], Kwargs]:
+        """The op of a node and its arguments, in the graph's terms."""
+        try:
+            if any(isinstance(a, complex) for a in fx_node.args):
+                op, args = self.with_constants(fx_node)
+            else:
+                op, args = str(fx_node.target), tuple(self.arg(a) for a in fx_node.args)
+            return op, args, tuple((k, self.arg(v)) for k, v in fx_node.kwargs.items())
+        except CaptureError as error:
+            raise CaptureError(f"{_user_line(fx_node)}\n  {error}") from None
+
+    def outs(self, fx_node: torch.fx.Node) -> tuple[int, ...]:
+        """New values for the results of an op; -1 for a result that is no tensor."""
         result: Any = fx_node.meta.get("val")
         if isinstance(result, list | tuple):
             outs = [self.new(meta_of(r)) if isinstance(r, Tensor) else -1 for r in result]
@@ -251,22 +273,21 @@ class _Converter:
             self.value[fx_node] = outs[0]
         else:  # a number: .item() of a tensor without values
             raise CaptureError(f"{_user_line(fx_node)}\n  {LOOKS_AT_A_VALUE}")
-        node = Node(op, args, kwargs, tuple(outs), Phase.FORWARD, custom.get("placement"), custom.get("where", ""))
-        node = replace(
-            node, visit=custom.get("visit", -1), again=custom.get("again", False), line=custom.get("line", "")
-        )
-        phase = Phase.FORWARD
-        added = op == "aten.add.Tensor" and not self.kept.isdisjoint(node.reads())
+        return tuple(outs)
+
+    def phase(self, node: Node, backward: bool) -> Phase:
+        """The phase of a node, and note what it makes; ``backward``: the backward pass has called the op."""
+        added = node.op == "aten.add.Tensor" and not self.kept.isdisjoint(node.reads())
         if added:  # this adds to a gradient of earlier calls, once for all micro-batches
-            self.kept.update(outs)
-        if custom.get("phase") == Phase.BACKWARD and not added:
+            self.kept.update(node.outs)
+        phase = Phase.FORWARD
+        if backward and not added:
             phase = Phase.BACKWARD
-        elif any(v in self.after_backward for v in node.reads()) or op in IN_PLACE:
+        elif node.op in IN_PLACE or any(v in self.after_backward for v in node.reads()):
             phase = Phase.OPTIMIZER
         if phase != Phase.FORWARD:
-            self.after_backward.update(outs)
-        self.made[outs[0]] = (op, args)
-        self.nodes.append(replace(node, phase=phase))
+            self.after_backward.update(node.outs)
+        return phase
 
     def number(self, fx_node: torch.fx.Node, args: tuple[Arg, ...], given: Mapping[str, Arg]) -> None:
         """Add an op that makes a tensor of a number of the script, which the plan reads at each call."""
