@@ -18,7 +18,8 @@ devices.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -111,35 +112,45 @@ def refuse_parallel(
     """Raise LayoutError for anything but data parallelism over all devices."""
     read = {v for n in graph.nodes for v in n.reads()}
     used = {i.name for i in graph.inputs if i.kind == InputKind.VARIABLE and i.value in read}
-
-    def refuse(found: str) -> None:
+    parallel = itertools.chain(
+        _parallel_hints(hints, used), _parallel_ops(graph, everywhere), _laid_out(fixed, used, everywhere)
+    )
+    found = next(parallel, None)
+    if found is not None:
         raise LayoutError(
             f"job {name!r} has the mirrored view, and {found} was found; the mirrored view is data parallelism only: "
             f"every device has the whole model. Leave it out, or use the consistent view (the default)"
         )
 
+
+def _parallel_hints(hints: ResolvedHints, used: Set[str]) -> Iterator[str]:
+    """Yield a description of each hint that asks for more than data parallelism, for the ``used`` variables."""
     of_variables = [(n, h) for of in (hints.layouts, hints.optimizer) for n, h in of.items() if n in used]
     for what, hint in (*of_variables, *(("an output", h) for h in hints.outputs.values())):
         if any(e is not None and e != B for e in hint.wish):
-            refuse(f"{show_wish(hint.wish)} for {what} ({hint.origin})")
-    for variable in hints.homes.keys() & used:
-        refuse(hints.layouts[variable].origin)
-    for variable, zero in hints.zero.items():
-        if variable in used:
-            refuse(zero.origin)
-    for pattern in hints.patterns:
-        refuse(pattern.origin)
+            yield f"{show_wish(hint.wish)} for {what} ({hint.origin})"
+    yield from (hints.layouts[variable].origin for variable in hints.homes.keys() & used)
+    yield from (zero.origin for variable, zero in hints.zero.items() if variable in used)
+    yield from (pattern.origin for pattern in hints.patterns)
     if hints.stages is not None:
-        refuse(hints.stages.origin)
+        yield hints.stages.origin
+
+
+def _parallel_ops(graph: Graph, everywhere: Placement) -> Iterator[str]:
+    """Yield a description of each op that splits a tensor or is not placed on all devices."""
     for n in graph.nodes:
         if n.op == CONSTRAIN:
-            refuse(n.args[2])
+            yield n.args[2]
         if n.op in MARKERS:
-            refuse("flow.unpack or flow.pack")
+            yield "flow.unpack or flow.pack"
         if n.placement is not None and n.placement != everywhere:
-            refuse(f"a placement of ops on {n.placement}")
+            yield f"a placement of ops on {n.placement}"
+
+
+def _laid_out(fixed: Mapping[str, Variable], used: Set[str], everywhere: Placement) -> Iterator[str]:
+    """Yield a description of each of the ``used`` variables that an earlier job has split or placed elsewhere."""
     for laid in fixed.values():
         if laid.name in used and any(e != B for e in laid.sbp):
-            refuse(f"{laid.name}, which an earlier job has laid out as {show(laid.sbp)}")
+            yield f"{laid.name}, which an earlier job has laid out as {show(laid.sbp)}"
         if laid.name in used and laid.placement != everywhere:
-            refuse(f"{laid.name}, which an earlier job has put on {laid.placement}")
+            yield f"{laid.name}, which an earlier job has put on {laid.placement}"
