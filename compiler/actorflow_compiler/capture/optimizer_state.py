@@ -67,6 +67,17 @@ class TracedOptimizers:
         name = ".".join(slot)
         self.tensors[name], self.parameter[name] = tensor, slot[1]
 
+    def add_state(self, title: str, optimizer: Optimizer) -> None:
+        """Register the stand-ins in an optimizer's state as variables, and note all that the state holds."""
+        for p, values in optimizer.state.items():
+            if id(p) not in self.names:  # state that belongs to no parameter
+                self.before.append((title, optimizer.state, p, values))
+                continue
+            for key, value in values.items():
+                self.before.append((title, values, key, value))
+                if isinstance(value, Tensor):
+                    self.add_variable((title, self.names[id(p)], key), value)
+
     def hide_until_step(
         self, optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor]
     ) -> None:
@@ -164,57 +175,42 @@ def optimizer_stand_ins(
     tensors like those that an earlier trace saw the step make for state that does not exist yet.  ``numbers`` records
     what the step does with settings and counts that calls may change.
     """
-    saved: list[tuple[Optimizer, Any, list[dict[str, Any]], Any]] = []
     names = {id(fake): name for name, fake in fakes.items()}
     found = TracedOptimizers(state.optimizers, names)
-    try:
-        for name, optimizer in sorted(state.optimizers.items(), key=lambda item: is_torchs(item[1])):
-            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-            saved.append((optimizer, optimizer.state, groups, vars(optimizer).get(CHECKS_DEVICE)))
-            if not train:
-                if state.looks_at_steps:
-                    optimizer.state = _keyed_by_stand_ins(optimizer.state, state, fakes)
-                    found.before.extend((name, of, *item) for of in optimizer.state.values() for item in of.items())
-                continue
-            # torch 2.11 refuses fused Adagrad on CUDA and fused complex parameters; plans support both
-            vars(optimizer)[CHECKS_DEVICE] = False
-            before, optimizer.state = optimizer.state, _empty_like(optimizer.state)
-            _settle_groups(optimizer)
-            if numbers is not None:
-                for source, value in settings_of(name, optimizer):
-                    _set_setting(optimizer.param_groups[int(source.at)], source, numbers.stand_in(source, value))
-            if needs_closure(optimizer):
-                pass  # ``marked_optimizer_steps`` refuses it where the step calls it
-            elif is_torchs(optimizer):
-                _make_state(name, optimizer, before, state, fakes, mode, {id(fakes[n]) for n in graded if n in fakes})
-                if state.looks_at_steps:
-                    _keep_others(optimizer, before, state, fakes, mode)
-            else:
-                _stand_in_state(optimizer, before, state, fakes, mode, numbers, name)
-            for p, values in optimizer.state.items():
-                if id(p) not in names:  # state that belongs to no parameter
-                    found.before.append((name, optimizer.state, p, values))
-                    continue
-                for key, value in values.items():
-                    found.before.append((name, values, key, value))
-                    if isinstance(value, Tensor):
-                        found.add_variable((name, names[id(p)], key), value)
-            if state.looks_at_steps and is_torchs(optimizer) and not needs_closure(optimizer):
-                found.hide_until_step(optimizer, before, state, fakes)
+    maker = _StateMaker(state, fakes, mode, {id(fakes[name]) for name in graded if name in fakes}, numbers)
+    with contextlib.ExitStack() as restoring:
+        for title, optimizer in sorted(state.optimizers.items(), key=lambda item: is_torchs(item[1])):
+            restoring.enter_context(_restored(optimizer))
+            if train:
+                before = maker.replace_state(title, optimizer)
+                found.add_state(title, optimizer)
+                if state.looks_at_steps and is_torchs(optimizer) and not needs_closure(optimizer):
+                    found.hide_until_step(optimizer, before, state, fakes)
+            elif state.looks_at_steps:
+                optimizer.state = _keyed_by_stand_ins(optimizer.state, state, fakes)
+                found.before.extend((title, of, *item) for of in optimizer.state.values() for item in of.items())
         for slot, like in made.items():
             found.made[slot] = _fake_like(like, like.device, mode)
             found.add_variable(slot, found.made[slot])
         yield found
+
+
+@contextlib.contextmanager
+def _restored(optimizer: Optimizer) -> Iterator[None]:
+    """Restore an optimizer's state and settings at the end."""
+    state, checks = optimizer.state, vars(optimizer).get(CHECKS_DEVICE)
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    try:
+        yield
     finally:
-        for optimizer, old, groups, checks in reversed(saved):
-            optimizer.state = old
-            for group, settings in zip(optimizer.param_groups, groups, strict=True):
-                for key in group.keys() - settings.keys() - {"params"}:
-                    del group[key]
-                group.update(settings)
-            vars(optimizer).pop(CHECKS_DEVICE, None)
-            if checks is not None:
-                vars(optimizer)[CHECKS_DEVICE] = checks
+        optimizer.state = state
+        for group, settings in zip(optimizer.param_groups, groups, strict=True):
+            for key in group.keys() - settings.keys() - {"params"}:
+                del group[key]
+            group.update(settings)
+        vars(optimizer).pop(CHECKS_DEVICE, None)
+        if checks is not None:
+            vars(optimizer)[CHECKS_DEVICE] = checks
 
 
 def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[NumberSource, int | float]]:
@@ -294,65 +290,88 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _make_state(
-    title: str, optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any,
-    graded: Collection[int],
-) -> None:  # fmt: skip
-    """Let an optimizer of torch make its state by a step with zero gradients, without its hooks."""
-    step = inspect.unwrap(type(optimizer).step)
-    with mode, looks_compiling(), torch.no_grad():
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                p.grad = torch.zeros_like(p) if p.requires_grad or id(p) in graded else None
-        try:
+@dataclass(frozen=True, slots=True)
+class _StateMaker:
+    """Makes stand-ins for the state of optimizers, in one trace that trains."""
+
+    state: ScriptState
+    fakes: Mapping[str, Tensor]
+    mode: Any
+    graded: Collection[int]  # ids of stand-ins for parameters that have a gradient already
+    numbers: NumberEnv | None
+
+    def replace_state(self, title: str, optimizer: Optimizer) -> Any:
+        """Give an optimizer the settings that it is traced with, and stand-ins for its state; returns its own state."""
+        # torch 2.11 refuses fused Adagrad on CUDA and fused complex parameters; plans support both
+        vars(optimizer)[CHECKS_DEVICE] = False
+        before, optimizer.state = optimizer.state, _empty_like(optimizer.state)
+        _settle_groups(optimizer)
+        if self.numbers is not None:
+            for source, value in settings_of(title, optimizer):
+                _set_setting(optimizer.param_groups[int(source.at)], source, self.numbers.stand_in(source, value))
+        if needs_closure(optimizer):
+            pass  # ``marked_optimizer_steps`` refuses it where the step calls it
+        elif is_torchs(optimizer):
+            self._make_by_a_step(title, optimizer, before)
+            if self.state.looks_at_steps:
+                self._keep_others(optimizer, before)
+        else:
+            self._stand_in(title, optimizer, before, self.numbers)
+        return before
+
+    def _make_by_a_step(self, title: str, optimizer: Optimizer, before: Any) -> None:
+        """Let an optimizer of torch make its state by a step with zero gradients, without its hooks."""
+        step = inspect.unwrap(type(optimizer).step)
+        with self.mode, looks_compiling(), torch.no_grad():
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = torch.zeros_like(p) if p.requires_grad or id(p) in self.graded else None
             try:
-                step(optimizer)
-            except KeyError:  # torch 2.11's Adagrad makes its state in its __init__ only
-                _stand_in_state(optimizer, before, state, fakes, mode)
-                step(optimizer)
-        except ActorflowError:
-            raise
-        except Exception as error:
-            raise CaptureError(
-                f"optimizer {title} ({type(optimizer).__name__}) cannot step in a job: its step looks at values, or "
-                f"takes other gradients than dense tensors. Expected: another one of torch.optim"
-            ) from error
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                p.grad = None
+                try:
+                    step(optimizer)
+                except KeyError:  # torch 2.11's Adagrad makes its state in its __init__ only
+                    self._stand_in(title, optimizer, before, None)
+                    step(optimizer)
+            except ActorflowError:
+                raise
+            except Exception as error:
+                raise CaptureError(
+                    f"optimizer {title} ({type(optimizer).__name__}) cannot step in a job: its step looks at values, "
+                    f"or takes other gradients than dense tensors. Expected: another one of torch.optim"
+                ) from error
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = None
 
+    def _keep_others(self, optimizer: Optimizer, before: Any) -> None:
+        """Copy entries that the script keeps in the state of an optimizer of torch into its stand-in state."""
+        for name, held in self.state.held.items():
+            for key, value in before.get(held.tensor, {}).items() if name in self.fakes else ():
+                kept = optimizer.state.setdefault(self.fakes[name], {})
+                if key not in kept:
+                    kept[key] = self._alike(name, value) if isinstance(value, Tensor) else value
 
-def _keep_others(
-    optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any
-) -> None:  # fmt: skip
-    """Copy entries that the script keeps in the state of an optimizer of torch into its stand-in state."""
-    for name, held in state.held.items():
-        for key, value in before.get(held.tensor, {}).items() if name in fakes else ():
-            kept = optimizer.state.setdefault(fakes[name], {})
-            if key not in kept:
-                kept[key] = _fake_like(value, fakes[name].device, mode) if isinstance(value, Tensor) else value
+    def _stand_in(self, title: str, optimizer: Optimizer, before: Any, numbers: NumberEnv | None) -> None:
+        """Give an optimizer stand-ins for its state: for tensors, and with ``numbers`` for Python numbers, too."""
+        by_id = {id(h.tensor): h.name for h in self.state.held.values()}
 
+        def one(name: str, key: Any, value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return self._alike(name, value)
+            if numbers is None or not number_of(value) or not isinstance(key, str):
+                return value
+            return numbers.stand_in(NumberSource(SourceKind.STATE, title, name, key), value)
 
-def _stand_in_state(
-    optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any,
-    numbers: NumberEnv | None = None, title: str = "",
-) -> None:  # fmt: skip
-    """Give an optimizer stand-ins for its state: for tensors, and with ``numbers`` for Python numbers, too."""
-    by_id = {id(h.tensor): h.name for h in state.held.values()}
+        for p, values in before.items():
+            name = by_id.get(id(p))
+            if name is not None:
+                optimizer.state[self.fakes[name]] = {key: one(name, key, value) for key, value in values.items()}
+            elif not isinstance(p, Tensor):
+                optimizer.state[p] = values
 
-    def one(name: str, key: Any, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return _fake_like(value, fakes[name].device, mode)
-        if numbers is None or not number_of(value) or not isinstance(key, str):
-            return value
-        return numbers.stand_in(NumberSource(SourceKind.STATE, title, name, key), value)
-
-    for p, values in before.items():
-        name = by_id.get(id(p))
-        if name is not None:
-            optimizer.state[fakes[name]] = {key: one(name, key, value) for key, value in values.items()}
-        elif not isinstance(p, Tensor):
-            optimizer.state[p] = values
+    def _alike(self, name: str, tensor: Tensor) -> Tensor:
+        """A stand-in for a tensor in the state of a parameter, on the device of the parameter's stand-in."""
+        return _fake_like(tensor, self.fakes[name].device, self.mode)
 
 
 def _fake_like(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
