@@ -85,48 +85,44 @@ class _Program:
 
     def value(self, v: int, weight: int) -> None:
         """Add the boxing of a value from the layouts it is made in to those needed, and its memory."""
-        p = self.p
-        made = p.producer.get(v)
-        haves: dict[int, dict[int, float]] = {}  # layout → the options that make it
-        if made is not None:
-            out = p.items[made].outs.index(v)
-            for x, layouts in zip(self.x[self.class_of[made]], p.makes[made], strict=True):
-                haves.setdefault(layouts[out], {})[x] = 1.0
-        else:
-            haves[p.layout_id(B)] = {}
-        needs: dict[int, list[dict[int, float]]] = {}
-        kept: dict[int, list[dict[int, float]]] = {}
-        for i in sorted({self.class_of[r] for r in p.readers.get(v, ())}):
-            reader = next(r for r in p.readers[v] if self.class_of[r] == i)
-            by_need: dict[int, dict[int, float]] = {}
-            by_layout: dict[int, dict[int, float]] = {}
-            for x, wants, holds in zip(self.x[i], p.wants[reader], p.kept[reader], strict=True):
-                for value, need in wants:
-                    if value == v:
-                        by_need.setdefault(need, {})[x] = 1.0
-                for value, layout in holds:
-                    if value == v:
-                        by_layout.setdefault(layout, {})[x] = 1.0
-            for need, xs in by_need.items():
-                needs.setdefault(need, []).append(xs)
-            for layout, xs in by_layout.items():
-                kept.setdefault(layout, []).append(xs)
-        always = {p.target_need(t) for t in p.targets if t.value == v}
+        haves = self.made_in(v)
+        needs = self.readers_of(v, self.p.wants)
+        always = {self.p.target_need(t) for t in self.p.targets if t.value == v}
         for need in always | needs.keys():
             self.edges(v, weight, haves, need, needs.get(need, []), need in always)
-        where = p.placement[v]
-        phase = p.phase.get(v)
-        if v in p.variables:
-            memory = self.memory.setdefault((where, "variables"), {})
-            for layout, xs in haves.items():
-                for x in xs:
-                    memory[x] = memory.get(x, 0.0) + weight * p.held_bytes(v, layout)
-        for layout, readers in kept.items():
-            held = self.variable(0.0)
-            for xs in readers:
-                self.least.append(({held: 1.0, **{x: -c for x, c in xs.items()}}, 0.0))
-            kind = "activations" if phase == Phase.FORWARD else "gradients"
-            self.memory.setdefault((where, kind), {})[held] = weight * p.held_bytes(v, layout)
+        self.add_memory(v, weight, haves)
+
+    def made_in(self, v: int) -> dict[int, dict[int, float]]:
+        """The layouts that a value is made in, each with the options that make it so; B for what no item makes."""
+        made = self.p.producer.get(v)
+        if made is None:
+            return {self.p.layout_id(B): {}}
+        out = self.p.items[made].outs.index(v)
+        found: dict[int, dict[int, float]] = {}
+        for x, layouts in zip(self.x[self.class_of[made]], self.p.makes[made], strict=True):
+            found.setdefault(layouts[out], {})[x] = 1.0
+        return found
+
+    def readers_of(
+        self, v: int, listed: Sequence[Sequence[Sequence[tuple[int, int]]]]
+    ) -> dict[int, list[dict[int, float]]]:
+        """What readers need or keep of a value; for each class of readers, the options that need or keep it.
+
+        ``listed`` has pairs (value, what is needed or kept of it), for each item and each of its options.
+        """
+        reader_of_class: dict[int, int] = {}
+        for reader in self.p.readers.get(v, ()):
+            reader_of_class.setdefault(self.class_of[reader], reader)
+        found: dict[int, list[dict[int, float]]] = {}
+        for c, reader in sorted(reader_of_class.items()):
+            rows: dict[int, dict[int, float]] = {}
+            for x, pairs in zip(self.x[c], listed[reader], strict=True):
+                for value, what in pairs:
+                    if value == v:
+                        rows.setdefault(what, {})[x] = 1.0
+            for what, row in rows.items():
+                found.setdefault(what, []).append(row)
+        return found
 
     def edges(
         self, v: int, weight: int, haves: dict[int, dict[int, float]], need: int,
@@ -144,6 +140,21 @@ class _Program:
             self.least.append((dict.fromkeys(z.values(), 1.0), 1.0))
         for xs in readers:
             self.least.append(({**dict.fromkeys(z.values(), 1.0), **{x: -c for x, c in xs.items()}}, 0.0))
+
+    def add_memory(self, v: int, weight: int, haves: dict[int, dict[int, float]]) -> None:
+        """Add the memory of a value: as a variable, and where readers keep it."""
+        p, where = self.p, self.p.placement[v]
+        if v in p.variables:
+            memory = self.memory.setdefault((where, "variables"), {})
+            for layout, xs in haves.items():
+                for x in xs:
+                    memory[x] = memory.get(x, 0.0) + weight * p.held_bytes(v, layout)
+        kind = "activations" if p.phase.get(v) == Phase.FORWARD else "gradients"
+        for layout, readers in self.readers_of(v, p.kept).items():
+            held = self.variable(0.0)
+            for xs in readers:
+                self.least.append(({held: 1.0, **{x: -c for x, c in xs.items()}}, 0.0))
+            self.memory.setdefault((where, kind), {})[held] = weight * p.held_bytes(v, layout)
 
     def solve(self, budget: float | None) -> RelaxedSolution | None:
         from scipy.optimize import linprog  # here: it takes a third of a second, in every process
