@@ -32,46 +32,42 @@ def _ints(sizes: Sequence[Any]) -> bool:
     return all(isinstance(s, int) for s in sizes)
 
 
-@rule("view", "reshape", "flatten", "ravel", "unflatten", "view_as", "reshape_as")
+@rule("unflatten")
+def unflatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Split a dim other than the dim of the rows."""
+    given = bound(("input", "dim", "sizes"), args, kwargs)
+    v, sizes = given["input"], given["sizes"]
+    d = normalized_dim(given["dim"], v._whole.dim())
+    if d == v._row_dim:
+        refuse(v, "unflatten groups", "which are side by side depends on values")
+    return wrap(v._whole.unflatten(d, sizes), v._row_dim + (len(sizes) - 1 if d < v._row_dim else 0), v._selection)
+
+
+@rule("flatten", "ravel")
+def flatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Merge dims: within each row, or the rows with dims behind them, which splits each row into several."""
+    given = bound(("input", "start_dim", "end_dim"), args, kwargs)
+    v = given["input"]
+    shape, at = v._whole.shape, v._row_dim
+    start, end = (normalized_dim(given.get(k, other), len(shape)) for k, other in (("start_dim", 0), ("end_dim", -1)))
+    if not start <= at <= end:
+        return wrap(v._whole.flatten(start, end), at if at < start else at - (end - start), v._selection)
+    if at != start:
+        refuse(v, "flatten mixes", "they are not its first dim")
+    if end == start:
+        return v
+    if v._index_dim == -1 and shape[1] == 1:
+        return index_column(v, 0)
+    times = math.prod(shape[start + 1 : end + 1])
+    return wrap(v._whole.flatten(start, end), start, repeated_rows(v._selection, times))
+
+
+@rule("view", "reshape", "view_as", "reshape_as")
 def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reshape each row, or split each row into several."""
     name = called(func)
     v = args[0] if args else kwargs["input"]
-    shape, at, dims = v._whole.shape, v._row_dim, v._whole.dim()
-    if name in ("view_as", "reshape_as"):
-        like = args[1]
-        sizes = [-1 if isinstance(like, MaskedRows) and d == like._row_dim else n for d, n in enumerate(_shape(like))]
-    elif name == "unflatten":
-        given = bound(("input", "dim", "sizes"), args, kwargs)
-        d = normalized_dim(given["dim"], dims)
-        if d == at:
-            refuse(v, "unflatten groups", "which are side by side depends on values")
-        return wrap(
-            v._whole.unflatten(d, given["sizes"]), at + (len(given["sizes"]) - 1 if d < at else 0), v._selection
-        )
-    elif name in ("flatten", "ravel"):
-        given = bound(("input", "start_dim", "end_dim"), args, kwargs)
-        start, end = (normalized_dim(given.get(k, other), dims) for k, other in (("start_dim", 0), ("end_dim", -1)))
-        if not start <= at <= end:
-            return wrap(v._whole.flatten(start, end), at if at < start else at - (end - start), v._selection)
-        if at != start:
-            refuse(v, "flatten mixes", "they are not its first dim")
-        if end == start:
-            return v
-        if v._index_dim == -1 and shape[1] == 1:
-            return index_column(v, 0)
-        times = math.prod(shape[start + 1 : end + 1])
-        return wrap(v._whole.flatten(start, end), start, repeated_rows(v._selection, times))
-    else:
-        given_sizes = args[1:] or tuple(kwargs.values())
-        if len(given_sizes) == 1 and isinstance(given_sizes[0], torch.dtype):
-            refuse(v, "view as another dtype looks at", "it is not known here")
-        sizes = list(given_sizes[0] if isinstance(given_sizes[0], list | tuple) else given_sizes)
-    if any(s is v._selection._count for s in sizes):
-        each, known = math.prod(shape) // max(1, shape[at]), math.prod(s for s in sizes if isinstance(s, int) and s > 0)
-        rest = each // known if known and each % known == 0 else -1
-        sizes = [rest if isinstance(s, int) and s == -1 else s for s in sizes]
-    sizes = [-1 if s is v._selection._count else s for s in sizes]
+    sizes = _with_rows_open(v, _sizes_of_view(name, v, args, kwargs))
     if not _ints(sizes) or sizes.count(-1) != 1:
         plain = v._dynamic() if _ints(sizes) and -1 not in sizes else None
         if plain is not None:
@@ -79,11 +75,11 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(
             v, f"{name} has other sizes than those of", "the number of rows is no number of the capture; write -1 there"
         )
-    j = sizes.index(-1)
+    shape, at, j = v._whole.shape, v._row_dim, sizes.index(-1)
     before, after = math.prod(sizes[:j]), math.prod(sizes[j + 1 :])
     rows, inside = math.prod(shape[:at]), math.prod(shape[at + 1 :])
     if before == rows and after == inside:
-        if v._index_dim == -1 and dims == 2 and inside == 1 and len(sizes) == 1:
+        if v._index_dim == -1 and len(shape) == 2 and inside == 1 and len(sizes) == 1:
             return index_column(v, 0)
         return wrap(v._whole.reshape([*sizes[:j], shape[at], *sizes[j + 1 :]]), j, v._selection)
     if before == rows and after and inside % after == 0:
@@ -96,6 +92,29 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if before and rows == 1 and before != 1 and inside % (before * after) == 0:
         refuse(v, f"{name} cuts", "which are in which part depends on values")
     return refuse(v, f"{name} groups", "which are side by side depends on values")
+
+
+def _sizes_of_view(name: str, v: MaskedRows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The sizes that a view asks for, which may be the count of the rows and -1."""
+    if name in ("view_as", "reshape_as"):
+        like = args[1]
+        return [-1 if isinstance(like, MaskedRows) and d == like._row_dim else n for d, n in enumerate(_shape(like))]
+    given = args[1:] or tuple(kwargs.values())
+    if len(given) == 1 and isinstance(given[0], torch.dtype):
+        refuse(v, "view as another dtype looks at", "it is not known here")
+    return list(given[0] if isinstance(given[0], list | tuple) else given)
+
+
+def _with_rows_open(v: MaskedRows, sizes: list[Any]) -> list[Any]:
+    """The sizes with -1 in place of the count of the rows, and then the size that -1 stands for in its own place."""
+    count, shape = v._selection._count, v._whole.shape
+    if not any(s is count for s in sizes):
+        return sizes
+    each = math.prod(shape) // max(1, shape[v._row_dim])  # the size of a row
+    known = math.prod(s for s in sizes if isinstance(s, int) and s > 0)
+    rest = each // known if known and each % known == 0 else -1
+    sizes = [rest if isinstance(s, int) and s == -1 else s for s in sizes]
+    return [-1 if s is count else s for s in sizes]
 
 
 def _shape(x: Tensor) -> Sequence[int]:
