@@ -151,24 +151,11 @@ def _placed(ray: Any, nnodes: int, devices: int, gpus: bool, timeout: float) -> 
 
 async def _follow_all(ray: Any, group: Any, run: RayRun, nnodes: int, devices: int, gpus: bool) -> int:
     """Start the actors, show rank 0's output, and see all to their end."""
-    strategies: Any = import_module("ray.util.scheduling_strategies")
-    from actorflow.launch.ray_rank import RayRank
-
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     world = nnodes * devices
-    remote = ray.remote(RayRank)
-    actors = [
-        remote.options(
-            num_cpus=1,
-            num_gpus=int(gpus),
-            scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=rank // devices
-            ),
-        ).remote()
-        for rank in range(world)
-    ]
+    actors = _actors(ray, group, world, devices, gpus)
     try:
         places = await asyncio.gather(*(actor.where.remote(nnodes) for actor in actors))
     except ray.exceptions.RayError as e:
@@ -212,6 +199,24 @@ async def _follow_all(ray: Any, group: Any, run: RayRun, nnodes: int, devices: i
         await asyncio.wait(follows, timeout=PATIENCE)
         raise
     return _report(seen, ended_itself)
+
+
+def _actors(ray: Any, group: Any, world: int, devices: int, gpus: bool) -> list[Any]:
+    """Start an actor for each rank, those of a node in one bundle of the placement group."""
+    strategies: Any = import_module("ray.util.scheduling_strategies")
+    from actorflow.launch.ray_rank import RayRank
+
+    remote = ray.remote(RayRank)
+    return [
+        remote.options(
+            num_cpus=1,
+            num_gpus=int(gpus),
+            scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=rank // devices
+            ),
+        ).remote()
+        for rank in range(world)
+    ]
 
 
 async def _until_one_fails(follows: Sequence[asyncio.Future[None]], seen: Sequence[_RankState]) -> None:
