@@ -27,6 +27,7 @@ from actorflow_compiler.capture.mirrored import average_gradients, average_updat
 from actorflow_compiler.capture.optimizer_state import (
     OPTIMIZER_MARK,
     StateKey,
+    TracedOptimizers,
     is_fused,
     marked_optimizer_steps,
     optimizer_stand_ins,
@@ -153,167 +154,223 @@ def capture(
     Raises CaptureError with the user's line for control flow that depends on data, for state that was not found and
     for anything that the step itself raises.
     """
+    return _captured(_CaptureArguments(
+        step=step, arguments=arguments, state=state, train=train, hints=hints, fresh=fresh, standing=standing,
+        sure=sure, made=made, mirrored=mirrored, device=device, numbers=numbers, value=value, checks=checks,
+    ))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CaptureArguments:
+    """The arguments of ``capture``."""
+
+    step: Callable[[list[Tensor]], list[Tensor]]
+    arguments: Sequence[TensorArgument]
+    state: ScriptState
+    train: bool
+    hints: ResolvedHints
+    fresh: bool
+    standing: GradientState
+    sure: Mapping[str, bool]
+    made: Mapping[StateKey, Tensor]
+    mirrored: int
+    device: torch.device
+    numbers: NumberEnv | None
+    value: Callable[[str], Tensor] | None
+    checks: BranchExplorer | None
+
+
+def _captured(given: _CaptureArguments) -> Capture:
+    """See ``capture``: trace the step as often as needed."""
     while True:
         with contextlib.suppress(Retrace):
-            return _traced(
-                step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing, sure=sure, made=made,
-                mirrored=mirrored, device=device, numbers=numbers, value=value, checks=checks,
-            )  # fmt: skip
+            return _traced(given)
 
 
-def _traced(
-    step: Callable[[list[Tensor]], list[Tensor]],
-    arguments: Sequence[TensorArgument],
-    state: ScriptState,
-    *,
-    train: bool,
-    hints: ResolvedHints,
-    fresh: bool,
-    standing: GradientState,
-    sure: Mapping[str, bool],
-    made: Mapping[StateKey, Tensor],
-    mirrored: int,
-    device: torch.device,
-    numbers: NumberEnv | None,
-    value: Callable[[str], Tensor] | None,
-    checks: BranchExplorer | None,
-) -> Capture:
+def _traced(given: _CaptureArguments) -> Capture:
     """See ``capture``; raises Retrace where ``checks`` has learnt something, so that the step must be traced again."""
-    mode = fake_mode()
-    with_graph = train and torch.is_grad_enabled()  # as where the job is called
-    names = {id(m): name for root in state.modules.values() for name, m in root.named_modules()}
-    groups = group_names(state)
-
-    stand_in = partial(_stand_in, mode, device)
+    state, numbers, device = given.state, given.numbers, given.device
+    mode, groups = fake_mode(), group_names(state)
     if numbers is not None:
         numbers.begin()
     with (
         contextlib.nullcontext() if numbers is None else symbolic_numbers(),
-        stand_ins(state, stand_in) as fakes,
-        optimizer_stand_ins(state, fakes, mode, train, made, standing.kept, numbers) as stepped,
+        stand_ins(state, partial(_stand_in, mode, device)) as fakes,
+        optimizer_stand_ins(state, fakes, mode, given.train, given.made, given.standing.kept, numbers) as stepped,
     ):
         with mode:
-            inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
+            inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in given.arguments]
         preserve = fx_traceback.preserve_node_meta()
-        deciding = _ValueResolver(state, [*fakes], value)
-
-        def found(raises: Tensor, where: str, raised: ExceptionRecord) -> None:
-            assert checks is not None
-            there = {**fakes, **stepped.tensors, **watch.variables_now()}
-            raises = torch.ops.actorflow.checked(raises, [*there.values()], "\n".join(there))
-            left, lost = checks.changed()
-            if raised.left is not None:
-                left, raised = raised.left, replace(raised, left=None)
-            lost = lost or stepped.count_changed_in_python()
-            check = Check(where, raised, left, lost, watch.has_stepped, watch.effects_so_far())
-            checks.found.append((raises, check))
-
-        def standing_now() -> tuple[Any, frozenset[str]]:
-            there = {**fakes, **stepped.tensors, **watch.variables_now()}
-            trace = next((found for t in there.values() if (found := node_of(t)) is not None), None)
-            writes = 0 if trace is None else HostProgramFinder(trace[0].graph, trace[1], (), ()).writes
-            return ({name: id(t) for name, t in there.items()}, writes), watch.effects_so_far().loses
-
-        reads = ValueReadHandler(deciding.decide, late=numbers is not None, checks=checks, found=found)
+        deciding = _ValueResolver(state, [*fakes], given.value)
+        reads = ValueReadHandler(
+            deciding.decide, late=numbers is not None, checks=given.checks, found=lambda *check: trace.add_check(*check)
+        )
         with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
-            watch = GradientTracker(state, fakes, standing, sure)
-            kept = {name + GRADIENT_SUFFIX: grad for name, grad in watch.variables.items()}
-            held = {**fakes, **stepped.tensors, **kept}
-            outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
-            recording = tags.recording(hints.places, names, outputs, hints.around)
-            averaged = average_gradients(fakes, mirrored) if mirrored else contextlib.nullcontext()
-            with recording as recorder, mark_gradients(fakes, hints.zero), averaged:
-                selecting = selection_mode(reads.refusal)
-
-                @contextlib.contextmanager
-                def backward() -> Iterator[None]:
-                    with watch.backward(), SelectionMode(), UnpatchedMode():
-                        yield
-
-                recorder.during_backward = backward
-
-                if checks is not None:
-                    checks.standing = standing_now
-
-                def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
-                    with torch.set_grad_enabled(with_graph), recorder.following_lines():
-                        with contextlib.nullcontext() if checks is None else checks.tracing(), UnpatchedMode():
-                            results = step(tensors)
-                            clusters.check()
-                        check_results(results)
-                        nested.check_results(results)
-                        assigned.check_results(results)
-                        results = [r.detach() for r in results]
-                        reads.check()
-                        indexing.check()
-                        for optimizer in state.optimizers.values():
-                            stepped.show(optimizer, [*stepped.hidden.get(id(optimizer), ())])
-                        stepped.settle(assigned.holder_of)
-                        watch.write_kept()
-                        if checks is not None and checks.found:
-                            results.append(torch.stack([raises for raises, _ in checks.found]))
-                        return results
-
-                streams, indexing, clusters = RandomStreams(), Indexing(), AdaptiveSoftmaxClusters(state)
-                assigned = DataAssignmentMode(held.values(), watch.gradient_read)
-                unseen = values_not_seen(), reads.refusing(), assigned, streams.numbering(), _scaled(state), selecting
-                scripts = TorchScriptCalls([h.tensor for h in state.held.values()])
-                ragged = (
-                    replaced_sequence_packing(),
-                    nested.replaced_nested_tensors(),
-                    replaced_encoders(),
-                    replaced_ctc_loss(),
-                    indexing.replacing_indexing(),
-                    unrolled_higher_order_ops(),
-                )
-                layers = replaced_istft(), scripts.replacing_calls(), clusters.replacing_layers(), replaced_observers()
-                norms = contextlib.nullcontext() if numbers is None else replaced_batch_norm()
-                with contextlib.ExitStack() as stack, watch.watching(), marked_optimizer_steps(state, stepped):
-                    for context in (*unseen, *ragged, *layers, norms, without_meta()):
-                        stack.enter_context(context)
-                    own = {**fixed_sizes.TABLE, **loss_scaling.TABLE, **strided.TABLE, **EQUAL_TABLE}
-                    table = {**decompositions(streams), **own}
-                    raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
-                        [*held.values(), *watch.inputs.values()], inputs
-                    )
-            if train:
-                _refuse_uncalled(hints.patterns, recorder.called)
-            known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)}
-            gradients, unknown = watch.result(raw, known)
+            trace = _Trace(given, fakes, stepped, reads)
+            raw = trace.run(inputs)
+            known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), trace.held, strict=False)}
+            gradients, unknown = trace.watch.result(raw, known)
             decisions = deciding.end(raw)
-            again = bool(stepped.unexpected) or indexing.again or not unknown.keys() <= sure.keys()
-            raw.graph.set_codegen(torch.fx.graph.CodeGen())
-            raw.recompile()
-            values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
-            runner = _FusedOpExpander(raw, known, groups, numbers)
-            functional = (
-                None
-                if again
-                else make_fx(
-                    functionalize(lambda *v: runner.run(*v), remove="mutations"),
-                    decomposition_table=TABLE,
-                    tracing_mode="real",
-                    _allow_non_fake_inputs=True,
-                )(*values)
-            )
+            again = bool(stepped.unexpected) or trace.indexing.again or not unknown.keys() <= given.sure.keys()
+            functional = None if again else _functionalized(raw, known, groups, numbers)
     if functional is None:
-        return capture(
-            step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing,
-            sure={**unknown, **sure}, made={**made, **stepped.unexpected}, mirrored=mirrored, device=device,
-            numbers=numbers, value=value, checks=checks,
-        )  # fmt: skip
-    kinds = {h.name: h.kind for h in state.held.values()}
-    kinds |= {**dict.fromkeys(stepped.tensors, VariableKind.OPTIMIZER), **dict.fromkeys(kept, KEPT_GRADIENT)}
-    info = PlaceholderNames(
-        (*((name, kinds[name]) for name in held), *((name, LOST_GRADIENT) for name in watch.inputs)),
-        tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
-    )
-    parameter = {**stepped.parameter, **state.beside, **{name: name.removesuffix(GRADIENT_SUFFIX) for name in kept}}
-    captured = to_graph(functional, info, parameter, fresh)
-    raising = () if checks is None else tuple(check for _, check in checks.found)
+        sure, made = {**unknown, **given.sure}, {**given.made, **stepped.unexpected}
+        return _captured(replace(given, sure=sure, made=made))
+    parameter = {**stepped.parameter, **state.beside}
+    parameter |= {name: name.removesuffix(GRADIENT_SUFFIX) for name in trace.kept}
+    captured = to_graph(functional, trace.placeholder_names(), parameter, given.fresh)
+    raising = () if given.checks is None else tuple(check for _, check in given.checks.found)
     captured = replace(captured, gradients=gradients, decisions=decisions, checks=raising)
     refuse_lost(captured.graph)
-    return replace(captured, graph=average_updates(captured.graph, mirrored)) if mirrored else captured
+    return replace(captured, graph=average_updates(captured.graph, given.mirrored)) if given.mirrored else captured
+
+
+class _Trace:
+    """A step's first trace, as the user wrote it: with autograd and the optimizer running, on stand-ins for the state.
+
+    It is made and run where tensors have no memory.
+    """
+
+    def __init__(
+        self, given: _CaptureArguments, fakes: Mapping[str, Tensor], stepped: TracedOptimizers, reads: ValueReadHandler
+    ) -> None:
+        state = given.state
+        self._given, self._fakes, self._stepped, self._reads = given, fakes, stepped, reads
+        self._with_graph = given.train and torch.is_grad_enabled()  # as where the job is called
+        self.watch = GradientTracker(state, fakes, given.standing, given.sure)
+        self.kept = {name + GRADIENT_SUFFIX: grad for name, grad in self.watch.variables.items()}
+        self.held = {**fakes, **stepped.tensors, **self.kept}  # the variables, as they are before the step
+        self._streams, self.indexing, self._clusters = RandomStreams(), Indexing(), AdaptiveSoftmaxClusters(state)
+        self._assigned = DataAssignmentMode(self.held.values(), self.watch.gradient_read)
+
+    def run(self, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        """Trace the step; the graph's inputs are the variables, the lost gradients that it reads, and ``inputs``."""
+        given, state, hints = self._given, self._given.state, self._given.hints
+        names = {id(m): name for root in state.modules.values() for name, m in root.named_modules()}
+        outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
+        recording = tags.recording(hints.places, names, outputs, hints.around)
+        averaged = average_gradients(self._fakes, given.mirrored) if given.mirrored else contextlib.nullcontext()
+        with recording as recorder, mark_gradients(self._fakes, hints.zero), averaged:
+            recorder.during_backward = self._backward
+            if given.checks is not None:
+                given.checks.standing = self._standing
+
+            def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
+                with torch.set_grad_enabled(self._with_graph), recorder.following_lines():
+                    return self._step(tensors)
+
+            with contextlib.ExitStack() as stack, self.watch.watching(), marked_optimizer_steps(state, self._stepped):
+                for context in self._substitutes():
+                    stack.enter_context(context)
+                own = {**fixed_sizes.TABLE, **loss_scaling.TABLE, **strided.TABLE, **EQUAL_TABLE}
+                table = {**decompositions(self._streams), **own}
+                raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
+                    [*self.held.values(), *self.watch.inputs.values()], inputs
+                )
+        if given.train:
+            _refuse_uncalled(hints.patterns, recorder.called)
+        return raw
+
+    def _substitutes(self) -> tuple[contextlib.AbstractContextManager[Any], ...]:
+        """The contexts in which the step runs: what it finds in place of functions of torch and Python."""
+        state, numbers = self._given.state, self._given.numbers
+        scripts = TorchScriptCalls([h.tensor for h in state.held.values()])
+        return (
+            values_not_seen(),
+            self._reads.refusing(),
+            self._assigned,
+            self._streams.numbering(),
+            _scaled(state),
+            selection_mode(self._reads.refusal),
+            replaced_sequence_packing(),
+            nested.replaced_nested_tensors(),
+            replaced_encoders(),
+            replaced_ctc_loss(),
+            self.indexing.replacing_indexing(),
+            unrolled_higher_order_ops(),
+            replaced_istft(),
+            scripts.replacing_calls(),
+            self._clusters.replacing_layers(),
+            replaced_observers(),
+            contextlib.nullcontext() if numbers is None else replaced_batch_norm(),
+            without_meta(),
+        )
+
+    def _step(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Run the step, check what it leaves behind, and write the new state into the variables."""
+        checks, stepped = self._given.checks, self._stepped
+        with contextlib.nullcontext() if checks is None else checks.tracing(), UnpatchedMode():
+            results = self._given.step(tensors)
+            self._clusters.check()
+        check_results(results)
+        nested.check_results(results)
+        self._assigned.check_results(results)
+        results = [r.detach() for r in results]
+        self._reads.check()
+        self.indexing.check()
+        for optimizer in self._given.state.optimizers.values():
+            stepped.show(optimizer, [*stepped.hidden.get(id(optimizer), ())])
+        stepped.settle(self._assigned.holder_of)
+        self.watch.write_kept()
+        if checks is not None and checks.found:
+            results.append(torch.stack([raises for raises, _ in checks.found]))
+        return results
+
+    @contextlib.contextmanager
+    def _backward(self) -> Iterator[None]:
+        """Use around a backward pass."""
+        with self.watch.backward(), SelectionMode(), UnpatchedMode():
+            yield
+
+    def _variables_now(self) -> dict[str, Tensor]:
+        """The variables, without gradients of other calls that the step has cleared so far."""
+        return {**self._fakes, **self._stepped.tensors, **self.watch.variables_now()}
+
+    def _standing(self) -> tuple[Any, frozenset[str]]:
+        """See ``BranchExplorer``."""
+        there = self._variables_now()
+        trace = next((found for t in there.values() if (found := node_of(t)) is not None), None)
+        writes = 0 if trace is None else HostProgramFinder(trace[0].graph, trace[1], (), ()).writes
+        return ({name: id(t) for name, t in there.items()}, writes), self.watch.effects_so_far().loses
+
+    def add_check(self, raises: Tensor, where: str, raised: ExceptionRecord) -> None:
+        """Note a branch that raises, where the step is now; ``raises`` says whether a call takes it."""
+        checks, there = self._given.checks, self._variables_now()
+        assert checks is not None
+        raises = torch.ops.actorflow.checked(raises, [*there.values()], "\n".join(there))
+        left, lost = checks.changed()
+        if raised.left is not None:
+            left, raised = raised.left, replace(raised, left=None)
+        lost = lost or self._stepped.count_changed_in_python()
+        check = Check(where, raised, left, lost, self.watch.has_stepped, self.watch.effects_so_far())
+        checks.found.append((raises, check))
+
+    def placeholder_names(self) -> PlaceholderNames:
+        """What the graph's inputs are."""
+        kinds = {h.name: h.kind for h in self._given.state.held.values()}
+        kinds |= {**dict.fromkeys(self._stepped.tensors, VariableKind.OPTIMIZER)}
+        kinds |= dict.fromkeys(self.kept, KEPT_GRADIENT)
+        return PlaceholderNames(
+            (*((name, kinds[name]) for name in self.held), *((name, LOST_GRADIENT) for name in self.watch.inputs)),
+            tuple((a.name, "batch" if a.batch else "argument") for a in self._given.arguments),
+        )
+
+
+def _functionalized(
+    raw: torch.fx.GraphModule, known: Mapping[str, str], groups: Mapping[tuple[str, str], str],
+    numbers: NumberEnv | None,
+) -> torch.fx.GraphModule:  # fmt: skip
+    """The second trace: the graph of the first with a new value in place of every in-place change."""
+    raw.graph.set_codegen(torch.fx.graph.CodeGen())
+    raw.recompile()
+    values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
+    runner = _FusedOpExpander(raw, known, groups, numbers)
+    return make_fx(
+        functionalize(lambda *v: runner.run(*v), remove="mutations"),
+        decomposition_table=TABLE,
+        tracing_mode="real",
+        _allow_non_fake_inputs=True,
+    )(*values)
 
 
 @contextlib.contextmanager
