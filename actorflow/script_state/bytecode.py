@@ -38,68 +38,94 @@ class CodeNames:
     any: bool = False  # whether it may read attributes that it does not name
     imports: dict[str, None] = field(default_factory=dict)  # modules that it imports in its body
     stores: dict[str, None] = field(default_factory=dict)  # globals and attributes that it sets or deletes
-    environment: bool = False  # whether it reads environment variables
 
 
 def code_names(function: types.FunctionType) -> CodeNames:
     """The names in a function and its nested functions; the first parameter is assumed to be ``self``."""
     found = CodeNames()
     code = function.__code__
-    _follow(code, code.co_varnames[0] if code.co_argcount else "", function.__globals__, found)
+    _CodeReader(code, code.co_varnames[0] if code.co_argcount else "", function.__globals__, found).read()
     return found
 
 
-def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: CodeNames) -> None:
-    instructions = list(dis.get_instructions(code))
-    before: object = None
-    base: Any = None  # the module that the previous instruction loaded, if any
-    of_own = False  # whether the previous instruction loaded ``self``
-    for at, instruction in enumerate(instructions):
-        kind, name = instruction.opname, instruction.argval
-        if kind in ATTRIBUTES:
-            found.attributes[name] = None
-            found.environment |= name in ENVIRONMENT
-            if before == "layers":
-                found.globals[f"layers.{name}"] = None
-            if isinstance(base, types.ModuleType):
-                found.modules.setdefault(id(base), (base, {}))[1][name] = None
-                base = getattr(base, name, None)
-                found.any = found.any or _reads_all(base)
-            else:
-                (found.own if of_own else found.others)[name] = None
-                base = None
-            of_own = False
-        elif kind in ("LOAD_GLOBAL", "LOAD_NAME"):
-            found.globals[name] = None
-            base, of_own = scope.get(name), False
-            found.any = found.any or _reads_all(base)
-            if name in BY_TEXT:  # strings in the code may contain the names
-                found.globals.update(dict.fromkeys(word for word in _words(code) if word in scope))
-        elif kind not in ("PUSH_NULL", "COPY", "DUP_TOP"):  # ``self.count += 1`` has these in between
-            base, of_own = None, False
-            if kind.startswith(("LOAD_FAST", "LOAD_DEREF")):
-                of_own = (name[-1] if isinstance(name, tuple) else name) == own != ""  # one instruction may load two
-        if kind in STORES:
-            found.stores[name] = None
-        if kind == "IMPORT_NAME":
-            found.imports[name] = None
-        loads = kind.startswith("LOAD_") and kind != "LOAD_CONST"
-        if loads and name in ANY:
-            said = _attribute_read(name, instructions[at + 1 :])
+class _CodeReader:
+    """Adds the names in code and in its nested functions to ``found``.
+
+    ``own`` is the name of the variable that is ``self``, or empty; ``scope`` are the globals of the code.
+    """
+
+    def __init__(self, code: types.CodeType, own: str, scope: Mapping[str, Any], found: CodeNames) -> None:
+        self._code, self._own, self._scope, self._found = code, own, scope, found
+        self._instructions = list(dis.get_instructions(code))
+        self._before: object = None  # the argument of the previous instruction
+        self._base: Any = None  # the module that the previous instruction loaded, if any
+        self._of_own = False  # whether the previous instruction loaded ``self``
+
+    def read(self) -> None:
+        """Read all instructions in order, then the constants, which contain the nested functions."""
+        found = self._found
+        for at, instruction in enumerate(self._instructions):
+            kind, name = instruction.opname, instruction.argval
+            if kind in ATTRIBUTES:
+                self._attribute(name)
+            elif kind in ("LOAD_GLOBAL", "LOAD_NAME"):
+                self._global(name)
+            elif kind not in ("PUSH_NULL", "COPY", "DUP_TOP"):  # ``self.count += 1`` has these in between
+                self._base, self._of_own = None, False
+                if kind.startswith(("LOAD_FAST", "LOAD_DEREF")):  # one instruction may load two
+                    self._of_own = (name[-1] if isinstance(name, tuple) else name) == self._own != ""
+            if kind in STORES:
+                found.stores[name] = None
+            elif kind == "IMPORT_NAME":
+                found.imports[name] = None
+            elif kind.startswith("LOAD_") and kind != "LOAD_CONST":
+                self._reader_or_setter(at, name)
+            self._before = name
+        self._constants()
+
+    def _attribute(self, name: str) -> None:
+        found = self._found
+        found.attributes[name] = None
+        if self._before == "layers":
+            found.globals[f"layers.{name}"] = None
+        if isinstance(self._base, types.ModuleType):
+            found.modules.setdefault(id(self._base), (self._base, {}))[1][name] = None
+            self._base = getattr(self._base, name, None)
+            found.any = found.any or _reads_all(self._base)
+        else:
+            (found.own if self._of_own else found.others)[name] = None
+            self._base = None
+        self._of_own = False
+
+    def _global(self, name: str) -> None:
+        found = self._found
+        found.globals[name] = None
+        self._base, self._of_own = self._scope.get(name), False
+        found.any = found.any or _reads_all(self._base)
+        if name in BY_TEXT:  # strings in the code may contain the names
+            found.globals.update(dict.fromkeys(word for word in _words(self._code) if word in self._scope))
+
+    def _reader_or_setter(self, at: int, name: Any) -> None:
+        """Add attributes that code reads or sets by a function such as ``getattr``, if it loads one at ``at``."""
+        found = self._found
+        if name in ANY:
+            said = _attribute_read(name, self._instructions[at + 1 :])
             if said:
                 found.attributes[said] = None
                 found.others[said] = None
             found.any = found.any or not said
-        if loads and name in SETTERS:
-            found.stores.update(dict.fromkeys(_words(code)))
-        before = name
-    asks = not ENVIRONMENT.isdisjoint(code.co_names)
-    for constant in code.co_consts:
-        if asks and isinstance(constant, str):
-            found.strings[constant] = None
-        if isinstance(constant, types.CodeType):
-            parameters = constant.co_varnames[: constant.co_argcount]
-            _follow(constant, "" if own in parameters else own, scope, found)
+        if name in SETTERS:
+            found.stores.update(dict.fromkeys(_words(self._code)))
+
+    def _constants(self) -> None:
+        asks = not ENVIRONMENT.isdisjoint(self._code.co_names)
+        for constant in self._code.co_consts:
+            if asks and isinstance(constant, str):
+                self._found.strings[constant] = None
+            if isinstance(constant, types.CodeType):
+                parameters = constant.co_varnames[: constant.co_argcount]
+                own = "" if self._own in parameters else self._own
+                _CodeReader(constant, own, self._scope, self._found).read()
 
 
 def _words(code: types.CodeType) -> Iterator[str]:

@@ -11,7 +11,7 @@ import contextlib
 import dis
 import re
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -129,6 +129,62 @@ class Rebinding:
     at: int  # the position of its source in the search's result
     key: Any  # encoded by ``encode_key``
     changed: tuple[int, ...]  # results with the old tensors' values, if the step changed those in place before
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A value in a source that is another one after the step than before it, or is there only before or after it."""
+
+    at: int  # the position of the source in the search's result
+    one: StateSource
+    key: Any
+    where: str  # the source's label for the key
+    read: bool  # whether the step can read the value
+    old: Mapping[Any, Any]  # the source's values before the step
+    now: Mapping[Any, Any]  # and after it
+
+    @property
+    def was(self) -> Any:
+        """The value before the step; None if it was not there."""
+        return self.old.get(self.key)
+
+    @property
+    def value(self) -> Any:
+        """The value after the step; None if it is deleted."""
+        return self.now.get(self.key)
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the value is not there after the step."""
+        return self.key not in self.now
+
+
+class _TensorsLeft:
+    """The tensors that a run of a step leaves: ``results`` of the call, and ``writes``, which variables take over."""
+
+    def __init__(self, results: list[Tensor]) -> None:
+        self.results = results
+        self.writes: list[tuple[Tensor, Tensor]] = []  # a variable's tensor, and the one that replaced it
+        self._numbered: list[tuple[int, Tensor]] = []  # tensors that are among the results, with their indices
+
+    def result(self, tensor: Tensor) -> int:
+        """The index of a tensor among the results; a tensor that is left in two places is one result."""
+        for number, known in self._numbered:
+            if known is tensor:
+                return number
+        self._numbered.append((len(self.results), tensor))
+        self.results.append(tensor.detach())
+        return len(self.results) - 1
+
+    def write(self) -> None:
+        """Write the new values into the variables; results keep the values from before."""
+        for at, result in enumerate(self.results):
+            if any(_shared(result, held) for held, _ in self.writes):
+                self.results[at] = result.detach().clone()
+        with torch.no_grad():
+            fresh = [(held, new.detach().clone()) for held, new in self.writes]
+            for held, new in fresh:
+                held.copy_(new)
 
 
 class _StrCopy(str):
@@ -286,8 +342,16 @@ class SideEffectRecorder:
         """
         self._during.close()
         self._put_back()
-        self._results: list[tuple[int, Tensor]] = []
-        pairs = [*zip(self._sources, self._now, strict=True)]
+        self._refuse_unseen()
+        left = _TensorsLeft(results)
+        effects = [self._side_effect(change, left) for change in self._changed()]
+        if self._counting:
+            raise RestartCapture(self._counting)
+        left.write()
+        return [effect for effect in effects if effect is not None]
+
+    def _refuse_unseen(self) -> None:
+        """Raise CaptureError for what the step did once, and calls of a plan would not do or notice."""
         for one in self._sources:
             if (generator := _of_torch(one)) and generator.initial_seed() != UNSEEDED:
                 instead = f"{one.path}.manual_seed(...) before the call, or torch.manual_seed(...) in the step"
@@ -304,10 +368,12 @@ class SideEffectRecorder:
                 f"would do once, when it is captured, and not in every call; expected: draw them outside and pass them "
                 f"as arguments, or draw them with torch (torch.rand, torch.manual_seed) in the step"
             )
-        found = []
-        writes: list[tuple[Tensor, Tensor]] = []
-        for at, (one, old) in enumerate(pairs):
-            unread = one.of_library and (id(one.holder), type(one)) not in self._read
+
+    def _changed(self) -> Iterator[_Change]:
+        """All values that the step changed, in the order of the sources."""
+        for at, (one, old) in enumerate(zip(self._sources, self._now, strict=True)):
+            can_read = (id(one.holder), type(one)) in self._read
+            unread = one.of_library and not can_read
             alone = isinstance(one, GeneratorSource | LengthSource) or (
                 unread and isinstance(one, ItemsSource | MappingSource | ArraySource)
             )
@@ -317,101 +383,124 @@ class SideEffectRecorder:
             for key in (*old, *(key for key in now if key not in old)):
                 if key in old and key in now and same(old[key], now[key]):
                     continue
-                change = self._change(at, one, key, old, now, results, writes)
-                if change is not None:
-                    found.append(change)
-        if self._counting:
-            raise RestartCapture(self._counting)
-        for at, result in enumerate(results):  # the value from before variables are written
-            if any(_shared(result, held) for held, _ in writes):
-                results[at] = result.detach().clone()
-        with torch.no_grad():
-            fresh = [(held, new.detach().clone()) for held, new in writes]
-            for held, new in fresh:
-                held.copy_(new)
-        return found
+                read = can_read and (isinstance(one, SchedulerSource) or key in one.read())
+                yield _Change(at, one, key, one.label(key), read, old, now)
 
-    def _change(
-        self, at: int, one: StateSource, key: Any, old: Mapping[Any, Any], now: Mapping[Any, Any],
-        results: list[Tensor], writes: list[tuple[Tensor, Tensor]],
-    ) -> SideEffect | None:  # fmt: skip
-        where = one.label(key)
-        read = (id(one.holder), type(one)) in self._read and (isinstance(one, SchedulerSource) or key in one.read())
+    def _side_effect(self, change: _Change, left: _TensorsLeft) -> SideEffect | None:
+        """The side effect that repeats a change; None if no call needs to repeat it.
+
+        A change that is a variable's new value is written into the variable instead.
+        """
+        one = change.one
+        if isinstance(one, CacheSource) and change.is_deleted:
+            return None
+        self._refuse_by_source(change)
+        numbers = _stand_ins(change.was)
+        if numbers and not change.is_deleted and _same_items(change.was, change.value):
+            return None
+        self._refuse_counts(change, bool(numbers))
+        if change.is_deleted:
+            return SideEffect(change.at, self._sent(change.where, change.key), change.where, DELETED, change.read)
+        self._refuse_unbacked(change)
+        tensors: list[Tensor] = []
+        shape = _described(change.value, tensors)
+        if one.of_library and not change.read and not tensors:
+            return None
+        if shape is None:
+            if not change.read or one.whole:  # the previous value is there again
+                return None
+            before = summarize(change.was) if change.key in change.old else ABSENT
+            self._refuse(change.where, f"is {before} before the step and {summarize(change.value)} after")
+        if self._rebinds(change, shape, tensors, left):
+            return None
+        return self._stored(change, shape, tensors, numbers, left)
+
+    def _refuse_by_source(self, change: _Change) -> None:
+        """Raise CaptureError for sources whose values calls cannot set, or not to this one."""
+        one, where = change.one, change.where
         if isinstance(one, ArraySource | HooksSource):
             self._refuse(where, "is changed in the step")
         if isinstance(one, CacheSource):
-            if key not in now:
-                return None
             instead = f"@functools.cache in place of @functools.lru_cache, or {one.path} called before the step"
             self._refuse(where, "gets a tensor that the step makes, which no other call could have", instead, one.path)
-        if isinstance(one, ScriptSource) and not isinstance(now.get(key), bool | Tensor | None):
+        if isinstance(one, ScriptSource) and not isinstance(change.value, bool | Tensor | None):
             self._refuse(
-                where, f"changes from {summarize(old.get(key))} to {summarize(now.get(key))} in code of torch.jit",
+                where, f"changes from {summarize(change.was)} to {summarize(change.value)} in code of torch.jit",
                 "the plain module, or a buffer: torch.zeros(()) that is counted up",
             )  # fmt: skip
-        mine = _stand_ins(old.get(key))
-        own = bool(mine)  # whether the value is computed from stand-ins of this step
-        if own and key in now and _same_items(old[key], now[key]):
-            return None
+
+    def _refuse_counts(self, change: _Change, computed: bool) -> None:
+        """Raise CaptureError for a setting that calls count, unless the step computes it from its previous value."""
+        one = change.one
         alone = one.by_name and self._numbers is None  # the plan's ops would read the previous value
-        if one.counts and (alone or not (own or read or number_of(current_value(now.get(key))))):
-            there = f"changes from {summarize(old.get(key))} to {summarize(now.get(key))} in the step"
-            self._refuse(where, there, "do this after the call; learning rates are read in every call", one.path)
-        if key not in now:
-            return SideEffect(at, self._sent(where, key), where, DELETED, read)
-        value = now[key]
-        tensors: list[Tensor] = []
-        if any(is_unbacked(leaf) and leaf.resolve(leaf.tensor) is None for leaf in pytree.tree_leaves(value)):
+        if one.counts and (alone or not (computed or change.read or number_of(current_value(change.value)))):
+            there = f"changes from {summarize(change.was)} to {summarize(change.value)} in the step"
+            self._refuse(change.where, there, "do this after the call; learning rates are read in every call", one.path)
+
+    def _refuse_unbacked(self, change: _Change) -> None:
+        """Raise CaptureError for a number that is computed from tensors, and not a tensor itself."""
+        if any(is_unbacked(leaf) and leaf.resolve(leaf.tensor) is None for leaf in pytree.tree_leaves(change.value)):
             self._refuse(
-                where, "would be a number that is there only when a call has run (.item() or float() of a tensor)",
+                change.where,
+                "would be a number that is there only when a call has run (.item() or float() of a tensor)",
                 "the tensor itself, without .item(), which each call carries on; or keep the number after the call",
-            )  # fmt: skip
-        shape = _described(value, tensors)
-        if one.of_library and not read and not tensors:
-            return None
-        if shape is None:
-            if not read or one.whole:  # the previous value is there again
-                return None
-            self._refuse(
-                where,
-                f"is {summarize(old[key]) if key in old else ABSENT} before the step and {summarize(value)} after",
             )
+
+    def _rebinds(
+        self, change: _Change, shape: tree.Description, tensors: Sequence[Tensor], left: _TensorsLeft
+    ) -> bool:  # fmt: skip
+        """Whether the new value's tensors are new values of variables; then these are written, and it is noted.
+
+        Raises CaptureError for tensors that a plan cannot keep.
+        """
+        where = change.where
         was: list[Tensor] = []
-        alike = key in old and _described(old[key], was) == shape
+        alike = change.key in change.old and _described(change.was, was) == shape
         fit = tensors and alike and all(self._fits(a, b) for a, b in zip(was, tensors, strict=True))
-        fit = fit and self._alone(old[key])
+        fit = fit and self._alone(change.was)
         for index, tensor in enumerate(tensors):
             if not alike or (tensor is not was[index] and not (fit and _moves(tensor, was, tensors))):
                 self._check(where, tensor)
-        if fit and any(map(is_read, was)):  # a variable is needed only if its value is read
-            for a, b in zip(was, tensors, strict=True):
-                if any(a is held and b is new for held, new in writes):  # two holders of one object, such as a class
-                    continue
-                if a is not b and any(_shared(b, other) for _, other in writes):
-                    said = "and another one that the step sets would be one tensor"
-                    self._refuse(where, said, "keep a copy (.clone())")
-                writes += [(a, b)] if a is not b else []
-            kept = all(a._version == self._versions[id(a)] for a in was)
-            changed = () if kept else tuple(self._result(tensor, results) for tensor in was)
-            self.rebound.append(Rebinding(at, self._sent(where, key), changed))
-            return None
+        if not fit or not any(map(is_read, was)):  # a variable is needed only if its value is read
+            return False
+        for a, b in zip(was, tensors, strict=True):
+            if any(a is held and b is new for held, new in left.writes):  # two holders of one object, such as a class
+                continue
+            if a is not b and any(_shared(b, other) for _, other in left.writes):
+                said = "and another one that the step sets would be one tensor"
+                self._refuse(where, said, "keep a copy (.clone())")
+            left.writes += [(a, b)] if a is not b else []
+        kept = all(a._version == self._versions[id(a)] for a in was)
+        changed = () if kept else tuple(map(left.result, was))
+        self.rebound.append(Rebinding(change.at, self._sent(where, change.key), changed))
+        return True
+
+    def _stored(
+        self, change: _Change, shape: tree.Description, tensors: Sequence[Tensor], numbers: Sequence[SymNumber],
+        left: _TensorsLeft,
+    ) -> SideEffect | None:  # fmt: skip
+        """The side effect that stores a new value; None for a number that is to be captured again with a stand-in.
+
+        ``numbers`` are the stand-ins in the previous value.
+        """
+        where, read, value = change.where, change.read, change.value
         if read and (kind := _other_kind(value)):
             self._refuse(where, f"is or holds a {kind} that the step makes, and a call would leave a plain dictionary")
-        if own and value.__class__ is not old[key].__class__:
-            own = False  # from now on it is a number of another kind
-        counted = read and isinstance(key, str | int) and number_of(old.get(key)) and number_of(current_value(value))
-        if not own and self._numbers is not None and counted:
-            self._counting.append(self._place(at, key, where))
+        # whether the value is computed from stand-ins of this step; a number of another kind is one from now on
+        own = bool(numbers) and value.__class__ is change.was.__class__
+        counted = number_of(change.was) and number_of(current_value(value)) and isinstance(change.key, str | int)
+        if not own and self._numbers is not None and read and counted:
+            self._counting.append(self._place(change.at, change.key, where))
             return None
-        sources = [number.expression for number in mine if isinstance(number.expression, NumberSource)]
+        sources = [number.expression for number in numbers if isinstance(number.expression, NumberSource)]
         baked = not own or self._numbers is None or any(map(self._numbers.is_specialized, sources))
         if read and not tensors and baked and takes_many_values(self._counts.get(where, ()), repr(shape)):
             self._refuse(
                 where,
-                f"changes from {summarize(old.get(key))} to {summarize(value)}, and to another value in each call",
+                f"changes from {summarize(change.was)} to {summarize(value)}, and to another value in each call",
             )
-        numbers = [self._result(tensor, results) for tensor in tensors]
-        return SideEffect(at, self._sent(where, key), where, _numbered(shape, numbers), read, not tensors and baked)
+        described = _numbered(shape, [*map(left.result, tensors)])
+        return SideEffect(change.at, self._sent(where, change.key), where, described, read, not tensors and baked)
 
     def _sent(self, where: str, key: Any) -> Any:
         try:
@@ -424,15 +513,6 @@ class SideEffectRecorder:
     def _place(at: int, key: Any, where: str) -> NumberSource:
         key, index = ("", key) if isinstance(key, int) else (key, -1)
         return NumberSource(SourceKind.PLACE, where, str(at), key, index)
-
-    def _result(self, tensor: Tensor, results: list[Tensor]) -> int:
-        """The index of a tensor among the results; a tensor that is left in two places is one result."""
-        for number, known in self._results:
-            if known is tensor:
-                return number
-        self._results.append((len(results), tensor))
-        results.append(tensor.detach())
-        return len(results) - 1
 
     def _fits(self, old: Tensor, new: Tensor) -> bool:
         """Whether a variable of the plan can take the value of the tensor that replaced its own."""
