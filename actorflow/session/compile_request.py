@@ -21,13 +21,8 @@ from actorflow.script_state import tree
 from actorflow.script_state.arguments import CallArguments
 from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.seeds import SeedEffect, record_seed_effect
-from actorflow.script_state.side_effects import (
-    MANY_VALUES,
-    Rebinding,
-    SideEffect,
-    SideEffectRecorder,
-    takes_many_values,
-)
+from actorflow.script_state.side_effect_recorder import SideEffectRecorder
+from actorflow.script_state.side_effects import MANY_VALUES, Rebinding, SideEffect, takes_many_values
 from actorflow.session.number_reads import reads_as_constants, reads_of_capture
 from actorflow.session.step_effects import StepEffects
 from actorflow.session.undo import StopPoints

@@ -20,10 +20,8 @@ from actorflow.rendezvous.device_assignment import (
 )
 from actorflow.rendezvous.settings import Settings
 from actorflow.script_state.arguments import shapes_text
-from actorflow.script_state.side_effects import (
-    RestartCapture,
-    scheduler_counts,
-)
+from actorflow.script_state.side_effect_recorder import RestartCapture
+from actorflow.script_state.side_effects import scheduler_counts
 from actorflow.session.agreement import StateReport, check_agreement, differing_variables, unused_on_all_ranks
 from actorflow.session.compile_request import CapturedStep, CompileRequest, located
 from actorflow.session.deadlock_report import deadlock_error
