@@ -62,7 +62,9 @@ from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["find_state", "search_script"]
 
+VALUES = (*PLAIN, LazyTensor)  # they hold no others
 CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
+FOLLOWED = (*CALLABLES, staticmethod, classmethod)  # functions whose code is followed wherever they are found
 METHODS = (
     types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools.partialmethod,
     functools.singledispatchmethod,
@@ -147,7 +149,7 @@ class _Search:
         if isinstance(value, DetachedTensor) and value.is_released:
             value = value.plain
             place(value)
-        if isinstance(value, (*PLAIN, LazyTensor)):
+        if isinstance(value, VALUES):
             made: Any = type(value)
             if made not in PLAIN and made is not LazyTensor and is_user_class(made):
                 self.found.classes.append(made)
@@ -161,7 +163,7 @@ class _Search:
         if isinstance(value, tuple):
             search_tuple(self, path, value, place, attribute)
             return
-        if isinstance(value, types.MethodType | types.FunctionType | functools.partial | staticmethod | classmethod):
+        if isinstance(value, FOLLOWED):
             self.function(value, path)
             return
         if isinstance(value, BUILTIN_METHODS):
