@@ -11,22 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import cast
 
-import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from actorflow.transport.communicators import NO_TIMEOUT, Communicator, CommunicatorRegistry, Scope, over_gloo
-from actorflow.transport.parcels import SMALL, Parcels, Room, by_size, plain_room, side_by_side
-from actorflow.transport.redistribution import check, dtype_of
-from actorflow_compiler.core.tensor_bytes import as_bytes
+from actorflow.transport.parcels import SMALL, Parcels, Room, packed_by_size, plain_room, room_by_size, sum_by_dtype
+from actorflow.transport.redistribution import check
 from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
-
-# Gloo cannot sum these dtypes, and sums bools as bytes (True + True is 2), so they are converted to another dtype to
-# be summed, and converted back.
-_SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
-_CPU = torch.device("cpu")
 
 
 class GlooPlane:
@@ -57,31 +49,16 @@ class GlooPlane:
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
         """See ``DataPlane``."""
         pair = self._communicators[Scope.PAIR, (self._rank, to)]
-        wires = [as_bytes(t) for t in tensors]
-        small, large = by_size([w.numel() for w in wires])
-        if small:
-            flat, parts = side_by_side([wires[i].numel() for i in small], self._room)
-            for i, part in zip(small, parts, strict=True):
-                part.copy_(wires[i])
-            wires.append(flat)
-            large.append(len(tensors))
-        for work in [pair.send([wires[i]], 1, 0) for i in large]:
+        for work in [pair.send([wire], 1, 0) for wire in packed_by_size(tensors, self._room)]:
             work.wait()
 
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``."""
         pair = self._communicators[Scope.PAIR, (source, self._rank)]
-        small, large = by_size([spec.nbytes for spec in specs])
-        wires = [self._room(0 if i in small else spec.nbytes) for i, spec in enumerate(specs)]
-        if small:
-            flat, parts = side_by_side([specs[i].nbytes for i in small], self._room)
-            for i, part in zip(small, parts, strict=True):
-                wires[i] = part
-            wires.append(flat)
-            large.append(len(specs))
-        for work in [pair.recv([wires[i]], 0, 0) for i in large]:
+        wires, tensors = room_by_size(specs, self._room)
+        for work in [pair.recv([wire], 0, 0) for wire in wires]:
             work.wait()
-        return [wire.view(dtype_of(spec.dtype)).view(spec.shape) for wire, spec in zip(wires, specs, strict=False)]
+        return tensors
 
     def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``.  Uses one Gloo operation, or one for each dtype of a large all_reduce.
@@ -95,31 +72,16 @@ class GlooPlane:
             return self._exchange(group, comm, tensors, specs)
         size = len(comm.ranks)
         if (size - 1) * sum(t.nbytes for t in tensors) > SMALL:
-            return self._all_reduce(group, tensors)
+            return sum_by_dtype(tensors, lambda flat: group.allreduce([flat]).wait())
         whole = [((Box((0,) * t.dim(), tuple(t.shape)),),) * size for t in tensors]
         terms = replace(comm, exchanges=tuple(Exchange(boxes, boxes, add=True) for boxes in whole))
         return self._exchange(group, terms, tensors, specs)
-
-    def _all_reduce(self, group: Communicator, tensors: Sequence[Tensor]) -> list[Tensor]:
-        outputs: list[Tensor | None] = [None] * len(tensors)
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            flat = torch.cat([tensors[i].reshape(-1) for i in indices])
-            wide = flat.to(_SUMMED_AS.get(dtype, dtype))
-            group.allreduce([wide]).wait()
-            flat = wide.to(dtype)
-            for i, part in zip(indices, torch.split(flat, [tensors[i].numel() for i in indices]), strict=True):
-                outputs[i] = part.view(tensors[i].shape)
-        return cast(list[Tensor], outputs)
 
     def _exchange(
         self, group: Communicator, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
     ) -> list[Tensor]:
         parcels = Parcels.of(comm, self._rank, specs)
-        leaving, coming = self._room(sum(parcels.to)), self._room(sum(parcels.come))
-        parcels.pack(tensors, leaving)
-        group.alltoall_base(coming, leaving, list(parcels.come), list(parcels.to)).wait()
-        return parcels.unpack(tensors, coming, _CPU)
+        return parcels.exchange(tensors, self._room, lambda *buffers: group.alltoall_base(*buffers).wait())
 
     def explain(self) -> str:
         """See ``DataPlane``."""

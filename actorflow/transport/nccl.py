@@ -26,18 +26,14 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from actorflow.devices import Device
-from actorflow.transport.communicators import Communicator, CommunicatorRegistry, Maker, Scope, over_nccl
-from actorflow.transport.parcels import Parcels, by_size, side_by_side
-from actorflow.transport.redistribution import check, dtype_of
+from actorflow.transport.communicators import CommunicatorRegistry, Maker, Scope, over_nccl
+from actorflow.transport.parcels import Parcels, packed_by_size, room_by_size, sum_by_dtype
+from actorflow.transport.redistribution import check
 from actorflow.transport.timeouts import Patience, Started
 from actorflow_compiler.core.errors import ClusterError
-from actorflow_compiler.core.tensor_bytes import as_bytes
 from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 
 __all__ = ["NcclPlane", "nccl_version"]
-
-# NCCL cannot sum these dtypes, or bools as numbers, so they are converted to another dtype to be summed, and back.
-_SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 
 
 def _in_order(options: Any) -> Any:
@@ -114,33 +110,19 @@ class NcclPlane:
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
         """See ``DataPlane``; returns when the operations are put into the queue."""
         pair = self._communicators[Scope.PAIR, (self._rank, to)]
-        wires = [as_bytes(t) for t in tensors]
-        small, large = by_size([w.numel() for w in wires])
-        if small:
-            flat, parts = side_by_side([wires[i].numel() for i in small], self._room)
-            for i, part in zip(small, parts, strict=True):
-                part.copy_(wires[i])
-            wires.append(flat)
-            large.append(len(tensors))
+        wires = packed_by_size(tensors, self._room)
         with self._doing(f"send {self._rank}>{to}") as started:
-            for i in large:
-                self._put(started, pair.broadcast([wires[i]], _MOVED))
+            for wire in wires:
+                self._put(started, pair.broadcast([wire], _MOVED))
 
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``; returns when the operations are put into the queue."""
         pair = self._communicators[Scope.PAIR, (source, self._rank)]
-        small, large = by_size([spec.nbytes for spec in specs])
-        wires = [self._room(0 if i in small else spec.nbytes) for i, spec in enumerate(specs)]
-        if small:
-            flat, parts = side_by_side([specs[i].nbytes for i in small], self._room)
-            for i, part in zip(small, parts, strict=True):
-                wires[i] = part
-            wires.append(flat)
-            large.append(len(specs))
+        wires, tensors = room_by_size(specs, self._room)
         with self._doing(f"receive {source}>{self._rank}") as started:
-            for i in large:
-                self._put(started, pair.broadcast([wires[i]], _MOVED))
-        return [wire.view(dtype_of(spec.dtype)).view(spec.shape) for wire, spec in zip(wires, specs, strict=False)]
+            for wire in wires:
+                self._put(started, pair.broadcast([wire], _MOVED))
+        return tensors
 
     def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``.  Uses one all-to-all, or one all-reduce for each dtype of an all_reduce."""
@@ -148,24 +130,12 @@ class NcclPlane:
         group = self._communicators[Scope.GROUP, comm.ranks]
         with self._doing(f"{comm.kind} {list(comm.ranks)}") as started:
             if comm.kind == CollectiveKind.ALL_REDUCE:
-                return self._all_reduce(group, tensors, started)
-            parcels = Parcels.of(comm, self._rank, specs)
-            leaving, coming = self._room(sum(parcels.to)), self._room(sum(parcels.come))
-            parcels.pack(tensors, leaving)
-            come, to = list(parcels.come), list(parcels.to)
-            self._put(started, group.alltoall_base(coming, leaving, come, to, _EXCHANGED))
-            return parcels.unpack(tensors, coming, self._device.where)
+                return sum_by_dtype(tensors, lambda flat: self._put(started, group.allreduce([flat], _SUMMED)))
 
-    def _all_reduce(self, group: Communicator, tensors: Sequence[Tensor], started: Started) -> list[Tensor]:
-        outputs: dict[int, Tensor] = {}
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            flat = torch.cat([tensors[i].reshape(-1) for i in indices]).to(_SUMMED_AS.get(dtype, dtype))
-            self._put(started, group.allreduce([flat], _SUMMED))
-            flat = flat.to(dtype)
-            for i, part in zip(indices, torch.split(flat, [tensors[i].numel() for i in indices]), strict=True):
-                outputs[i] = part.view(tensors[i].shape)
-        return [outputs[i] for i in range(len(tensors))]
+            def all_to_all(coming: Tensor, leaving: Tensor, come: list[int], to: list[int]) -> None:
+                self._put(started, group.alltoall_base(coming, leaving, come, to, _EXCHANGED))
+
+            return Parcels.of(comm, self._rank, specs).exchange(tensors, self._room, all_to_all)
 
     def close(self) -> None:
         """See ``DataPlane``.  Operations under way are aborted in the background; returns at once."""
