@@ -22,7 +22,7 @@ from actorflow.standins.beside import beside, beside_parts
 from actorflow.tracing.observer import TracingObserver
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.goal import goal_of
-from actorflow_compiler.plan.modes import EAGER, mode_name
+from actorflow_compiler.plan.modes import Mode, mode_of
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.schedule import check_name
 
@@ -62,7 +62,7 @@ class Job:
         self.parallel, self.memory_budget = parallel, memory_budget
         self.goal = goal_of(parallel, memory_budget)
         self.schedule = check_name(schedule)
-        self.mode = mode_name(compile)
+        self.mode = mode_of(compile)
         self.model, self.optimizer = model, optimizer
         self.name: str = name or getattr(function, "__name__", None) or "job"
         self.signature = inspect.signature(function)
@@ -83,7 +83,7 @@ class Job:
             ("parallel", self.parallel, None),
             ("memory_budget", self.memory_budget, None),
             ("schedule", self.schedule, "auto"),
-            ("compile", self.mode, EAGER),
+            ("compile", str(self.mode), Mode.EAGER),
         ]
         for option, found, default in given:
             if found != default:
@@ -159,26 +159,9 @@ def global_function(function: Callable[..., Any], /) -> Job: ...
 
 @overload
 def global_function(
-    type: str,
-    function_config: FunctionConfig | None = None,
-    /,
-    *,
-    micro_batches: int = 1,
-    parallel: str | Mapping[str, int] | None = None,
-    memory_budget: float | str | None = None,
-    schedule: str = "auto",
-    compile: bool | str | None = None,
-    model: Any = None,
-    optimizer: Any = None,
-    name: str | None = None,
-) -> Callable[[Callable[..., Any]], Job]: ...
-
-
-@overload
-def global_function(
-    *,
     type: str = "train",
     function_config: FunctionConfig | None = None,
+    *,
     micro_batches: int = 1,
     parallel: str | Mapping[str, int] | None = None,
     memory_budget: float | str | None = None,
