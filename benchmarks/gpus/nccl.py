@@ -12,8 +12,8 @@ from actorflow.devices import Device, make_device
 from actorflow.transport.communicators import over_gloo, over_nccl
 from actorflow.transport.nccl import NcclPlane, nccl_version
 from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
-from gpus.ranks import launch
-from gpus.tell import tell, told
+from gpus.ranks import compare, launch
+from gpus.tell import tell
 
 SIZES = (1, 1000, 1 << 20)
 CALLS, AHEAD = 32, 64 << 20  # calls, bytes of each
@@ -75,11 +75,7 @@ def main(kind: str) -> None:
         return
     wanted = launch(kind, 1, "data")
     for plan in ("data", "zero"):
-        what = f"{plan} on {count} GPUs over NCCL"
-        with told(what):
-            found = launch(kind, count, plan)
-            gap = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
-            tell(what, f"losses {gap:.0e} apart", "≤ 1e-05", gap <= 1e-5)
+        compare(f"{plan} on {count} GPUs over NCCL", kind, count, plan, wanted)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,14 @@ def launch(kind: str, ranks: int, plan: str) -> list[float]:
     return found
 
 
+def compare(what: str, kind: str, ranks: int, plan: str, wanted: list[float]) -> None:
+    """Train by a plan, and say how far its losses are from those wanted."""
+    with told(what):
+        found = launch(kind, ranks, plan)
+        gap = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+        tell(what, f"losses {gap:.0e} apart", "≤ 1e-05", gap <= 1e-5)
+
+
 def main(kind: str) -> None:
     """Train by every plan and compare with one device."""
     done = subprocess.run(
@@ -33,11 +41,7 @@ def main(kind: str) -> None:
     wanted = json.loads(done.stdout.splitlines()[-1])
     for ranks, plan in RUNS if kind == "cuda" else RUNS[-1:]:
         where = "that share the GPU" if kind == "cuda" else "of the CPU"
-        what = f"{plan}, {ranks} processes {where}"
-        with told(what):
-            found = launch(kind, ranks, plan)
-            gap = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
-            tell(what, f"losses {gap:.0e} apart", "≤ 1e-05", gap <= 1e-5)
+        compare(f"{plan}, {ranks} processes {where}", kind, ranks, plan, wanted)
 
 
 if __name__ == "__main__":
