@@ -14,7 +14,7 @@ from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.cutting import gathers
 from actorflow_compiler.hints.hints import distribute, zero
-from actorflow_compiler.plan.plan import Collective, CollectiveKind, Plan, Register
+from actorflow_compiler.plan.plan import SUM, Collective, CollectiveKind, Plan, Register
 from actorflow_compiler.plan.summary import summarise
 from actorflow_scheduler.timeline import simulate
 from gpt import GPT
@@ -92,7 +92,7 @@ def test_stage_2_adds_gradients_up_over_micro_batches_in_parts() -> None:
     held = {}
     for stage in (1, 2):
         plan, *_ = plan_of(CASES["mlp"], laid(stage, 2, 4), 12)
-        sums = [t for r in plan.registers if plan.home(r) == 0 for t in r.tensors if t.combine == "sum"]
+        sums = [t for r in plan.registers if plan.home(r) == 0 for t in r.tensors if t.combine == SUM]
         held[stage] = sum(t.nbytes for t in sums if t.shape)
         scatters = {a.rate for a in plan.actors if isinstance(a.comm, Collective) and a.comm.kind == "reduce_scatter"}
         assert scatters == ({1} if stage == 1 else {4})

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actorflow.transport.redistribution import dtype_of
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.plan.plan import Register, TensorSpec
+from actorflow_compiler.plan.plan import LAST, SUM, CombineKind, Register, TensorSpec
 
 Token = Sequence[Any]  # a tensor for each of the register's specs
 
@@ -23,7 +23,7 @@ Token = Sequence[Any]  # a tensor for each of the register's specs
 class Slots:
     """The tokens that a register holds on the rank of its readers.
 
-    Initial tokens are zeros.  The constructor raises PlanError for an unknown way to combine firings.
+    Initial tokens are zeros.  The constructor raises PlanError for a dim to concatenate along that a tensor lacks.
     """
 
     __slots__ = ("_combine", "_count", "_left", "_parts", "_values", "fill", "id", "nbytes", "specs", "uses")
@@ -122,26 +122,24 @@ def of_one_firing(spec: TensorSpec, fill: int) -> TensorSpec:
 
     If the outputs are concatenated, each is an equal part along that dim; else each has the shape of ``spec``.
     """
-    how, _, dim = spec.combine.partition(":")
-    if how != "cat" or fill == 1:
+    if spec.combine.kind is not CombineKind.CAT or fill == 1:
         return spec
-    at = int(dim)
+    at = spec.combine.dim
     return replace(spec, shape=(*spec.shape[:at], spec.shape[at] // fill, *spec.shape[at + 1 :]))
 
 
 def _combination(register: int, spec: TensorSpec) -> int | None:
     """How to combine firings: the dim to concatenate along, -1 to sum, None to keep the last output."""
-    if spec.combine == "":
+    if spec.combine == LAST:
         return None
-    if spec.combine == "sum":
+    if spec.combine == SUM:
         return -1
-    kind, _, dim = spec.combine.partition(":")
-    if kind != "cat" or not dim.isdigit() or int(dim) >= len(spec.shape):
+    if spec.combine.dim >= len(spec.shape):
         raise PlanError(
-            f"register {register}: combine {spec.combine!r} of a tensor of shape {spec.shape} was found; "
-            '"", "sum" or "cat:DIM" was expected'
+            f'register {register}: combine "{spec.combine}" of a tensor of shape {spec.shape} was found; one of its '
+            f"dims was expected"
         )
-    return int(dim)
+    return spec.combine.dim
 
 
 def _finish(how: int | None, part: Any) -> Tensor:

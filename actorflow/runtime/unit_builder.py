@@ -28,9 +28,10 @@ from actorflow.transport.messages import DataPlane
 from actorflow.transport.shared import SharedSlots
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Symbol
-from actorflow_compiler.plan.modes import MODES, Mode
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import (
     ORDERED,
+    SUM,
     Actor,
     Body,
     Collective,
@@ -80,7 +81,7 @@ class UnitBuilder:
     ) -> None:
         self._number, self._plan, self._rank, self._device = number, plan, rank, device
         self._slots, self._stream_events = slots, stream_events
-        self._kernels, self._runs, self._mode = kernels, runs, MODES[plan.mode]
+        self._kernels, self._runs, self._mode = kernels, runs, plan.mode
         self._planes, self._variables, self._constants, self._shared = planes, variables, constants, shared
 
     def unit(self, actor: Actor) -> ActorUnit:
@@ -194,7 +195,7 @@ class UnitBuilder:
         outputs = tuple(filled[i] for i in range(len(register.tensors)))
         summed: tuple[int, ...] = ()
         if body is not None and register.fill == actor.rate > 1:
-            sums = [output for output, spec in zip(outputs, register.tensors, strict=True) if spec.combine == "sum"]
+            sums = [output for output, spec in zip(outputs, register.tensors, strict=True) if spec.combine == SUM]
             summed = tuple(outputs.index(output) for output in products(body, sums))
         return RegisterStore(at, self._slots[register.id], outputs, outputs == tuple(range(len(actor.targets))), summed)
 
@@ -248,7 +249,7 @@ class UnitBuilder:
 
     def _run(self, actor: Actor, body: Body) -> BodyRunner | None:
         """The runner of a body that is compiled or captured; None if its ops run one by one."""
-        if self._mode == Mode() or actor.queue != "compute":
+        if self._mode is Mode.EAGER or actor.queue != "compute":
             return None
         numbers = [i for i, o in enumerate(actor.operands) if isinstance(o, OfScalar | OfPiece)]
         return self._runs.of(body, numbers, self._mode)

@@ -28,7 +28,6 @@ from actorflow.runtime.story import explain_plans
 from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import DataPlane, Line, Message, Transport
 from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
-from actorflow_compiler.plan.modes import MODES
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.machine import CallIssued
 
@@ -110,7 +109,7 @@ class Worker:
                 raise PlanError(f"rank {self.rank}: plan number {number} is installed already; expected a new number")
             for name, tensor in (variables or {}).items():
                 self.variables.setdefault(name, tensor.detach())
-        if MODES[plan.mode].replays and self.on.replays:
+        if plan.mode.replays and self.on.replays:
             self.wait_all(tell=False)  # a CUDA graph can only be captured while nothing else runs
         job = InstalledPlan(
             number, plan, self.rank, self.on, self._kernels, self._runs, self._planes, self.variables, constants

@@ -40,7 +40,7 @@ from actorflow_compiler.core.user_code import with_code
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import ResolvedHints
 from actorflow_compiler.numbers.symbolic import NumberEnv
-from actorflow_compiler.plan.modes import EAGER
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.values.checks import BranchExplorer, Check
 from actorflow_compiler.values.gradients import NO_GRADIENTS, GradientEffects, GradientState
@@ -71,7 +71,7 @@ class CompileRequest:
     explain: str | None = None  # a regular expression of names; the plan's notes explain their layouts
     target: Target = HERE  # the hardware that the plan is for
     schedule: str = "auto"
-    mode: str = EAGER  # how bodies are to run
+    mode: Mode = Mode.EAGER  # how bodies are to run
     own: tuple[bool, ...] | None = None  # in the mirrored view, for each argument whether every device has its own
     kinds: frozenset[str] = frozenset()  # of devices that the script names for the function
     places: frozenset[Placement] = frozenset()  # that the function's own scopes name, as far as that is known

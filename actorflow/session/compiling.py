@@ -46,7 +46,6 @@ from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
-from actorflow_compiler.plan.modes import MODES
 from actorflow_compiler.plan.plan import OfVariable, Plan
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.variant import PLAIN, Variant
@@ -227,7 +226,7 @@ def _make_plan(
 
         @functools.cache
         def make(variant: Variant) -> Plan:
-            plan = lowered.cut(replace(variant, joined=MODES[request.mode].inductor))
+            plan = lowered.cut(replace(variant, joined=request.mode.inductor))
             return replace(_only_used(plan), mode=request.mode)
 
         plan = make(PLAIN)

@@ -23,6 +23,7 @@ from actorflow.session.step_effects import StepEffects
 from actorflow.variables.rebinding import RebindingSite
 from actorflow.variables.weak_guards import WeakGuards
 from actorflow_compiler.hints.goal import Goal
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Plan
 
 __all__ = ["CompiledPlan", "JobLike", "JobType", "bind_script"]
@@ -43,7 +44,7 @@ class JobLike(Protocol):
     micro_batches: int
     goal: Goal
     schedule: str
-    mode: str  # how ranks run bodies; a name of ``MODES``
+    mode: Mode
     function: Any
     signature: Any
     body: JobBody

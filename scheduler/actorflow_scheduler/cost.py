@@ -15,6 +15,7 @@ from actorflow_compiler.plan.plan import (
     ActorKind,
     Box,
     CollectiveKind,
+    CombineKind,
     FromRegister,
     OfVariable,
     Operand,
@@ -188,7 +189,7 @@ def _firing_bytes(plan: Plan, place: Operand | Target, writes: bool) -> float:
     if not isinstance(place, FromRegister):
         return 0.0
     spec = _spec(plan, place)
-    return spec.nbytes / (plan.register(place.register).fill if writes and spec.combine.startswith("cat") else 1)
+    return spec.nbytes / (plan.register(place.register).fill if writes and spec.combine.kind is CombineKind.CAT else 1)
 
 
 def _item_bytes(plan: Plan, place: Operand | Target) -> float:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import (
+    LAST,
+    SUM,
     Actor,
     ActorKind,
     Collective,
@@ -102,7 +104,7 @@ class _OutlineBuilder:
         self, producer: Actor, reader: Actor, elements: int, slots: int = 1, initial: int = 0, fill: int = 1
     ) -> Register:
         tokens = producer.rate // fill
-        tensors = (TensorSpec((elements,), self.dtype, "B", combine="sum" if fill > 1 else ""),) if elements else ()
+        tensors = (TensorSpec((elements,), self.dtype, "B", combine=SUM if fill > 1 else LAST),) if elements else ()
         read = Read(reader.id, reader.rate // tokens)
         made = Register(len(self.registers), producer.id, (read,), tensors, slots, initial, fill)
         self.registers.append(made)

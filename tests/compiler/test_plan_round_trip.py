@@ -15,13 +15,18 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, Symbol
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Split
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import (
+    LAST,
+    SUM,
     Actor,
     ActorKind,
     Body,
     Box,
     Collective,
     CollectiveKind,
+    Combine,
+    CombineKind,
     Constant,
     Exchange,
     FromRegister,
@@ -86,7 +91,8 @@ actor = st.builds(
     Actor, u32, word, u32, word, st.sampled_from(ActorKind), u32, st.none() | small, tuples(operand), tuples(target),
     st.none() | comm, st.floats(), u32,
 )  # fmt: skip
-spec = st.builds(TensorSpec, shape, dtype, word, word, word)
+combine = st.sampled_from([LAST, SUM]) | st.builds(Combine, st.just(CombineKind.CAT), small)
+spec = st.builds(TensorSpec, shape, dtype, word, combine, word)
 register = st.builds(Register, u32, u32, tuples(st.builds(Read, u32, u32)), tuples(spec), u32, u32, u32)
 sbp = st.just(B) | st.just(P) | st.builds(Split, st.integers(-3, 3), st.integers(1, 4), st.integers(1, 16))
 
@@ -117,7 +123,7 @@ plans = st.builds(
     Plan, word, st.integers(1, 2**32 - 1), u32, tuples(body), tuples(actor), tuples(register), tuples(variables()),
     tuples(results()), tuples(st.builds(Order, u32, word, tuples(u32))),
     tuples(st.builds(Constant, word, shape, dtype, st.binary(max_size=9))), tuples(word), summary,
-    tuples(st.integers(0, 2**31 - 1)),
+    tuples(st.integers(0, 2**31 - 1)), mode=st.sampled_from(Mode),
 )  # fmt: skip
 
 
@@ -206,6 +212,11 @@ def test_a_field_of_another_version_is_refused_at_any_depth() -> None:
         ("target", lambda m: m.actors[0].targets.add()),
         ("argument", lambda m: m.bodies[0].steps[0].args.add()),
         ("dtype", lambda m: m.constants.add(name="c", dtype="float31")),
+        ("bodies: unknown mode 'fast'; known: eager, inductor", lambda m: setattr(m, "mode", "fast")),
+        (
+            "combine 'cat:x'",
+            lambda m: m.registers.add().tensors.add(dtype="bool", combine="cat:x"),
+        ),
         ("actor b: unknown kind 'dance'", lambda m: m.actors.add(name="b", kind="dance")),
         (
             "variable w: unknown kind 'state'",

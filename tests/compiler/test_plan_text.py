@@ -10,10 +10,13 @@ import pytest
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.plan.plan import (
+    SUM,
     Actor,
     Body,
     Collective,
     CollectiveKind,
+    Combine,
+    CombineKind,
     FromRegister,
     OfInput,
     OfPiece,
@@ -39,10 +42,10 @@ PIECES = 4
 
 def two_stages() -> Plan:
     """Ranks 0 and 1 compute the same stage and all-reduce; rank 1 sends its activation to rank 2."""
-    x = TensorSpec((8, 16), "float32", "S(0)", "", "x")
-    h = TensorSpec((1024, 384), "float32", "S(0)", "cat:0", "h")
-    mask = TensorSpec((8,), "bool", "B", "", "mask")
-    total = TensorSpec((), "float32", "P", "sum", "total")
+    x = TensorSpec((8, 16), "float32", "S(0)", name="x")
+    h = TensorSpec((1024, 384), "float32", "S(0)", Combine(CombineKind.CAT, 0), "h")
+    mask = TensorSpec((8,), "bool", "B", name="mask")
+    total = TensorSpec((), "float32", "P", SUM, "total")
     add = Step("aten.add.Tensor", (), (), (0,))
     weight, count = OfVariable("fc.weight"), OfVariable("count")
     pair = Collective(CollectiveKind.ALL_REDUCE, 7, (0, 1), plane="gloo")

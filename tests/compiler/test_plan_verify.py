@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.plan.plan import Actor, Body, FromRegister, Order, Plan, Read, Register, TensorSpec
+from actorflow_compiler.plan.plan import SUM, Actor, Body, FromRegister, Order, Plan, Read, Register, TensorSpec
 from actorflow_compiler.plan.verify import verify
 
 BODY = Body(0, (), ())
@@ -14,7 +14,7 @@ BODY = Body(0, (), ())
 
 def legal() -> Plan:
     """F fires twice in an iteration, B once for both of its tokens joined."""
-    spec = TensorSpec((2,), "float32", "B", "sum")
+    spec = TensorSpec((2,), "float32", "B", SUM)
     actors = (
         Actor(0, "F", 0, "compute", "forward", 2, 0),
         Actor(1, "B", 0, "compute", "backward", 1, 0),

@@ -17,7 +17,17 @@ from actorflow_compiler.core.ops import ITEM_BYTES, Ref
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.hints.hints import place
 from actorflow_compiler.library import OPS
-from actorflow_compiler.plan.plan import Actor, Body, FromRegister, OfPiece, OfScalar, OfVariable, Plan, Step
+from actorflow_compiler.plan.plan import (
+    Actor,
+    Body,
+    CombineKind,
+    FromRegister,
+    OfPiece,
+    OfScalar,
+    OfVariable,
+    Plan,
+    Step,
+)
 from actorflow_compiler.plan.summary import variable_shape
 from actorflow_compiler.plan.workspace import workspace_bytes
 from actorflow_scheduler.forecast import forecast
@@ -96,7 +106,7 @@ def registered(plan: Plan, actor: Actor) -> int:
     for target in actor.targets:
         if isinstance(target, FromRegister):
             spec, fill = plan.register(target.register).tensors[target.index], plan.register(target.register).fill
-            total += numel(spec.shape) * ITEM_BYTES[spec.dtype] // (fill if spec.combine.startswith("cat") else 1)
+            total += numel(spec.shape) * ITEM_BYTES[spec.dtype] // (fill if spec.combine.kind is CombineKind.CAT else 1)
     return total
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import actorflow as flow
 from actorflow.devices import Cuda
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.variant import Variant
 from gpu_cases import eagerly, here, on_gpu
 from models import CASES
@@ -28,14 +29,14 @@ MIXED = {**LAYOUTS, "forward and backward in one": Layout(1, variant=Variant(joi
 @pytest.mark.parametrize(
     ("name", "layout", "mode"),
     [
-        *(("mlp", layout, "cudagraphs") for layout in MIXED),
-        ("cnn", "data 2, pipeline 2", "cudagraphs"), ("clipped gpt", "pipeline 2", "cudagraphs"),
-        ("cnn", "forward and backward in one", "inductor"),
-        ("clipped gpt", "forward and backward in one", "reduce-overhead"),
-        ("clipped gpt", "data 2, pipeline 2", "reduce-overhead"),
+        *(("mlp", layout, Mode.CUDAGRAPHS) for layout in MIXED),
+        ("cnn", "data 2, pipeline 2", Mode.CUDAGRAPHS), ("clipped gpt", "pipeline 2", Mode.CUDAGRAPHS),
+        ("cnn", "forward and backward in one", Mode.INDUCTOR),
+        ("clipped gpt", "forward and backward in one", Mode.REDUCE_OVERHEAD),
+        ("clipped gpt", "data 2, pipeline 2", Mode.REDUCE_OVERHEAD),
     ],
 )  # fmt: skip
-def test_bodies_that_are_replayed_train_as_one_device_does(name: str, layout: str, mode: str) -> None:
+def test_bodies_that_are_replayed_train_as_one_device_does(name: str, layout: str, mode: Mode) -> None:
     case, how = on_gpu(in_float64(CASES[name])), replace(MIXED[layout], kind="cuda")
     wanted, parameters = eagerly(case, how.micro_batches, TURNS)
     plan, values, optimizer = plan_of(case, how, 16)

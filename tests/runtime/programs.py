@@ -28,6 +28,7 @@ from actorflow_compiler.plan.plan import (
     TensorSpec,
     ToResult,
     Variable,
+    parse_combine,
 )
 
 V0, V1, V2, V3, V4, V5, V6 = (Ref(i) for i in range(7))
@@ -45,7 +46,7 @@ def body(inputs: int, *steps: Step, outputs: Sequence[int]) -> Body:
 
 def spec(*shape: int, dtype: str = "float32", combine: str = "") -> TensorSpec:
     """A tensor of a register."""
-    return TensorSpec(shape, dtype, "B", combine)
+    return TensorSpec(shape, dtype, "B", parse_combine(combine))
 
 
 MM = body(2, step("aten.mm.default", V0, V1, outs=[2]), outputs=[2])

@@ -23,7 +23,7 @@ from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.library import OPS
-from actorflow_compiler.plan.modes import MODES, mode_name
+from actorflow_compiler.plan.modes import Mode, mode_of
 from actorflow_compiler.plan.plan import Body, OfInput, OfScalar, Step
 from actorflow_compiler.plan.text import from_json, to_json, to_text
 from actorflow_compiler.plan.variant import Variant
@@ -89,16 +89,16 @@ def test_the_parts_of_a_body_compute_what_the_body_does(whole: Body) -> None:
 
 @pytest.mark.parametrize(
     ("said", "name"),
-    [(None, "eager"), (False, "eager"), (True, "inductor"), ("default", "inductor"), *((m, m) for m in MODES)],
+    [(None, "eager"), (False, "eager"), (True, "inductor"), ("default", "inductor"), *((str(m), m) for m in Mode)],
 )
 def test_modes_have_the_names_of_torch_compile(said: object, name: str) -> None:
-    assert mode_name(said) == name
+    assert mode_of(said) == name
 
 
 @pytest.mark.parametrize("said", ["fast", 1, ["inductor"]])
 def test_another_mode_is_refused(said: object) -> None:
     with pytest.raises(CallError, match=r'compile=.* was found; True, False or one of .*"max-autotune"'):
-        mode_name(said)
+        mode_of(said)
 
 
 NOT_COMPILED = "error:torch's inductor cannot compile:UserWarning"
@@ -126,7 +126,7 @@ def test_joined_bodies_train_as_one_device_does(name: str, layout: Layout) -> No
     case = case if attends else in_float64(case)
     plan, values, optimizer = plan_of(case, layout, 8)
     metrics.reset()
-    losses, found = train(case, replace(plan, mode="inductor"), values, optimizer, [8] * STEPS)
+    losses, found = train(case, replace(plan, mode=Mode.INDUCTOR), values, optimizer, [8] * STEPS)
     if name == "dropout":  # the one-device job draws as all plans do
         plan, values, optimizer = plan_of(case, Layout(1), 8)
         wanted, state = train(case, plan, values, optimizer, [8] * STEPS)
@@ -144,7 +144,7 @@ def test_inductor_makes_fewer_kernels_than_there_are_ops() -> None:
     (y,) = p.actor("A", x, body=body(1, *steps, outputs=[5]), out=[spec(64)])
     p.result(y, on(0), (B,), (64,))
     metrics.reset()
-    with LocalCluster(replace(p.plan(), mode="inductor")) as cluster:
+    with LocalCluster(replace(p.plan(), mode=Mode.INDUCTOR)) as cluster:
         (found,) = cluster.run({"x": torch.zeros(64)})
         (again,) = cluster.run({"x": torch.zeros(128)[::2]})  # other strides than it was compiled for
     assert found.tolist() == again.tolist() == [15.0] * 64
@@ -161,7 +161,7 @@ def test_what_inductor_cannot_compile_runs_op_by_op_and_says_so() -> None:
     def positive(x: Tensor) -> Tensor:
         return x if x[0].item() > 0 else -x
 
-    plan = replace(p.plan(), mode="inductor")
+    plan = replace(p.plan(), mode=Mode.INDUCTOR)
 
     def call() -> list[float]:
         with LocalCluster(plan, library={"positive": positive}) as cluster:
@@ -182,7 +182,7 @@ def test_numbers_of_a_call_are_not_baked_in() -> None:
     )  # fmt: skip
     (y,) = p.actor("A", x, OfScalar("rate"), body=of, out=[spec(4)])
     p.result(y, on(0), (B,), (4,))
-    with LocalCluster(replace(p.plan(), mode="inductor"), library=LIBRARY) as cluster:
+    with LocalCluster(replace(p.plan(), mode=Mode.INDUCTOR), library=LIBRARY) as cluster:
         for rate in (1.0, 2.0, 3.0):
             (found,) = cluster.run({"x": torch.ones(4)}, {"rate": rate})
             assert found.tolist() == [1.0 - rate] * 4
@@ -211,7 +211,7 @@ def test_a_body_compiled_for_one_actor_serves_others_whose_operands_are_two_tens
     (first,) = p.actor("B", one, other, body=double, out=[spec(4)])
     (second,) = p.actor("C", one, first, body=double, out=[spec(4)])
     p.result(second, on(0), (B,), (4,))
-    with LocalCluster(replace(p.plan(), mode="inductor"), library={"identity": lambda x: x}) as cluster:
+    with LocalCluster(replace(p.plan(), mode=Mode.INDUCTOR), library={"identity": lambda x: x}) as cluster:
         (found,) = cluster.run({"x": torch.tensor([1.0, 2.0, 3.0, 4.0])})
     assert found.tolist() == [5.0, 10.0, 15.0, 20.0]  # 2x + (2x + x)
 

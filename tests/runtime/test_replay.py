@@ -14,6 +14,7 @@ from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import zero
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Body, OfInput, OfPiece, OfVariable, Variable
 from actorflow_compiler.plan.variant import Variant
 from models import CASES, Case
@@ -37,7 +38,7 @@ def replayed(
     monkeypatch.setattr("trained.LocalCluster", functools.partial(LocalCluster, stage=staged))
     plan, values, optimizer = plan_of(case, layout, 8)
     bench = Bench(seed)
-    losses, found = train(case, replace(plan, mode="cudagraphs"), values, optimizer, [8] * steps, bench.device)
+    losses, found = train(case, replace(plan, mode=Mode.CUDAGRAPHS), values, optimizer, [8] * steps, bench.device)
     return losses, found, bench
 
 
@@ -80,7 +81,7 @@ def test_a_view_of_memory_that_is_written_anew_is_a_copy(view: Body) -> None:
     whole = spec(6, 2, combine="cat:0")
     (y,) = p.actor("C", seen, body=NEGATE, out=[whole], rate=2, fill=2)
     p.result(y, on(0), (B,), (6, 2))
-    plan = replace(p.plan({(0, "compute"): ["A", "B", "A", "B", "C", "C"]}), mode="cudagraphs")
+    plan = replace(p.plan({(0, "compute"): ["A", "B", "A", "B", "C", "C"]}), mode=Mode.CUDAGRAPHS)
     bench = Bench(seed=1)
     library = {"rows": lambda x, piece: x[2 * piece : 2 * piece + 2]}
     with LocalCluster(plan, device=bench.device, stage=staged, library=library) as cluster:
@@ -103,7 +104,7 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so() -> None:
         return torch.cat([x[x > 0], x[x <= 0]])  # how many are: the host has to wait for that
 
     bench = Bench(seed=1)
-    plan = replace(p.plan(), mode="cudagraphs")
+    plan = replace(p.plan(), mode=Mode.CUDAGRAPHS)
 
     def cluster() -> LocalCluster:
         return LocalCluster(plan, device=bench.device, stage=staged, library={"positive": positive})
@@ -125,7 +126,7 @@ def test_variables_are_read_where_they_lie() -> None:
     (y,) = p.actor("A", OfVariable("w"), x, body=of, out=[spec(4)])
     p.result(y, on(0), (B,), (4,))
     bench, w = Bench(seed=1), torch.full((4,), 2.0)
-    plan = replace(p.plan(), mode="cudagraphs")
+    plan = replace(p.plan(), mode=Mode.CUDAGRAPHS)
     with LocalCluster(plan, variables={"w": w}, device=bench.device, stage=staged) as cluster:
         (worker,) = cluster.workers
         assert cluster.run({"x": torch.ones(4)})[0].tolist() == [-2.0] * 4

@@ -19,7 +19,6 @@ from actorflow.runtime.bodies.run import BodyRunner
 from actorflow.support.progress import show_progress
 from actorflow.transport.redistribution import dtype_of
 from actorflow_compiler.core.torch_internals import static_fake_mode
-from actorflow_compiler.plan.modes import MODES
 from actorflow_compiler.plan.plan import Actor, FromRegister, OfInput, OfPiece, OfScalar, OfVariable, Operand, Plan
 
 __all__ = ["prepare"]
@@ -41,7 +40,7 @@ def prepare(
     reason; these run op by op.
     """
     told = _Told(plan)
-    mode = MODES[plan.mode]
+    mode = plan.mode
     with show_progress(f"compiling the bodies of {plan.name!r}", f"compiled the bodies of {plan.name!r}") as doing:
         if mode.inductor:
             doing(f"0 of {len(runs)}")

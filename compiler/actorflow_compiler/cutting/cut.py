@@ -15,10 +15,14 @@ from actorflow_compiler.cutting.stores import views_of_variables
 from actorflow_compiler.graph.graph import CALL_INPUTS, InputKind
 from actorflow_compiler.plan.origins import Origins
 from actorflow_compiler.plan.plan import (
+    LAST,
+    SUM,
     Actor,
     ActorKind,
     Body,
     Collective,
+    Combine,
+    CombineKind,
     Comm,
     Constant,
     FromRegister,
@@ -99,7 +103,7 @@ class _Cutter:
         self.drafts: list[ActorDraft] = []
         self.number: dict[object, int] = {}  # key of a draft → its number
         self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
-        self.joins: dict[tuple[int, int], tuple[int, str]] = {}  # (joined value, rank) → (value of the pieces, how)
+        self.joins: dict[tuple[int, int], tuple[int, Combine]] = {}  # (joined value, rank) → (value of the pieces, how)
         self.updated_by: dict[int, tuple[str, ...]] = {}  # actor → variables that its body updates in place
         self.views = views_of_variables(self.program)
         self.made: dict[int, tuple[BuiltBody, list[ProgramItem]]] = {}  # actor → its body and the items of it
@@ -312,7 +316,7 @@ class _Cutter:
     def spec(self, value: int, rank: int) -> TensorSpec:
         program = self.program
         meta = program.metas[(value, rank)]
-        combine = self.joins[(value, rank)][1] if (value, rank) in self.joins else ""
+        combine = self.joins[(value, rank)][1] if (value, rank) in self.joins else LAST
         return TensorSpec(meta.shape, meta.dtype, program.sbp.get(value, ""), combine, program.names.get(value, ""))
 
     def operand_values(self, draft: ActorDraft) -> list[int]:
@@ -378,9 +382,9 @@ class _Cutter:
             if isinstance(target, FromRegister):
                 spec = registers[target.register].tensors[target.index]
                 room[at] = nbytes[body.outputs[at]]
-                if spec.combine == "sum" and registers[target.register].fill > 1:
+                if spec.combine == SUM and registers[target.register].fill > 1:
                     summed.append(at)
-                elif spec.combine.startswith("cat") and registers[target.register].fill > 1:
+                elif spec.combine.kind is CombineKind.CAT and registers[target.register].fill > 1:
                     joined += spec.nbytes
         for at in {*summed} - {*products(body, summed)}:
             room[at] = 0

@@ -19,7 +19,19 @@ from actorflow_compiler.graph.graph import CALL_INPUTS, InputKind, Node, call_of
 from actorflow_compiler.hints.constrain import CONSTRAIN
 from actorflow_compiler.infer import FREE_KINDS
 from actorflow_compiler.infer.layout_assignment import StepLayouts
-from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Comm, Exchange, Send, Step
+from actorflow_compiler.plan.plan import (
+    LAST,
+    SUM,
+    Box,
+    Collective,
+    CollectiveKind,
+    Combine,
+    CombineKind,
+    Comm,
+    Exchange,
+    Send,
+    Step,
+)
 from actorflow_compiler.plan.region import coordinates, device_shape
 from actorflow_compiler.signatures import OpCall, Signature, local_op, signatures
 from actorflow_compiler.signatures.local_mismatch import check_local_call
@@ -48,7 +60,7 @@ class ProgramItem:
     writes: tuple[int, ...]
     steps: Mapping[int, tuple[Step, ...]] = field(default_factory=dict)  # rank → steps over local values
     comms: Mapping[int, Comm] = field(default_factory=dict)  # rank → its side; reads[i] moves to writes[i]
-    combine: str = ""
+    combine: Combine = LAST
     flops: float = 0.0  # of one firing on one rank
     where: str = ""
     bucket: int | None = None  # of a collective: those in the same bucket leave together
@@ -214,8 +226,8 @@ class _Lowering:
 
     def join(self, n: Node, placement: Placement, read: int) -> None:
         """Lower an op that joins the pieces of a value."""
-        how = {"actorflow.accumulate": "sum", "actorflow.last": ""}
-        combine = how[n.op] if n.op in how else f"cat:{n.args[1]}"
+        how = {"actorflow.accumulate": SUM, "actorflow.last": LAST}
+        combine = how[n.op] if n.op in how else Combine(CombineKind.CAT, n.args[1])
         self.items.append(
             ProgramItem(
                 ItemKind.JOIN, n.phase, placement, False, (read,), (n.outs[0],), combine=combine, where=n.where,

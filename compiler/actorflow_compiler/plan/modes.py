@@ -5,22 +5,37 @@ The names are those of ``torch.compile``: of its modes, and of its backends "ind
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from enum import StrEnum
 
 from actorflow_compiler.core.errors import CallError
 
-__all__ = ["EAGER", "MODES", "Mode", "mode_name"]
-
-EAGER = "eager"
+__all__ = ["Mode", "mode_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
+class Mode(StrEnum):
     """What a rank does with a body."""
 
-    inductor: bool = False  # torch's compiler fuses its ops
-    autotune: bool = False  # … and tries several kernels for each matrix product
-    replays: bool = False  # on a GPU its launches are captured once and replayed as one CUDA graph
+    EAGER = "eager"
+    INDUCTOR = "inductor"
+    MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
+    CUDAGRAPHS = "cudagraphs"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    MAX_AUTOTUNE = "max-autotune"
+
+    @property
+    def inductor(self) -> bool:
+        """Whether torch's compiler fuses the ops of a body."""
+        return self not in (Mode.EAGER, Mode.CUDAGRAPHS)
+
+    @property
+    def autotune(self) -> bool:
+        """Whether torch's compiler also tries several kernels for each matrix product."""
+        return self in (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the launches of a body on a GPU are captured once and replayed as one CUDA graph."""
+        return self in (Mode.CUDAGRAPHS, Mode.REDUCE_OVERHEAD, Mode.MAX_AUTOTUNE)
 
     @property
     def text(self) -> str:
@@ -29,26 +44,18 @@ class Mode:
         return " and ".join([joined] * self.inductor + ["replayed as CUDA graphs where a GPU runs them"] * self.replays)
 
 
-MODES = {
-    EAGER: Mode(),
-    "inductor": Mode(inductor=True),
-    "max-autotune-no-cudagraphs": Mode(inductor=True, autotune=True),
-    "cudagraphs": Mode(replays=True),
-    "reduce-overhead": Mode(inductor=True, replays=True),
-    "max-autotune": Mode(inductor=True, autotune=True, replays=True),
-}
-_ALSO: dict[object, str] = {None: EAGER, False: EAGER, True: "inductor", "default": "inductor"}
+_ALSO: dict[object, Mode] = {None: Mode.EAGER, False: Mode.EAGER, True: Mode.INDUCTOR, "default": Mode.INDUCTOR}
 
 
-def mode_name(given: object) -> str:
-    """The name in MODES for what a user gave as ``compile=``.  Raises CallError for anything else.
+def mode_of(given: object) -> Mode:
+    """The mode for what a user gave as ``compile=``.  Raises CallError for anything else.
 
-    >>> mode_name(True), mode_name("reduce-overhead")
+    >>> str(mode_of(True)), str(mode_of("reduce-overhead"))
     ('inductor', 'reduce-overhead')
     """
     if given is None or isinstance(given, bool) or given == "default":
         return _ALSO[given]
-    if isinstance(given, str) and given in MODES:
-        return given
-    known = ", ".join(f'"{name}"' for name in MODES)
+    if isinstance(given, str) and given in tuple(Mode):
+        return Mode(given)
+    known = ", ".join(f'"{name}"' for name in Mode)
     raise CallError(f"compile={given!r} was found; True, False or one of {known} was expected (as of torch.compile)")

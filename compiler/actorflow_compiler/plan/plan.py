@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
+from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, refs, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, numel
-from actorflow_compiler.plan.modes import EAGER
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.origins import Origins
 
 
@@ -93,6 +94,39 @@ class Body:
     outputs: tuple[int, ...]
 
 
+class CombineKind(StrEnum):
+    """What becomes of the outputs of the firings that make one token."""
+
+    LAST = ""  # the last one is the token
+    SUM = "sum"
+    CAT = "cat"
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """How one token is made of the outputs of several firings; as text "", "sum" or "cat:DIM"."""
+
+    kind: CombineKind
+    dim: int = 0  # along which outputs are concatenated
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.dim}" if self.kind is CombineKind.CAT else self.kind.value
+
+
+LAST, SUM = Combine(CombineKind.LAST), Combine(CombineKind.SUM)
+
+
+def parse_combine(text: str) -> Combine:
+    """The inverse of ``str``.  Raises LayoutError for any other text."""
+    kind, _, dim = text.partition(":")
+    if kind == CombineKind.CAT and dim.isdecimal():
+        return Combine(CombineKind.CAT, int(dim))
+    known = {str(combine): combine for combine in (LAST, SUM)}
+    if text not in known:
+        raise LayoutError(f'combine {text!r} was found; "", "sum" or "cat:DIM" was expected')
+    return known[text]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor of a register: the local part as a token holds it."""
@@ -100,7 +134,7 @@ class TensorSpec:
     shape: tuple[int, ...]  # local
     dtype: str
     sbp: str  # of the logical tensor over its placement, for people
-    combine: str = ""  # how one token is made of several firings: "" (the last) | "sum" | "cat:DIM"
+    combine: Combine = LAST
     name: str = ""  # the logical value, for people
 
     @property
@@ -364,7 +398,7 @@ class Plan:
     # of the communications (for a receive the sender).  The queue is the plane's name.
     calls: tuple[Order, ...] = ()
     origins: Origins = field(default_factory=Origins)  # for people only
-    mode: str = EAGER  # how ranks run bodies: one of ``modes.MODES``
+    mode: Mode = Mode.EAGER  # how ranks run bodies
 
     @cached_property
     def _actors(self) -> dict[int, Actor]:

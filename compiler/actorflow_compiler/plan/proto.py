@@ -16,7 +16,7 @@ from actorflow_compiler.core.errors import LayoutError, PlanError
 from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, Symbol
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, parse_nd, show
-from actorflow_compiler.plan.modes import EAGER
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.origins_proto import from_message, to_message
 from actorflow_compiler.plan.plan import (
     COMM_LABELS,
@@ -51,6 +51,7 @@ from actorflow_compiler.plan.plan import (
     ToResult,
     Variable,
     VariableKind,
+    parse_combine,
 )
 from actorflow_protos import plan_pb2 as pb
 
@@ -133,7 +134,7 @@ def from_proto(message: pb.Plan) -> Plan:
             ranks=tuple(message.ranks),
             calls=tuple(Order(o.rank, o.queue, tuple(o.actors)) for o in message.calls),
             origins=from_message(message.origins),
-            mode=message.mode or EAGER,  # of a plan from before there were modes
+            mode=_member(Mode, message.mode or Mode.EAGER, "bodies", "mode"),  # empty before there were modes
         )
     except LayoutError as error:
         raise PlanError(f"plan {message.name!r} cannot be read: {error}") from error
@@ -338,7 +339,7 @@ def _register(register: Register) -> pb.Register:
         producer=register.producer,
         readers=(pb.Read(actor=r.actor, firings=r.firings) for r in register.readers),
         tensors=(
-            pb.TensorSpec(shape=t.shape, dtype=t.dtype, sbp=t.sbp, combine=t.combine, name=t.name)
+            pb.TensorSpec(shape=t.shape, dtype=t.dtype, sbp=t.sbp, combine=str(t.combine), name=t.name)
             for t in register.tensors
         ),
         slots=register.slots,
@@ -352,7 +353,10 @@ def _to_register(message: pb.Register) -> Register:
         id=message.id,
         producer=message.producer,
         readers=tuple(Read(r.actor, r.firings) for r in message.readers),
-        tensors=tuple(TensorSpec(tuple(t.shape), _dtype(t.dtype), t.sbp, t.combine, t.name) for t in message.tensors),
+        tensors=tuple(
+            TensorSpec(tuple(t.shape), _dtype(t.dtype), t.sbp, parse_combine(t.combine), t.name)
+            for t in message.tensors
+        ),
         slots=message.slots,
         initial=message.initial,
         fill=message.fill,

@@ -16,8 +16,9 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.sbp import show
 from actorflow_compiler.core.units import bytes_text, columns, flop_text, ranges_text
-from actorflow_compiler.plan.modes import EAGER, MODES
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import (
+    LAST,
     Actor,
     OfInput,
     OfPiece,
@@ -159,8 +160,8 @@ class _Text:
         table = [["rank", "parameters", "optimizer", "activations", "total"]] if memory else []
         table += [[str(rank), *map(bytes_text, sizes)] for rank, *sizes in memory]
         yield from _rows("memory", columns(table, ">>>>>"))
-        if plan.mode != EAGER:
-            yield from _rows("bodies", [f"{plan.mode}: {MODES[plan.mode].text}"])
+        if plan.mode is not Mode.EAGER:
+            yield from _rows("bodies", [f"{plan.mode}: {plan.mode.text}"])
         yield from _rows("moved", columns([[kind, bytes_text(n)] for kind, n in found.moved], "<>") or ["nothing"])
         yield from _rows("notes", plan.notes)
 
@@ -276,7 +277,7 @@ class _Text:
 
 
 def _tensor(spec: TensorSpec) -> list[str]:
-    note = f"{spec.name} ({spec.combine})" if spec.combine else spec.name
+    note = f"{spec.name} ({spec.combine})" if spec.combine != LAST else spec.name
     return [str(Meta(spec.shape, spec.dtype)), spec.sbp, bytes_text(spec.nbytes), note]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.plan.modes import MODES
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import (
     ORDERED,
     Actor,
@@ -25,7 +25,7 @@ from actorflow_compiler.plan.plan import (
 __all__ = ["verify"]
 
 Fail = Callable[[str, str], None]  # (where, what): raise PlanError
-KINDS = tuple(ActorKind)
+KINDS, MODES = tuple(ActorKind), tuple(Mode)
 
 
 def verify(plan: Plan) -> Plan:
