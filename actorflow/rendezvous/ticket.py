@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import socket
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
-from actorflow.rendezvous.communication_libraries import communication
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
+
+_NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 
 
 def own_ticket(settings: Settings) -> Ticket:
@@ -50,3 +53,30 @@ def _digest(script: str) -> str:
         return hashlib.sha256(Path(script).read_bytes()).hexdigest()
     except OSError as e:
         raise ClusterError(f"the script {script!r} cannot be read on {socket.gethostname()}: {e}") from e
+
+
+def communication() -> str:
+    """The communication library and its version: "NCCL 2.27.3 and CUDA 12.8 of torch 2.13.0+cu128", or "Gloo of …".
+
+    Ranks whose libraries differ may wait for each other for ever, so this is compared when they join.
+    """
+    version, cuda = _torch_and_cuda()
+    for package in _NCCL if cuda else ():
+        try:
+            return f"NCCL {metadata.version(package)} and CUDA {cuda} of torch {version}"
+        except metadata.PackageNotFoundError:
+            continue
+    return f"{f'NCCL of CUDA {cuda}' if cuda else 'Gloo'} of torch {version}"
+
+
+def _torch_and_cuda() -> tuple[str, str]:
+    """Torch's full version and its CUDA version (empty without CUDA), read from files without importing torch."""
+    spec = find_spec("torch")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        try:
+            text = Path(folder, "version.py").read_text()
+        except OSError:
+            continue
+        found = {m[1]: m[2] for m in re.finditer(r"^(\w+)\b[^=\n]*= *['\"]([^'\"]*)['\"]", text, re.MULTILINE)}
+        return found.get("__version__", "?"), found.get("cuda", "")
+    return "?", ""

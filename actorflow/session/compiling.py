@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -24,7 +26,6 @@ from actorflow.script_state.side_effect_recorder import RestartCapture
 from actorflow.script_state.side_effects import scheduler_counts
 from actorflow.session.agreement import StateReport, check_agreement, differing_variables, unused_on_all_ranks
 from actorflow.session.compile_request import CapturedStep, CompileRequest, located
-from actorflow.session.deadlock_report import deadlock_error
 from actorflow.session.number_reads import every_number
 from actorflow.session.plan_summary import summary_lines
 from actorflow.session.planes import choose_planes, rank_locations
@@ -48,6 +49,7 @@ from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.plan.plan import OfVariable, Plan
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
+from actorflow_compiler.plan.text import to_text
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.plan.verify import verify
 from actorflow_compiler.values.gradients import GRADIENT_SUFFIX
@@ -238,7 +240,7 @@ def _make_plan(
         try:
             scheduled = schedule(make, hardware, memory, request.schedule)
         except DeadlockError as error:
-            raise deadlock_error(plan, error) from error
+            raise _deadlock_error(plan, error) from error
         if told:
             doing.sum_up(lambda: summary_lines(scheduled, hardware))
     return CompileResult(scheduled, step.effects())
@@ -309,6 +311,17 @@ def _check_scopes(plan: Plan, kinds: Sequence[str]) -> None:
                 f"job {plan.name!r} places on {placement}, and the ranks of this run compute on {there}: "
                 f"start with --device-type {placement.type}, or place on what there is"
             )
+
+
+def _deadlock_error(plan: Plan, why: DeadlockError) -> DeadlockError:
+    """The error for a plan whose proof failed, which is a bug; writes the plan's text to a new temporary file."""
+    number, path = tempfile.mkstemp(prefix="actorflow-plan-", suffix=".txt")
+    with os.fdopen(number, "w") as file:
+        file.write(to_text(plan))
+    return DeadlockError(
+        f"job {plan.name!r} was not started: this is a bug of actorflow, which made a plan that would wait for ever. "
+        f"The plan is kept in {path}: please report the bug, and add that file. Its proof says:\n{why}"
+    )
 
 
 def _main(kinds: Sequence[str]) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+
+from torch.distributed.distributed_c10d import Store
 
 from actorflow.control.cluster import Cluster
 from actorflow.control.drops import DropSet
-from actorflow.devices import make_device
+from actorflow.devices import Device, make_device
 from actorflow.rendezvous.device_assignment import device_of, idle_oversubscribe
 from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.rendezvous.options import NCCL_TIMEOUT
@@ -14,15 +17,16 @@ from actorflow.runtime.results import Results
 from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import Worker
 from actorflow.session.context import PlanRuntime, SessionContext
+from actorflow.transport.gloo import GlooPlane
 from actorflow.transport.messages import DataPlane
-from actorflow.transport.nccl import NcclPlane
-from actorflow.transport.of_rank import planes_of
+from actorflow.transport.nccl import NcclPlane, nccl_version
+from actorflow.transport.staged import StagedPlane
 from actorflow.transport.timeouts import Started
 from actorflow.variables.rebinding import RebindingSites
 from actorflow.variables.variable_table import VariableTable
 from actorflow_compiler.plan.plan import Plane
 
-__all__ = ["Lifecycle"]
+__all__ = ["Lifecycle", "planes_of"]
 
 
 class Lifecycle:
@@ -106,3 +110,19 @@ class Lifecycle:
         cluster = self._context.cluster
         if cluster.explain(error) is error:  # else a lost peer is the cause, and is reported as such
             cluster.abort(FailureKind.RAISED, f"failed: {error}")
+
+
+def planes_of(
+    rank: int, store: Store, device: Device, patience: float, late: Callable[[Started], None]
+) -> dict[str, DataPlane]:
+    """The data planes that a rank can use with its device, by their names in plans.
+
+    ``store`` is shared by all ranks of the run.  The first NCCL call that takes longer than ``patience`` seconds is
+    passed to ``late``, which has to end the run.
+    """
+    if not device.ahead:
+        return {Plane.GLOO: GlooPlane(rank, store)}
+    planes: dict[str, DataPlane] = {Plane.GLOO: StagedPlane(GlooPlane(rank, store, room=device.staging), device)}
+    if nccl_version():
+        planes[Plane.NCCL] = NcclPlane(rank, store, device, patience=patience, late=late)
+    return planes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.runtime.worker import NOT_MADE, Worker
@@ -20,7 +21,6 @@ from actorflow.session.body import JobArguments, PreparedCall
 from actorflow.session.compile_client import CompileClient
 from actorflow.session.compile_request import located
 from actorflow.session.context import Observers, PlanRuntime, SessionContext
-from actorflow.session.failed_checks import failure_of, first_failed
 from actorflow.session.input_devices import InputDevices
 from actorflow.session.jobs import CompiledPlan, JobLike, JobType
 from actorflow.session.lifecycle import Lifecycle
@@ -195,7 +195,7 @@ class Session:
         lost: ActorError | None = None
         if effects.checks:
             try:
-                failed = first_failed(effects.checks, handles)
+                failed = _first_failed(effects.checks, handles)
             except ActorError as error:  # the call was given up; its results raise the same error
                 failed, lost = None, error
             if failed is not None:
@@ -240,7 +240,7 @@ class Session:
             )
         if self.context.world > 1:  # else other ranks would report only that this one ended
             self.context.together(f"check {self.calls}")
-        raise failure_of(check, job.name)
+        raise _exception_of(check, job.name)
 
     def _announce(self, job: JobLike, arguments: CallArguments, compiled: CompiledPlan | None) -> int:
         """Announce the call to the other ranks, with a digest of what must be equal on all; returns its number."""
@@ -297,3 +297,19 @@ class Session:
 def _holders(job: JobLike) -> set[int]:
     """The ids of the objects that the guards of a job's plans check."""
     return set().union(*(plan.holders for plan in job.plans if plan.parked is None))
+
+
+def _first_failed(checks: Sequence[Check], results: Sequence[Tensor]) -> Check | None:
+    """The first failed check of a call; waits for all of them.  Raises the call's error if it was given up."""
+    return next((check for check, raises in zip(checks, results[-1].tolist(), strict=True) if raises), None)
+
+
+def _exception_of(check: Check, job: str) -> BaseException:
+    """The exception of a failed check; first prints the output that the step would have printed before it."""
+    for stream, text in check.raised.printed:
+        print(text, end="", file=getattr(sys, stream), flush=True)
+    error = check.raised.error()
+    lost = f"it had changed {check.lost} before, and no call can follow it"
+    after = lost if check.lost else "other calls are done as ever"
+    error.add_note(f"raised by a call of {job} at {check.where}\nwhat the step does behind that was not done; {after}")
+    return error

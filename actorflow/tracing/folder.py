@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from actorflow_compiler.core.units import ranges_text
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_scheduler.cost import Durations
+from actorflow_scheduler.notation import observed
 
 __all__ = [
     "FORMAT", "MERGED", "RankInfo", "RankTrace", "TraceData", "TracedPlan", "clear", "document", "rank_file",
-    "ranks_text", "read", "read_plans", "read_ranks", "write", "write_plan", "write_rank",
+    "ranks_text", "read", "read_plans", "read_ranks", "write", "write_order", "write_plan", "write_rank",
 ]  # fmt: skip
 
 FORMAT = 2  # version of the files' format
@@ -103,6 +104,17 @@ def write_rank(folder: str, part: RankTrace) -> None:
     """Write ``rankN.json``.  Raises TraceError."""
     about = {"format": FORMAT, "version": part.version, "script": part.script, "cut": part.cut, **asdict(part.info)}
     _write(rank_file(folder, part.info.rank), document(part.events, about))
+
+
+def write_order(folder: str, rank: int, fired: Iterable[tuple[Plan, tuple[int, ...]]]) -> None:
+    """Write ``rankN.txt``, what fired on a rank, in the notation of pipeline schedules.
+
+    For each plan it has its name, then one line of compute-queue firings for each iteration.
+    """
+    path = Path(folder, f"rank{rank}.txt")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [line for plan, actors in fired for line in (f"plan {plan.name}", *observed(plan, rank, actors))]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def read_ranks(folder: str) -> list[RankTrace]:

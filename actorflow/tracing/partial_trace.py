@@ -28,7 +28,7 @@ def merge_rank_traces(folder: str) -> None:
     cut = [part.cut for part in parts if part.cut]
     if not cut:  # the run did not fail
         return
-    from actorflow.tracing.forecast import with_forecast  # imported here, since that takes a launcher a second
+    from actorflow.tracing.tracer import with_forecast  # imported here, since that takes a launcher a second
 
     ran = tuple(with_forecast(number, plan) for number, plan in folders.read_plans(folder))
     events = joined(part.events for part in parts)

@@ -12,18 +12,20 @@ from typing import Protocol
 
 from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.settings import Settings
-from actorflow.runtime import trace
+from actorflow.runtime.measured_costs import HERE
 from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder, clock
 from actorflow.support.requests import Request
 from actorflow.support.version import __version__
 from actorflow.tracing import folder
 from actorflow.tracing.chrome import Event, RankRecording, events, joined
 from actorflow.tracing.clock import Estimate, SharedClock, estimate
-from actorflow.tracing.forecast import with_forecast
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.plan.plan import Plan
+from actorflow_scheduler.timeline import nanoseconds
 
-__all__ = ["TracePeers", "TraceBegin", "TraceClock", "TraceEvents", "Tracer"]
+__all__ = ["TracePeers", "TraceBegin", "TraceClock", "TraceEvents", "Tracer", "with_forecast"]
+
+ITERATIONS = 100  # recorded of each plan's order; later iterations fire in the same order
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Tracer:
     def __init__(self, peers: TracePeers) -> None:
         self._peers = peers
         self._folder = peers.settings.trace
-        self.record = Recorder(trace.ITERATIONS)
+        self.record = Recorder(ITERATIONS)
         self.finished = False  # this rank's events are complete
         self._plans: dict[int, Plan] = {}
         self._begin = clock()
@@ -133,7 +135,7 @@ class Tracer:
     ) -> tuple[list[Event], folder.RankInfo]:
         """Write this rank's files; returns its events and its ``RankInfo``."""
         own, info = self._own()
-        trace.write(self._folder, info.rank, observed)
+        folder.write_order(self._folder, info.rank, observed)
         script = self._peers.settings.script
         folder.write_rank(self._folder, folder.RankTrace(info, script, __version__, cut, own))
         return own, info
@@ -163,3 +165,10 @@ class Tracer:
             [Begun(b.plan, b.iteration, to(b.issued), to(b.at)) for b in kept.begun],
         )
         return events(found), folder.RankInfo(self._peers.rank, host, pid, to.doubt)
+
+
+def with_forecast(number: int, plan: Plan) -> folder.TracedPlan:
+    """A plan that was traced, with its forecast for this machine."""
+    places = [*(v.placement for v in plan.variables), *(r.placement for r in plan.results)]
+    on = HERE.hardware(places[0].type if places else "cpu")
+    return folder.TracedPlan(number, plan, on.name, nanoseconds(plan, on))

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from actorflow.rendezvous import communication_libraries
+from actorflow.rendezvous import ticket
 
 
 def test_it_is_that_of_this_torch() -> None:
-    assert f"of torch {torch.__version__}" in communication_libraries.communication()
-    assert communication_libraries.communication().startswith("NCCL" if torch.version.cuda else "Gloo")
+    assert f"of torch {torch.__version__}" in ticket.communication()
+    assert ticket.communication().startswith("NCCL" if torch.version.cuda else "Gloo")
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_nccl_counts_where_torch_was_built_for_cuda(
     )
     (tmp_path / "version.py").write_text("\n".join(lines))
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(communication_libraries, "find_spec", lambda _: spec)
-    monkeypatch.setattr(communication_libraries.metadata, "version", version)
-    assert communication_libraries.communication() == expected
+    monkeypatch.setattr(ticket, "find_spec", lambda _: spec)
+    monkeypatch.setattr(ticket.metadata, "version", version)
+    assert ticket.communication() == expected
 
 
 def test_the_command_line_stays_quick_because_nothing_imports_torch() -> None:

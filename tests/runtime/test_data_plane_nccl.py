@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.distributed import HashStore, Store, distributed_c10d  # type: ignore[attr-defined]
 
 from actorflow.devices.cpu import Cpu
+from actorflow.session.lifecycle import planes_of
 from actorflow.transport import nccl
 from actorflow.transport.communicators import over_nccl
 from actorflow.transport.nccl import NcclPlane, nccl_version
-from actorflow.transport.of_rank import planes_of
 from actorflow.transport.timeouts import Patience, Started
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow.runtime import trace
 from actorflow.testing.local_cluster import LocalCluster
+from actorflow.tracing.folder import write_order
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import schedule
 from actorflow_scheduler.notation import frozen, observed, text
@@ -43,6 +43,6 @@ def test_nothing_is_kept_where_nobody_asked() -> None:
 def test_a_rank_s_file_has_a_line_for_each_iteration(tmp_path: object) -> None:
     plan = training()
     fired = frozen(plan)[1] * 2
-    trace.write(f"{tmp_path}/orders", 1, [(plan, fired)])
+    write_order(f"{tmp_path}/orders", 1, [(plan, fired)])
     with open(f"{tmp_path}/orders/rank1.txt", encoding="utf-8") as file:
         assert file.read().splitlines() == [f"plan {plan.name}", *[text(plan).splitlines()[1]] * 2]
