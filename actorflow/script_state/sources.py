@@ -136,14 +136,26 @@ class EnvironmentSource(GlobalsSource):
         return f"{self.path}[{key!r}]"
 
 
-class LibrarySource(StateSource):
+class _NamedAttributesSource(StateSource):
+    """The attributes of an object that code names."""
+
+    def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
+        super().__init__(path, holder)
+        self.names = tuple(names)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``StateSource``."""
+        setattr(self.holder, key, value)
+
+    def drop(self, key: Any) -> None:
+        """See ``StateSource``."""
+        delattr(self.holder, key)
+
+
+class LibrarySource(_NamedAttributesSource):
     """A library's module: the attributes that code names."""
 
     of_library = True
-
-    def __init__(self, path: str, holder: types.ModuleType, names: Iterable[str]) -> None:
-        super().__init__(path, holder)
-        self.names = tuple(names)
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -158,25 +170,13 @@ class LibrarySource(StateSource):
         get = attrgetter(*read)
         return (get,) if len(read) > 1 else (lambda holder: (get(holder),),)
 
-    def put(self, key: Any, value: Any) -> None:
-        """See ``StateSource``."""
-        setattr(self.holder, key, value)
-
-    def drop(self, key: Any) -> None:
-        """See ``StateSource``."""
-        delattr(self.holder, key)
-
 
 class StoredGlobalsSource(GlobalsSource):
     """Globals that code sets, whether it reads them or not."""
 
 
-class ClassSource(StateSource):
+class ClassSource(_NamedAttributesSource):
     """The class attributes (not inherited) that code names."""
-
-    def __init__(self, path: str, holder: type, names: Iterable[str]) -> None:
-        super().__init__(path, holder)
-        self.names = tuple(names)
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
@@ -186,14 +186,6 @@ class ClassSource(StateSource):
         """See ``StateSource``."""
         names = self.names  # also missing names: the class may get them
         return (lambda owner: map(owner.__dict__.get, names, repeat(_MISSING)),)
-
-    def put(self, key: Any, value: Any) -> None:
-        """See ``StateSource``."""
-        setattr(self.holder, key, value)
-
-    def drop(self, key: Any) -> None:
-        """See ``StateSource``."""
-        delattr(self.holder, key)
 
 
 class SubclassesSource(StateSource):
@@ -357,12 +349,8 @@ class ClosureSource(StateSource):
         return self.path
 
 
-class SlotsSource(StateSource):
+class SlotsSource(_NamedAttributesSource):
     """The slots of an object (``__slots__``)."""
-
-    def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
-        super().__init__(path, holder)
-        self.names = tuple(names)
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""

@@ -60,16 +60,12 @@ def on_each_device(step: Step, own: Sequence[bool], devices: int) -> Step:
 @contextlib.contextmanager
 def average_gradients(parameters: Mapping[str, Tensor], devices: int) -> Iterator[None]:
     """While a step is traced, replace each gradient of a parameter by its mean over all devices."""
-    hooks = []
-    for parameter in parameters.values():
-        if parameter.requires_grad:
-            tensor: Any = parameter  # its stub lacks the types of register_hook
-            hooks.append(tensor.register_hook(partial(_mean, devices=devices)))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for parameter in parameters.values():
+            if parameter.requires_grad:
+                tensor: Any = parameter  # its stub lacks the types of register_hook
+                hooks.enter_context(tensor.register_hook(partial(_mean, devices=devices)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _mean(gradient: Tensor, devices: int) -> Tensor:

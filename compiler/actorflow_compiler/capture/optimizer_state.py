@@ -409,12 +409,8 @@ def marked_optimizer_steps(state: ScriptState, stepped: TracedOptimizers) -> Ite
             {OPTIMIZER_MARK: titles.get(id(optimizer), "")} if begins else {}
         )
 
-    hooks = (
+    with (
         register_optimizer_step_pre_hook(lambda optimizer, *_: mark(optimizer, True)),
         register_optimizer_step_post_hook(lambda optimizer, *_: mark(optimizer, False)),
-    )
-    try:
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from actorflow_compiler.core.ops import Arg, Meta, Ref, substitute
+from actorflow_compiler.core.ops import Arg, Meta, Ref
 from actorflow_compiler.graph.graph import Graph, Node, prune, verify
 
 SHAPES = frozenset({
@@ -42,8 +42,7 @@ class _Walk:
             return Ref(self.same.get(v, v))
 
         for n in self.graph.nodes:
-            kwargs = tuple((k, substitute(v, new)) for k, v in n.kwargs)
-            n = replace(n, args=substitute(n.args, new), kwargs=kwargs)
+            n = n.reading(new)
             self.number(n)
             value = self.paired(n)
             if value is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.core.op_call import bind
-from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute
+from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute_all
 from actorflow_compiler.custom_ops.grouped_mm import GROUPED, GROUPED_WEIGHT
 from actorflow_compiler.custom_ops.random import UNIFORM
 from actorflow_compiler.graph.flops import flops_of
@@ -69,8 +69,7 @@ class _Walk:
             return Ref(self.same.get(v, v))
 
         for n in self.graph.nodes:
-            kwargs = tuple((k, substitute(v, equal)) for k, v in n.kwargs)
-            self.look(self.put(replace(n, args=substitute(n.args, equal), kwargs=kwargs)))
+            self.look(self.put(n.reading(equal)))
         results = tuple(self.same.get(r, r) for r in self.graph.results)
         updates = tuple((old, self.same.get(new, new)) for old, new in self.graph.updates)
         return replace(self.graph, nodes=tuple(self.nodes), metas=self.metas, results=results, updates=updates)
@@ -136,12 +135,8 @@ class _Walk:
                 self.same[o] = new
             else:
                 self.of[o] = SortedRows(sort, dim, new)
-
-        def at_value(i: int) -> Ref:
-            return Ref(values[i])
-
-        kwargs = tuple((k, substitute(v, at_value)) for k, v in call.kwargs)
-        self.look(self.put(replace(n, args=substitute(call.args, at_value), kwargs=kwargs, outs=outs)))
+        args, kwargs = substitute_all(call.args, call.kwargs, lambda i: Ref(values[i]))
+        self.look(self.put(replace(n, args=args, kwargs=kwargs, outs=outs)))
 
     # -- helpers of the rules ----------------------------------------------------------------------
 

@@ -94,6 +94,16 @@ def substitute(arg: Arg, change: Callable[[int], Arg]) -> Arg:
     return arg
 
 
+def substitute_all(
+    args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], change: Callable[[int], Arg]
+) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]:
+    """The arguments of an instruction with every ``Ref`` replaced, first those by position, then those by name."""
+    return (
+        tuple(substitute(arg, change) for arg in args),
+        tuple((name, substitute(arg, change)) for name, arg in kwargs),
+    )
+
+
 def show(arg: Arg) -> str:
     """The short text form of an argument."""
     if isinstance(arg, tuple):

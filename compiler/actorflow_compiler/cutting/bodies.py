@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from actorflow_compiler.core.ops import Arg, Ref, Symbol, substitute
+from actorflow_compiler.core.ops import Arg, Ref, Symbol
 from actorflow_compiler.core.views import may_be_view
 from actorflow_compiler.custom_ops.optimizers import IN_PLACE, SCALARS, arguments
 from actorflow_compiler.plan.plan import Body, OfVariable, Step, Target
@@ -33,15 +33,7 @@ def build_body(
     ``steps`` read and make local values, ``find`` resolves aliases of these; ``inputs`` are the operands in order;
     ``outputs`` are pairs of a value and its target; ``variables`` gives the names of the inputs that are variables.
     """
-    steps = [
-        Step(
-            s.op,
-            substitute(s.args, lambda v: Ref(find(v))),
-            tuple((k, substitute(a, lambda v: Ref(find(v)))) for k, a in s.kwargs),
-            s.outs,
-        )
-        for s in steps
-    ]
+    steps = [s.reading(lambda v: Ref(find(v))) for s in steps]
     writer = _InPlaceRewriter(steps, outputs, variables)
     return _number(writer.run(), inputs, writer.outputs, writer.updated, writer.copied)
 
@@ -99,12 +91,7 @@ class _InPlaceRewriter:
         return self.fresh - 1
 
     def renamed(self, step: Step) -> Step:
-        def at(v: int) -> Ref:
-            return Ref(self.alias.get(v, v))
-
-        return Step(
-            step.op, substitute(step.args, at), tuple((n, substitute(a, at)) for n, a in step.kwargs), step.outs
-        )
+        return step.reading(lambda v: Ref(self.alias.get(v, v)))
 
     def take_over(self, k: int, variable: int, new: int) -> bool:
         """Let step k update ``variable`` in place to its result ``new``; False if that is not possible."""
@@ -198,8 +185,7 @@ def _number(
     number = {v: i for i, v in enumerate(inputs)}
     final = []
     for step in reversed(kept):
-        args = substitute(step.args, lambda v: Ref(number[v]))
-        kwargs = tuple((k, substitute(a, lambda v: Ref(number[v]))) for k, a in step.kwargs)
+        read = step.reading(lambda v: Ref(number[v]))
         outs = []
         for o in step.outs:
             if o in needed:
@@ -207,7 +193,7 @@ def _number(
                 outs.append(number[o])
             else:
                 outs.append(-1)
-        final.append(Step(step.op, args, kwargs, tuple(outs)))
+        final.append(replace(read, outs=tuple(outs)))
     body = Body(len(inputs), tuple(final), tuple(number[v] for v, _ in outputs))
     values = tuple(copied.get(v, v) for v in number)  # numbered in this order
     return BuiltBody(body, tuple(t for _, t in outputs), tuple(updated), values)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from actorflow_compiler.core.ops import Phase, Ref, substitute
+from actorflow_compiler.core.ops import Phase, Ref
 from actorflow_compiler.core.views import CHEAP_OPS
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
-from actorflow_compiler.plan.plan import Step
 
 
 class ItemCopier:
@@ -54,20 +53,11 @@ class ItemCopier:
 
 def renamed(item: ProgramItem, rename: Mapping[int, int]) -> ProgramItem:
     """The item with other numbers for some of the values that it reads and writes."""
-
-    def at(v: int) -> Ref:
-        return Ref(rename.get(v, v))
-
     if not any(v in rename for v in (*item.reads, *item.writes)):
         return item
     steps = {
         rank: tuple(
-            Step(
-                s.op,
-                substitute(s.args, at),
-                tuple((k, substitute(v, at)) for k, v in s.kwargs),
-                tuple(rename.get(o, o) for o in s.outs),
-            )
+            replace(s.reading(lambda v: Ref(rename.get(v, v))), outs=tuple(rename.get(o, o) for o in s.outs))
             for s in list_
         )
         for rank, list_ in item.steps.items()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, route
-from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol, substitute
+from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol, substitute_all
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, local_shape, show
 from actorflow_compiler.cutting.redundant import RedundantOp
@@ -246,12 +246,8 @@ class _Lowering:
             for o, meta in zip(n.outs, call.outs, strict=True):
                 if meta is not None:
                     self.metas[(o, rank)] = next(made)
-
-            def at(i: int) -> Ref:
-                return Ref(reads[i])
-
-            kwargs = tuple((name, substitute(v, at)) for name, v in local.kwargs)
-            steps[rank] = (Step(local.op, substitute(local.args, at), kwargs, n.outs),)
+            given = substitute_all(local.args, local.kwargs, lambda i: Ref(reads[i]))
+            steps[rank] = (Step(local.op, *given, n.outs),)
             work += flops_of(local)
         times = self.pieces if n.pieces else 1
         useful = self.times * flops_of(call)

@@ -105,11 +105,14 @@ class _ProgramVerifier:
     def read(self, item: ProgramItem, values: Iterable[int], rank: int) -> None:
         """Check that values exist on a rank."""
         for value in values:
-            here = value
-            while (here, rank) in self.program.alias:
-                here = self.program.alias[(here, rank)]
-            if (here, rank) not in self.known:
+            if not self.exists(value, rank):
                 raise PlanError(f"program: {_name(item)} reads %{value} on rank {rank} before it is made there")
+
+    def exists(self, value: int, rank: int) -> bool:
+        """Whether a value, or the value that it is another name of, was made on a rank."""
+        while (value, rank) in self.program.alias:
+            value = self.program.alias[(value, rank)]
+        return (value, rank) in self.known
 
     def make(self, item: ProgramItem, values: Iterable[int], rank: int) -> None:
         """Check that values are new on a rank and that their shapes are known, and record them."""
@@ -159,10 +162,7 @@ class _ProgramVerifier:
 
     def at(self, what: str, value: int, placement: Placement) -> None:
         for rank in placement.ranks:
-            here = value
-            while (here, rank) in self.program.alias:
-                here = self.program.alias[(here, rank)]
-            if (here, rank) not in self.known:
+            if not self.exists(value, rank):
                 raise PlanError(f"program: {what} is never made on rank {rank}")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, refs, show, substitute
+from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, refs, show, substitute_all
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.signatures import OpCall
 
@@ -54,8 +54,8 @@ class Node:
 
     def reading(self, change: Callable[[int], Arg]) -> Node:
         """A copy of the node in which each value that it reads is replaced by ``change(value)``."""
-        kwargs = tuple((name, substitute(value, change)) for name, value in self.kwargs)
-        return replace(self, args=substitute(self.args, change), kwargs=kwargs)
+        args, kwargs = substitute_all(self.args, self.kwargs, change)
+        return replace(self, args=args, kwargs=kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,7 @@ def call_of(node: Node, metas: Mapping[int, Meta]) -> tuple[OpCall, tuple[int, .
         operands.append(index)
         return Ref(len(operands) - 1)
 
-    args = substitute(node.args, number)
-    kwargs = tuple((k, substitute(v, number)) for k, v in node.kwargs)
+    args, kwargs = substitute_all(node.args, node.kwargs, number)
     outs = tuple(metas[o] if o >= 0 else None for o in node.outs)
     return OpCall(node.op, args, kwargs, tuple(metas[v] for v in operands), outs), tuple(operands)
 

@@ -18,13 +18,10 @@ GRADIENT = "gradient of "  # begins the layout of a constraint on a gradient, un
 @contextlib.contextmanager
 def mark_gradients(parameters: Mapping[str, Tensor], zero: Mapping[str, ZeroHint]) -> Iterator[None]:
     """Constrain the gradients of parameters in ZeRO stages 2 and 3; a later pass fills in their layouts."""
-    hooks = []
-    for name, z in zero.items():
-        if z.stage >= 2 and name in parameters and parameters[name].requires_grad:
-            tensor: Any = parameters[name]  # its stub lacks the types of register_hook
-            hooks.append(tensor.register_hook(partial(mark, layout=f"{GRADIENT}{name}", origin=z.origin)))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, z in zero.items():
+            if z.stage >= 2 and name in parameters and parameters[name].requires_grad:
+                tensor: Any = parameters[name]  # its stub lacks the types of register_hook
+                hook = tensor.register_hook(partial(mark, layout=f"{GRADIENT}{name}", origin=z.origin))
+                hooks.enter_context(hook)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

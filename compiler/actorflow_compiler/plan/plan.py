@@ -6,13 +6,13 @@ each register it writes has a free slot, and it is its turn on its queue.  ``ver
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
 from actorflow_compiler.core.errors import LayoutError
-from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, refs, substitute
+from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, refs, substitute_all
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, numel
 from actorflow_compiler.plan.modes import Mode
@@ -78,11 +78,14 @@ class Step:
         yield from refs(self.args)
         yield from refs(tuple(v for _, v in self.kwargs))
 
+    def reading(self, change: Callable[[int], Arg]) -> Step:
+        """The same step, in which each value that it reads is replaced by ``change(value)``."""
+        return Step(self.op, *substitute_all(self.args, self.kwargs, change), self.outs)
+
     def renamed(self, new: Mapping[int, int]) -> Step:
         """The same step over values that have other numbers."""
-        args = substitute(self.args, lambda v: Ref(new[v]))
-        kwargs = tuple((key, substitute(arg, lambda v: Ref(new[v]))) for key, arg in self.kwargs)
-        return Step(self.op, args, kwargs, tuple(out if out < 0 else new[out] for out in self.outs))
+        outs = tuple(out if out < 0 else new[out] for out in self.outs)
+        return replace(self.reading(lambda v: Ref(new[v])), outs=outs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,12 +98,12 @@ def to_proto(plan: Plan) -> pb.Plan:
             registers=map(_register, plan.registers),
             variables=map(_variable, plan.variables),
             results=map(_result, plan.results),
-            orders=(pb.Order(rank=o.rank, queue=o.queue, actors=o.actors) for o in plan.orders),
+            orders=map(_order, plan.orders),
             constants=(pb.Constant(name=c.name, shape=c.shape, dtype=c.dtype, data=c.data) for c in plan.constants),
             notes=plan.notes,
             summary=_summary(plan.summary),
             ranks=plan.ranks,
-            calls=(pb.Order(rank=o.rank, queue=o.queue, actors=o.actors) for o in plan.calls),
+            calls=map(_order, plan.calls),
             origins=to_message(plan.origins),
             mode=plan.mode,
         )
@@ -127,12 +127,12 @@ def from_proto(message: pb.Plan) -> Plan:
             registers=tuple(map(_to_register, message.registers)),
             variables=tuple(map(_to_variable, message.variables)),
             results=tuple(map(_to_result, message.results)),
-            orders=tuple(Order(o.rank, o.queue, tuple(o.actors)) for o in message.orders),
+            orders=tuple(map(_to_order, message.orders)),
             constants=tuple(Constant(c.name, tuple(c.shape), _dtype(c.dtype), c.data) for c in message.constants),
             notes=tuple(message.notes),
             summary=_to_summary(message.summary),
             ranks=tuple(message.ranks),
-            calls=tuple(Order(o.rank, o.queue, tuple(o.actors)) for o in message.calls),
+            calls=tuple(map(_to_order, message.calls)),
             origins=from_message(message.origins),
             mode=_member(Mode, message.mode or Mode.EAGER, "bodies", "mode"),  # empty before there were modes
         )
@@ -328,6 +328,14 @@ def _to_actor(message: pb.Actor) -> Actor:
         stage=message.stage,
         workspace=message.momentary,
     )
+
+
+def _order(order: Order) -> pb.Order:
+    return pb.Order(rank=order.rank, queue=order.queue, actors=order.actors)
+
+
+def _to_order(message: pb.Order) -> Order:
+    return Order(message.rank, message.queue, tuple(message.actors))
 
 
 # ---- registers

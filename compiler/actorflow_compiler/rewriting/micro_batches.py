@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, substitute
+from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, substitute_all
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Sbp, Split, local_shape
 from actorflow_compiler.custom_ops.random import UNIFORM, in_pieces
@@ -331,11 +331,8 @@ class _MicroBatching:
         outs: list[int],
         pieces: bool,
     ) -> None:
-        def at(i: int) -> Ref:
-            return Ref(values[i])
-
-        final = tuple((k, substitute(v, at)) for k, v in kwargs)
-        self.nodes.append(replace(n, op=op, args=substitute(args, at), kwargs=final, outs=tuple(outs), pieces=pieces))
+        args, kwargs = substitute_all(args, kwargs, lambda i: Ref(values[i]))
+        self.nodes.append(replace(n, op=op, args=args, kwargs=kwargs, outs=tuple(outs), pieces=pieces))
 
     def as_piece(self, value: int, need: TimeLayout, n: Node) -> int:
         """The number of the value that an op on one piece reads in place of ``value``."""

@@ -116,11 +116,8 @@ class GradientTracker:
             held = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names}
             self._stepped |= {name for name in held if self._parameters[name].grad is not None}
 
-        hook = register_optimizer_step_pre_hook(steps)
-        try:
+        with register_optimizer_step_pre_hook(steps):
             yield
-        finally:
-            hook.remove()
 
     @property
     def has_stepped(self) -> bool:
