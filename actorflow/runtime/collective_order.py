@@ -13,21 +13,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.plan.plan import Collective, Plan, Plane
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, Plan, Plane
 
-__all__ = ["NcclCall", "PostedReceive", "CollectiveOrder", "nccl_calls"]
+__all__ = ["NcclCall", "PairCall", "PostedReceive", "CollectiveOrder", "nccl_calls"]
 
 T = TypeVar("T")
+
+
+class PairCall(StrEnum):
+    """A rank's side of a send."""
+
+    SEND = "send"
+    RECEIVE = "receive"
 
 
 @dataclass(frozen=True, slots=True)
 class NcclCall:
     """One NCCL call of an iteration, as one rank makes it."""
 
-    kind: str  # a ``CollectiveKind``, "send" or "receive"
+    kind: CollectiveKind | PairCall
     comm: int  # id of the communication; the same on all ranks that take part
     ranks: tuple[int, ...]  # the ranks that take part; (from, to) for a send and its receive
     actor: int  # the actor that communicates; for a receive, the sending actor
@@ -35,7 +43,7 @@ class NcclCall:
     register: int = -1  # the register that a send and its receive fill
 
     def __str__(self) -> str:
-        ranks = ">".join(map(str, self.ranks)) if self.kind in ("send", "receive") else list(self.ranks)
+        ranks = ">".join(map(str, self.ranks)) if isinstance(self.kind, PairCall) else list(self.ranks)
         return f"{self.kind} {ranks} ({self.name})"
 
 
@@ -59,7 +67,7 @@ def nccl_calls(plan: Plan, rank: int) -> tuple[NcclCall, ...]:
             filled = [register.id for register in plan.outputs_of[id]]
             if len(filled) != 1:
                 raise PlanError(f"plan {plan.name!r}: actor {actor.name}: a send fills one register, not {len(filled)}")
-            kind = "send" if comm.from_rank == rank else "receive"
+            kind = PairCall.SEND if comm.from_rank == rank else PairCall.RECEIVE
             found.append(NcclCall(kind, comm.id, comm.ranks, id, actor.name, filled[0]))
     return tuple(found)
 
@@ -103,7 +111,7 @@ class CollectiveOrder(Generic[T]):
             if call.register >= 0:
                 slots, initial = registers[call.register]
                 key = plan, call.register
-                if call.kind == "receive":
+                if call.kind is PairCall.RECEIVE:
                     self._free[key], self._posted[key] = slots - initial, initial
                 else:
                     self._sends[plan, call.actor], self._lent[key] = call.register, initial
@@ -151,7 +159,7 @@ class CollectiveOrder(Generic[T]):
         leaving: list[T | PostedReceive] = []
         while self._next:
             plan, call = self._next[0]
-            if call.kind == "receive":
+            if call.kind is PairCall.RECEIVE:
                 key = plan, call.register
                 if not self._free[key]:
                     break
@@ -171,6 +179,6 @@ class CollectiveOrder(Generic[T]):
         if not self._next:
             return ""
         plan, call = self._next[0]
-        why = f"a free slot of register {call.register}" if call.kind == "receive" else "its actor to fire"
+        why = f"a free slot of register {call.register}" if call.kind is PairCall.RECEIVE else "its actor to fire"
         held = sum(map(len, self._fired.values()))
         return f"next NCCL call, of {len(self._next)}: {call} of plan {plan}, waits for {why}; {held} wait behind it"

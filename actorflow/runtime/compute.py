@@ -35,6 +35,7 @@ from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Wor
 from actorflow.transport.messages import Credit, Filled, Line, Message, Ready, Region, Transport
 from actorflow.transport.shared import owned
 from actorflow.transport.small_tensors import decode
+from actorflow_compiler.plan.plan import VariableKind
 from actorflow_scheduler.machine import CallIssued, CreditReturned, Fire, GiveCredit, Instruction, Release, TokenArrived
 
 __all__ = ["Compute"]
@@ -420,7 +421,9 @@ class Compute:
             self._raised[call.number] = raised, self._obstacle(job, iteration, [*changed, *leaves])
             self.say(Failed(call.number, str(raised), *cause_of(raised), line))
             return
-        buffers = [name for name in changed if (v := job.plan.variable(name)) is not None and v.kind == "buffer"]
+        buffers = [
+            name for name in changed if (v := job.plan.variable(name)) is not None and v.kind == VariableKind.BUFFER
+        ]
         more = [*(name for name in changed if name not in buffers), *call.leaves, *leaves]
         if more or job.carries:
             had = f"the call had changed {some(more)} before, and no call can follow it: load a checkpoint"

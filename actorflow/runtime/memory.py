@@ -8,7 +8,7 @@ import torch
 
 from actorflow_compiler.core.errors import ActorError
 from actorflow_compiler.core.units import bytes_text
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import Plan, VariableKind
 from actorflow_scheduler.cost import max_workspace_bytes, register_bytes, variable_bytes
 
 __all__ = ["out_of_memory", "ran_out"]
@@ -53,7 +53,7 @@ def _advice(plan: Plan, variables: int, registers: int) -> list[str]:
     )
     of_registers = [pieces, "torch.utils.checkpoint around blocks of the model, whose activations are computed again"]
     of_variables = ["a placement over more devices (flow.place, flow.distribute)"]
-    if any(v.kind == "optimizer" for v in plan.variables):
+    if any(v.kind == VariableKind.OPTIMIZER for v in plan.variables):
         of_variables.insert(
             0, "flow.zero(model, stage=1, 2 or 3), so that devices share the optimizer's state and more"
         )

@@ -48,6 +48,7 @@ from actorflow_compiler.plan.plan import (
     Send,
     TensorSpec,
     ToResult,
+    VariableKind,
 )
 from actorflow_scheduler.machine import ActorFinished
 
@@ -237,7 +238,7 @@ class UnitBuilder:
         """
         if self._plan.world == 1:
             return ()
-        listed = {v.name: v for v in self._plan.variables if v.kind in ("buffer", "tensor")}
+        listed = {v.name: v for v in self._plan.variables if v.kind in (VariableKind.BUFFER, VariableKind.TENSOR)}
         changed = sorted(self._plan.changed_by(actor) & listed.keys())
         return tuple(name for name in changed if self._variables[name].nbytes <= UNDONE)
 

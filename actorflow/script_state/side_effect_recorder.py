@@ -56,6 +56,7 @@ from actorflow_compiler.core.torch_internals import is_read
 from actorflow_compiler.numbers.indexing import STANDS_FOR_A_VIEW
 from actorflow_compiler.numbers.symbolic import Milestones, NumberEnv, SymNumber, current_value
 from actorflow_compiler.numbers.unbacked import is_unbacked
+from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.substitutes.random_streams import UNSEEDED
 
 __all__ = ["RestartCapture", "SideEffectRecorder"]
@@ -454,7 +455,7 @@ class SideEffectRecorder:
         held = self._held.get(id(old))
         return (
             held is not None
-            and held.kind != "parameter"
+            and held.kind != VariableKind.PARAMETER
             and len(held.places) == 1
             and old.shape == new.shape
             and old.dtype == new.dtype

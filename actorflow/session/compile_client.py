@@ -36,7 +36,7 @@ from actorflow.variables.rebinding import RebindingSite, tensors_in
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.user_code import asks_for_types
 from actorflow_compiler.custom_ops.random import SEED
-from actorflow_compiler.plan.plan import OfInput, OfScalar, Plan, Variable
+from actorflow_compiler.plan.plan import OfInput, OfScalar, Plan, Variable, VariableKind
 from actorflow_compiler.values.gradients import NO_GRADIENTS
 
 __all__ = ["CompileClient"]
@@ -80,7 +80,7 @@ class CompileClient:
         sites = self._take_in(runtime, made, found, number)
         used = {variable.name for variable in made.plan.variables}
         used.update(name for one in made.effects.decisions.asked for name in one.program.inputs)
-        loose = [h.tensor for h in state.held.values() if h.kind != "parameter" and h.name not in used]
+        loose = [h.tensor for h in state.held.values() if h.kind != VariableKind.PARAMETER and h.name not in used]
         unused.update({id(tensor): weakref.ref(tensor) for tensor in loose})
         plan_number, plan = self._install(runtime, made)
         actors = [a for a in plan.actors if a.rank == context.rank]

@@ -47,7 +47,7 @@ from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
-from actorflow_compiler.plan.plan import OfVariable, Plan
+from actorflow_compiler.plan.plan import OfVariable, Plan, VariableKind
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.text import to_text
 from actorflow_compiler.plan.variant import PLAIN, Variant
@@ -162,8 +162,14 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
     plan = verify(choose_planes(result.plan, locations, request.target.hardware(_main(on))))
     written = written_by(plan)
     no_gradient = {v.name for v in plan.variables if v.name + GRADIENT_SUFFIX not in written}  # gradient not kept
-    lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name in no_gradient and v.name not in written}
-    changed = frozenset(v.name for v in plan.variables if v.name in written and v.kind in ("tensor", "buffer"))
+    lent = {
+        v.name
+        for v in plan.variables
+        if v.kind == VariableKind.TENSOR and v.name in no_gradient and v.name not in written
+    }
+    changed = frozenset(
+        v.name for v in plan.variables if v.name in written and v.kind in (VariableKind.TENSOR, VariableKind.BUFFER)
+    )
     new = {v.name for v in plan.variables} - request.fixed.keys()
     differing = {name: ranks for name, ranks in differing_variables(reports).items() if name in new}
     return RankPlan(

@@ -99,7 +99,9 @@ def _source(data: Any) -> NumberSource:
 
 def reads_of_capture(numbers: NumberEnv, own: Sequence[NumberSource]) -> NumberReads:
     """The numbers that a capture made inputs of the plan, and its conditions; ``own`` are places the step changes."""
-    kinds = {source: kind for source, kind in numbers.kinds.items() if source.kind in ("state", "place")}
+    kinds = {
+        source: kind for source, kind in numbers.kinds.items() if source.kind in (SourceKind.STATE, SourceKind.PLACE)
+    }
     return NumberReads(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
 
 
@@ -114,7 +116,7 @@ def reads_as_constants(
         return is_fused(optimizer) and id(optimizer.param_groups[int(source.at)]) not in read
 
     numbers = every_number(arguments, state, train, found)
-    fixed = ((s, value) for s, value in numbers if s.kind != "setting" or not by_name(s))
+    fixed = ((s, value) for s, value in numbers if s.kind != SourceKind.SETTING or not by_name(s))
     return NumberReads({}, tuple(Condition(s, of_python(value)) for s, value in fixed))
 
 

@@ -14,6 +14,7 @@ from actorflow.session.jobs import CompiledPlan, JobLike
 from actorflow.session.plan_keys import PlanKeys
 from actorflow.session.plan_uses import PlanUses
 from actorflow.variables.weak_guards import names_in, owned_in
+from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["PlanRelease"]
@@ -117,7 +118,7 @@ class PlanRelease:
         if runtime is None:
             return mine
         variables = runtime.variables
-        parameters = {held.name for held in state.held.values() if held.kind == "parameter"}
+        parameters = {held.name for held in state.held.values() if held.kind == VariableKind.PARAMETER}
         if not parameters <= variables.layouts.keys():  # new parameters may replace those of a dropped model
             gc.collect()  # models and their jobs refer to each other
         plans, used = self._gone.plans(), self._gone.used()

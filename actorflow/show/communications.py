@@ -7,7 +7,7 @@ from html import escape
 
 from actorflow.show.styles import ranks_text, short
 from actorflow_compiler.core.units import bytes_text
-from actorflow_compiler.plan.plan import Actor, Plan
+from actorflow_compiler.plan.plan import SEND, Actor, Plan
 from actorflow_compiler.plan.summary import sent_bytes
 
 
@@ -70,7 +70,7 @@ def communication_table(plan: Plan, shown: set[int]) -> str:
         if m.actor in shown:
             name = f'<a href="#" data-actor="{m.actor}">{name}</a>'
         among = "; ".join(
-            f"{g[0]} → {g[1]}" if m.kind == "send" else ranks_text(g).split(" ", 1)[1] for g in m.groups[:4]
+            f"{g[0]} → {g[1]}" if m.kind == SEND else ranks_text(g).split(" ", 1)[1] for g in m.groups[:4]
         ) + (f"; … ({len(m.groups)})" if len(m.groups) > 4 else "")
         what = ", ".join(m.what[:3]) + (f", … ({len(m.what)})" if len(m.what) > 3 else "")
         share = m.nbytes / total

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from actorflow.show import svg
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.units import bytes_text
-from actorflow_compiler.plan.origins import Flow, ModulePart, Origins
+from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, PartPhase
 
 STEP = "(step)"  # the name for ops outside of modules
 ROWS = 5  # the least rows of the level that is shown first, if there are as many
-COLUMNS = {"variable": 0, "input": 1, "forward": 1, "backward": 2, "optimizer": 3}
+COLUMNS = {
+    PartPhase.VARIABLE: 0, PartPhase.INPUT: 1, PartPhase.FORWARD: 1, PartPhase.BACKWARD: 2, PartPhase.OPTIMIZER: 3,
+}  # fmt: skip
 NAMES = ("variables", "forward", "backward", "optimizer")
 XS = (140.0, 660.0, 1180.0, 1760.0)  # where the columns begin
 WIDTH, HEIGHT = 190.0, 42.0  # of a box; the height is a minimum
@@ -83,9 +86,10 @@ def _fold(origins: Origins, level: int) -> FoldedGraph:
     parts = origins.parts
     name = [".".join(_steps(p.module)[:level]) or STEP for p in parts]
     rows: dict[tuple[str, str], int] = {}
-    for phase in (("input",), ("forward",), ("backward",), ("variable", "optimizer")):
+    phases = (PartPhase.INPUT,), (PartPhase.FORWARD,), (PartPhase.BACKWARD,), (PartPhase.VARIABLE, PartPhase.OPTIMIZER)
+    for some in phases:
         for i, p in enumerate(parts):
-            if p.phase in phase and (name[i], p.placement) not in rows:
+            if p.phase in some and (name[i], p.placement) not in rows:
                 rows[name[i], p.placement] = len(rows)
     boxes: dict[tuple[int, int], int] = {}
     made: list[ModuleBox] = []
@@ -105,22 +109,33 @@ def _fold(origins: Origins, level: int) -> FoldedGraph:
     return FoldedGraph(level, tuple(rows), tuple(made), {pair: tuple(fs) for pair, fs in flows.items()})
 
 
+class _Course(Enum):
+    """How a line runs from box to box."""
+
+    STRAIGHT = auto()  # to the next row
+    ACROSS = auto()  # to a column on the right
+    HOME = auto()  # to the column of the variables
+    LEFT = auto()  # around the rows between
+    RIGHT = auto()
+
+
 class _Drawing:
     def __init__(self, origins: Origins, fold: FoldedGraph) -> None:
         self.origins, self.fold = origins, fold
         self.drawn = {pair: flows for pair, flows in fold.flows.items() if self.is_drawn(*pair, flows)}
-        self.entries: dict[tuple[int, str], list[int]] = {}  # (box, side) → the boxes that its lines come from
-        rows: dict[tuple[int, str], list[int]] = {}  # (box, course) → the rows that its lines go to
+        self.entries: dict[tuple[int, _Course], list[int]] = {}  # (box, side) → the boxes that its lines come from
+        rows: dict[tuple[int, _Course], list[int]] = {}  # (box, course) → the rows that its lines go to
         for a, b in self.drawn:
             course = self.course(a, b)
-            if course != "straight":
-                self.entries.setdefault((b, "right" if course == "right" else "left"), []).append(a)
+            if course is not _Course.STRAIGHT:
+                side = _Course.RIGHT if course is _Course.RIGHT else _Course.LEFT
+                self.entries.setdefault((b, side), []).append(a)
                 rows.setdefault((a, course), []).append(fold.boxes[b].row)
         self.tracks = self.assign_tracks(rows)
         tall = [HEIGHT] * len(fold.rows)
         for (box, side), sources in self.entries.items():
             row = fold.boxes[box].row
-            tall[row] = max(tall[row], ENTRY * (len(sources) + (side == "right")) + 8)
+            tall[row] = max(tall[row], ENTRY * (len(sources) + (side is _Course.RIGHT)) + 8)
         self.tall = tall
         self.tops: list[float] = []
         y = TOP
@@ -134,19 +149,21 @@ class _Drawing:
         one, other = self.fold.boxes[a], self.fold.boxes[b]
         return one.column != 0 or other.column == 1 or any(f.boxing for f in flows)
 
-    def course(self, a: int, b: int) -> str:
-        """How a line runs: "straight" to the next row, "across", "home" to a variable, or around "left" or "right"."""
+    def course(self, a: int, b: int) -> _Course:
+        """How a line runs."""
         one, other = self.fold.boxes[a], self.fold.boxes[b]
         if one.column == other.column:
-            return "straight" if abs(one.row - other.row) == 1 else "right" if one.column > 1 else "left"
-        return "across" if one.column < other.column else "home" if other.column == 0 else "left"
+            around = _Course.RIGHT if one.column > 1 else _Course.LEFT
+            return _Course.STRAIGHT if abs(one.row - other.row) == 1 else around
+        back = _Course.HOME if other.column == 0 else _Course.LEFT
+        return _Course.ACROSS if one.column < other.column else back
 
-    def assign_tracks(self, rows_of: Mapping[tuple[int, str], Sequence[int]]) -> dict[tuple[int, str], int]:
+    def assign_tracks(self, rows_of: Mapping[tuple[int, _Course], Sequence[int]]) -> dict[tuple[int, _Course], int]:
         """(Box, course) → the track of all its lines with this course; no two share a track beside the same rows.
 
         ``rows_of`` gives the rows that these lines go to.
         """
-        taken: dict[tuple[int, str], list[list[tuple[int, int]]]] = {}
+        taken: dict[tuple[int, _Course], list[list[tuple[int, int]]]] = {}
         found = {}
         for (box, course), rows in rows_of.items():
             one = self.fold.boxes[box]
@@ -163,7 +180,7 @@ class _Drawing:
     def draw(self) -> str:
         fold = self.fold
         lines = [line for pair, flows in self.drawn.items() for line in self.line(*pair, flows)]
-        width = XS[-1] + WIDTH + (420 if any(self.course(*pair) == "home" for pair in self.drawn) else 30)
+        width = XS[-1] + WIDTH + (420 if any(self.course(*pair) is _Course.HOME for pair in self.drawn) else 30)
         bands = "".join(self.bands(width))
         heads = "".join(svg.text(x, 26.0, word, class_="column") for x, word in zip(XS, NAMES, strict=True))
         boxes = "".join(self.box(b) for b in fold.boxes)
@@ -189,7 +206,7 @@ class _Drawing:
         parts = [self.origins.parts[p] for p in box.parts]
         count = sum(p.count for p in parts)
         inside = svg.rect(x, y, WIDTH, height, rx=7, class_="box")
-        if box.column and parts[0].phase != "input":
+        if box.column and parts[0].phase != PartPhase.INPUT:
             inside += svg.rect(x, y + 7, 4.0, height - 14, rx=2, class_=f"bar {parts[0].phase}")
         inside += svg.text(x + 14, y + height / 2 - 3, svg.cut(box.name, WIDTH - 26, 7.6), class_="name")
         inside += svg.text(x + 14, y + height / 2 + 13, self.what(box, parts, count), class_="small")
@@ -198,7 +215,7 @@ class _Drawing:
     def what(self, box: ModuleBox, parts: Sequence[ModulePart], count: int) -> str:
         if box.column == 0:
             return f"{count} variable{'s' * (count != 1)}"
-        if parts[0].phase == "input":
+        if parts[0].phase == PartPhase.INPUT:
             return svg.cut(", ".join(op for p in parts for op in p.ops), WIDTH - 26, 6.2)
         return f"{count} op{'s' * (count != 1)}"
 
@@ -215,7 +232,7 @@ class _Drawing:
         marks = {"data_from": one.id, "data_to": other.id}
         down = other.row > one.row
         course = self.course(a, b)
-        if course == "straight":
+        if course is _Course.STRAIGHT:
             usual = down == (one.column == 1)  # forward goes down, backward up
             x = x0 + WIDTH / 2 + (-30 if usual else 30)
             begin, end = (y0 + tall, y1) if down else (y0, y1 + self.tall[other.row])
@@ -224,32 +241,32 @@ class _Drawing:
             yield self.label(flows, x + 8, (begin + end) / 2 + (-9 if usual else 13), "start", **marks)
             return
         track = self.tracks[a, course]
-        if course == "home":
+        if course is _Course.HOME:
             y = y0 + tall / 2
             yield svg.path(f"M{x0 + WIDTH:.1f} {y:.1f}h26", class_="edge", **marks)
             yield _tip(x0 + WIDTH + 26, y, "right", **marks)
             yield self.label(flows, x0 + WIDTH + 32, y, "start", **marks)
             return
-        right = course == "right"
-        begin = x0 if course == "left" else x0 + WIDTH
+        right = course is _Course.RIGHT
+        begin = x0 if course is _Course.LEFT else x0 + WIDTH
         end = x1 + WIDTH if right else x1
         turn = {
-            "across": begin + 18 + 7 * track,
-            "left": end - 218 - TRACK * track,
-            "right": end + 218 + TRACK * track,
+            _Course.ACROSS: begin + 18 + 7 * track,
+            _Course.LEFT: end - 218 - TRACK * track,
+            _Course.RIGHT: end + 218 + TRACK * track,
         }[course]
-        out = y0 + tall / 2 + (0 if course == "across" else 8)
-        entry = y1 + self.entry(a, b, "right" if right else "left")
+        out = y0 + tall / 2 + (0 if course is _Course.ACROSS else 8)
+        entry = y1 + self.entry(a, b, _Course.RIGHT if right else _Course.LEFT)
         yield svg.path(_bent(begin, out, turn, end, entry), class_="edge", **marks)
         yield _tip(end, entry, "left" if right else "right", **marks)
         yield self.label(flows, end + (14 if right else -12), entry, "start" if right else "end", **marks)
 
-    def entry(self, a: int, b: int, side: str) -> float:
+    def entry(self, a: int, b: int, side: _Course) -> float:
         """The distance from a box's top to the end of the line from another box."""
         sources = self.entries[b, side]
         height = self.tall[self.fold.boxes[b].row]
         place = sources.index(a) - (len(sources) - 1) / 2
-        if side == "right":  # the middle is for lines that leave
+        if side is _Course.RIGHT:  # the middle is for lines that leave
             place = (1 + sources.index(a) // 2) * (1 if sources.index(a) % 2 == 0 else -1)
         return height / 2 + ENTRY * place
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from actorflow.support.requests import Request
 from actorflow_compiler.plan.plan import Collective, Send
-from actorflow_scheduler.events import Wait, explain, name
+from actorflow_scheduler.events import Wait, WaitReason, explain, name
 
 if TYPE_CHECKING:
     from actorflow.runtime.installed_plan import InstalledPlan
@@ -130,6 +130,6 @@ def _sends(job: InstalledPlan) -> bool:
 
 def _ranks(job: InstalledPlan, wait: Wait) -> set[int]:
     """The ranks of the actors that could end a wait."""
-    if wait.reason == "empty":
+    if wait.reason == WaitReason.EMPTY:
         return {job.plan.actor(a).rank for a in wait.on}
-    return {job.plan.home(job.plan.register(wait.register))} if wait.reason == "full" else set()
+    return {job.plan.home(job.plan.register(wait.register))} if wait.reason == WaitReason.FULL else set()

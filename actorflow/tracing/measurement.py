@@ -20,7 +20,7 @@ from actorflow.show.styles import short
 from actorflow.tracing.chrome import ARRIVAL, CALL, CREDIT
 from actorflow.tracing.folder import TraceData, TracedPlan
 from actorflow_compiler.core.errors import TraceError
-from actorflow_compiler.plan.plan import Actor, Collective, Plan, Register
+from actorflow_compiler.plan.plan import Actor, ActorKind, Collective, Plan, Register
 from actorflow_scheduler.notation import COMPUTING
 
 __all__ = ["WARM_UP", "Gap", "IdleReason", "Measurement", "measure"]
@@ -122,7 +122,7 @@ class Measurement:
         called, left = free, free
         if made is not None:
             source, n = made
-            if source.kind == "source":  # it waited for the call
+            if source.kind == ActorKind.SOURCE:  # it waited for the call
                 called = min(max(self._of(self.begun, source, n), free), ready)
                 if self._of(self.issued, source, n) < free:
                     script = "all ranks to make the call"

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actorflow_compiler.boxing.routes import bytes_of, route
+from actorflow_compiler.boxing.routes import HopKind, bytes_of, route
 from actorflow_compiler.core.ops import ITEM_BYTES, Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, show
 from actorflow_compiler.graph.graph import CALL_INPUTS, Graph, InputKind, Node, call_of
 from actorflow_compiler.infer import FREE_KINDS, GraphLayouts
-from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, SourceLocation
+from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, PartPhase, SourceLocation
 
+_PartKey = tuple[str, PartPhase, str]  # module, phase, placement
 INPUTS = "inputs"  # the name of the part that stands for the arguments of a step
 
 
@@ -39,9 +40,9 @@ class _Folding:
         self.graph, self.layouts, self.pieces, self.parameter = graph, layouts, pieces, parameter
         self.modules = frozenset(modules)
         self.places: dict[SourceLocation, int] = {}
-        self.drafts: dict[tuple[str, str, str], _PartDraft] = {}  # (module, phase, placement)
-        self.number: dict[tuple[str, str, str], int] = {}
-        self.keys: list[tuple[str, str, str]] = []  # of each part
+        self.drafts: dict[_PartKey, _PartDraft] = {}
+        self.number: dict[_PartKey, int] = {}
+        self.keys: list[_PartKey] = []  # of each part
         self.maker: dict[int, tuple[int, str]] = {}  # value → its part, and the op that made it
         self.flows: dict[tuple[int, int, int, str], Flow] = {}  # (value, source, target, read as)
         self.kind = {i.value: i.kind for i in graph.inputs}
@@ -55,15 +56,15 @@ class _Folding:
         for i in graph.inputs:
             if i.kind == InputKind.VARIABLE and i.name not in self.parameter:
                 where = str(layouts.placement[i.value])
-                self.maker[i.value] = self.part(self.module_of(i.name), "variable", where, i.name, None), i.name
+                self.maker[i.value] = self.part(self.module_of(i.name), PartPhase.VARIABLE, where, i.name, None), i.name
             elif i.kind in CALL_INPUTS:
-                self.maker[i.value] = self.part(INPUTS, "input", "", i.name, None), i.name
+                self.maker[i.value] = self.part(INPUTS, PartPhase.INPUT, "", i.name, None), i.name
         for k, n in enumerate(graph.nodes):
             assert n.placement is not None
             _, operands = call_of(n, graph.metas)
             module = n.where or self.optimized(n, names) or self.added_up(n)
             place = self.places.setdefault(SourceLocation(module, n.line), len(self.places))
-            target = self.part(module, n.phase, str(n.placement), n.op.removesuffix(".default"), place)
+            target = self.part(module, PartPhase(n.phase), str(n.placement), n.op.removesuffix(".default"), place)
             for value, need in zip(operands, layouts.operands[k], strict=True):
                 self.flow(value, target, n.placement, need)
             for o in n.outs:
@@ -79,7 +80,7 @@ class _Folding:
         )
         return Origins(tuple(self.places), (), parts, tuple(self.flows.values()))
 
-    def part(self, module: str, phase: str, placement: str, op: str, place: int | None) -> int:
+    def part(self, module: str, phase: PartPhase, placement: str, op: str, place: int | None) -> int:
         """The part with this op added to it."""
         key = (module, phase, placement)
         draft = self.drafts.setdefault(key, _PartDraft())
@@ -105,7 +106,7 @@ class _Folding:
         if self.kind.get(value) not in FREE_KINDS:  # every rank has these whole
             made = self.layouts.value[value]
             hops = route(meta.shape, self.layouts.placement[value], made, where, need)
-            boxing = tuple(hop.kind if hop.kind != "local" else "slice" for hop in hops)
+            boxing = tuple(hop.kind if hop.kind != HopKind.LOCAL else "slice" for hop in hops)
             once = (value, where, need, self.keys[target][1] if self.kind.get(value) == InputKind.VARIABLE else "")
             if once not in self.boxed:  # further readers in this layout share the boxed value
                 moved = bytes_of(hops, ITEM_BYTES[meta.dtype]) * (self.pieces if value in self.often else 1)

@@ -7,8 +7,17 @@ that errors can name the user's line.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-PHASES = ("input", "variable", "forward", "backward", "optimizer")
+
+class PartPhase(StrEnum):
+    """What a part of the folded graph consists of: the step's inputs, variables, or the ops of a phase."""
+
+    INPUT = "input"
+    VARIABLE = "variable"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class ModulePart:
     """A node of the folded graph: a module's ops in one phase on one placement, its variables, or the step's inputs."""
 
     module: str  # as in ``SourceLocation``
-    phase: str  # one of PHASES
+    phase: PartPhase
     placement: str
     count: int  # of ops, or of variables
     ops: tuple[str, ...]  # names of ops, each once; or names of variables

@@ -17,7 +17,7 @@ from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, Symbol
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, parse_nd, show
 from actorflow_compiler.plan.modes import Mode
-from actorflow_compiler.plan.origins_proto import from_message, to_message
+from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, PartPhase, SourceLocation, StepsOf
 from actorflow_compiler.plan.plan import (
     COMM_LABELS,
     SEND,
@@ -104,7 +104,7 @@ def to_proto(plan: Plan) -> pb.Plan:
             summary=_summary(plan.summary),
             ranks=plan.ranks,
             calls=map(_order, plan.calls),
-            origins=to_message(plan.origins),
+            origins=_origins(plan.origins),
             mode=plan.mode,
         )
     except (TypeError, ValueError) as error:
@@ -133,7 +133,7 @@ def from_proto(message: pb.Plan) -> Plan:
             summary=_to_summary(message.summary),
             ranks=tuple(message.ranks),
             calls=tuple(map(_to_order, message.calls)),
-            origins=from_message(message.origins),
+            origins=_to_origins(message.origins),
             mode=_member(Mode, message.mode or Mode.EAGER, "bodies", "mode"),  # empty before there were modes
         )
     except LayoutError as error:
@@ -444,6 +444,46 @@ def _to_summary(message: pb.Summary) -> Summary:
         redundant_flops=message.redundant_flops,
         memory=tuple(RankBytes(m.rank, m.parameters, m.optimizer, m.activations) for m in message.memory),
         moved=tuple((m.kind, m.bytes) for m in message.moved),
+    )
+
+
+# ---- origins
+
+
+def _origins(origins: Origins) -> pb.Origins:
+    return pb.Origins(
+        places=(pb.Place(module=p.module, line=p.line) for p in origins.places),
+        steps=(pb.StepsOf(actor=s.actor, places=s.places) for s in origins.steps),
+        parts=(
+            pb.Part(module=p.module, phase=p.phase, placement=p.placement, count=p.count, ops=p.ops, places=p.places)
+            for p in origins.parts
+        ),
+        flows=(
+            pb.Flow(
+                source=f.source, target=f.target, name=f.name, shape=f.shape, dtype=f.dtype, sbp=f.sbp, read=f.read,
+                boxing=f.boxing, moved=f.moved,
+            )
+            for f in origins.flows
+        ),
+    )  # fmt: skip
+
+
+def _to_origins(message: pb.Origins) -> Origins:
+    return Origins(
+        places=tuple(SourceLocation(p.module, p.line) for p in message.places),
+        steps=tuple(StepsOf(s.actor, tuple(s.places)) for s in message.steps),
+        parts=tuple(map(_to_part, message.parts)),
+        flows=tuple(
+            Flow(f.source, f.target, f.name, tuple(f.shape), f.dtype, f.sbp, f.read, tuple(f.boxing), f.moved)
+            for f in message.flows
+        ),
+    )
+
+
+def _to_part(message: pb.Part) -> ModulePart:
+    phase = _member(PartPhase, message.phase, f"part {message.module!r}", "phase")
+    return ModulePart(
+        message.module, phase, message.placement, message.count, tuple(message.ops), tuple(message.places)
     )
 
 

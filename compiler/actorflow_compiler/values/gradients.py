@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any
 
@@ -61,6 +62,15 @@ class GradientEffects:
         """The state of gradients after the step."""
         gone = self.cleared | self.keeps | self.loses
         return GradientState((before.kept - gone) | self.keeps, (before.lost - gone) | self.loses)
+
+
+class _GradientEnd(Enum):
+    """How a step leaves a gradient of another call."""
+
+    AS_IT_WAS = auto()
+    NONE = auto()
+    KEPT = auto()  # for later calls
+    LOST = auto()
 
 
 class GradientTracker:
@@ -128,15 +138,15 @@ class GradientTracker:
         """What the step has done to gradients of other calls so far; its own gradients are lost if it ends here."""
         ends = {name: self._end_so_far(name) for name in self._parameters}
         return GradientEffects(
-            cleared=frozenset(name for name, end in ends.items() if end == "none"),
-            loses=frozenset(name for name, end in ends.items() if end == "lost"),
+            cleared=frozenset(name for name, end in ends.items() if end is _GradientEnd.NONE),
+            loses=frozenset(name for name, end in ends.items() if end is _GradientEnd.LOST),
         )
 
-    def _end_so_far(self, name: str) -> str:
+    def _end_so_far(self, name: str) -> _GradientEnd:
         grad = self._parameters[name].grad
         if self._goes_on(name) or (grad is self._first[name] and not self._inside):
-            return "as it was"
-        return "none" if grad is None and not self._inside else "lost"
+            return _GradientEnd.AS_IT_WAS
+        return _GradientEnd.NONE if grad is None and not self._inside else _GradientEnd.LOST
 
     def _goes_on(self, name: str) -> bool:
         """Whether a gradient is still the variable in which another call has left it."""
@@ -178,7 +188,7 @@ class GradientTracker:
         with torch.no_grad():
             for name, fake in self._parameters.items():
                 grad, variable = fake.grad, self.variables[name]
-                if self._end_of(name) == "kept" and grad is not None and grad is not variable:
+                if self._end_of(name) is _GradientEnd.KEPT and grad is not None and grad is not variable:
                     if grad.dtype != variable.dtype:
                         raise CaptureError(
                             f"the step leaves a gradient of {name} of {grad.dtype} for calls after it; expected: "
@@ -186,17 +196,16 @@ class GradientTracker:
                         )
                     variable.copy_(grad.detach())
 
-    def _end_of(self, name: str) -> str:
-        """How the step leaves a gradient: "as it was", "none", "kept" or "lost"."""
+    def _end_of(self, name: str) -> _GradientEnd:
         grad = self._parameters[name].grad
         if name in self._end_only and grad is self._first[name]:
-            return "as it was"
+            return _GradientEnd.AS_IT_WAS
         if grad is None:
-            return "none"
+            return _GradientEnd.NONE
         if name in self.inputs:
-            return "lost"
+            return _GradientEnd.LOST
         goes_on = grad is self.variables[name] or name in self._added_to or name in self._grown
-        return "kept" if goes_on or name not in self._stepped else "lost"
+        return _GradientEnd.KEPT if goes_on or name not in self._stepped else _GradientEnd.LOST
 
     def result(self, trace: torch.fx.GraphModule, known: Mapping[str, str]) -> tuple[GradientEffects, dict[str, bool]]:
         """The effects of the step on gradients, from its finished trace.
@@ -222,9 +231,9 @@ class GradientTracker:
             none=frozenset((self._added_to | self._sure.keys()) - kept - lost),
             kept=frozenset(name for name in kept if name + GRADIENT_SUFFIX in used or name in self._read_by_user),
             lost=frozenset(lost & self._sure.keys()),
-            cleared=frozenset(name for name, end in ends.items() if end == "none"),
-            keeps=frozenset(name for name, end in ends.items() if end == "kept"),
-            loses=frozenset(name for name, end in ends.items() if end == "lost"),
+            cleared=frozenset(name for name, end in ends.items() if end is _GradientEnd.NONE),
+            keeps=frozenset(name for name, end in ends.items() if end is _GradientEnd.KEPT),
+            loses=frozenset(name for name, end in ends.items() if end is _GradientEnd.LOST),
         )
         return gradients, {
             **dict.fromkeys(self._read_by_user & self._end_only, False),
