@@ -13,6 +13,7 @@ from actorflow.commands.run import run
 from actorflow.commands.status import status
 from actorflow.commands.trace import trace
 from actorflow.rendezvous.node_list import NODE
+from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.settings import Settings
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def plan(
 
     settings = Settings(
         world=devices, devices=devices, pretend=True, plan_job=job, explain=explain, hardware=hardware or "",
-        measure=measure, device_type=device_type or "",
+        measure=measure, device_type=DeviceType(device_type or ""),
     )  # fmt: skip
     made = _plan_of(script, arguments, settings)
     if explain is not None:

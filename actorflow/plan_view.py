@@ -18,6 +18,7 @@ from actorflow.show import formats
 from actorflow_compiler.core.errors import CallError, ShowError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.summary import device_type
 
 __all__ = ["PlanView", "plan"]
 
@@ -116,9 +117,7 @@ def plan(job: Job, *args: Any, devices: int | None = None, hardware: str = "", *
                 f"call it where flow.env.get_rank() == 0"
             )
         made, devices = found, found.world
-    places = [*(v.placement for v in made.variables), *(r.placement for r in made.results)]
-    kind = places[0].type if places else "cpu"
-    return PlanView(made, Target(hardware, threads=threads_of(devices)).hardware(kind))
+    return PlanView(made, Target(hardware, threads=threads_of(devices)).hardware(device_type(made)))
 
 
 def _compiled_for(job: Job, devices: int, hardware: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from actorflow.launch import slurm
 from actorflow.rendezvous.engines import RAY, SLURM, TORCHRUN, EngineProcess, find_process
-from actorflow.rendezvous.options import JOIN_TIMEOUT, LOCAL, ON, LiveMode
+from actorflow.rendezvous.options import JOIN_TIMEOUT, LOCAL, ON, DeviceType, LiveMode
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -50,7 +50,7 @@ class LaunchFlags:
     @property
     def gpus(self) -> bool:
         """Whether devices are GPUs, where there are any."""
-        return self.device_type != "cpu"
+        return self.device_type != DeviceType.CPU
 
     @property
     def live_mode(self) -> LiveMode:
@@ -82,7 +82,7 @@ def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Setting
         live=flags.live_mode,
         trace=os.path.abspath(flags.trace) if flags.trace else "",
         local=flags.local,
-        device_type=flags.device_type or "",
+        device_type=DeviceType(flags.device_type or ""),
         oversubscribe=flags.oversubscribe,
     )
 

@@ -8,6 +8,7 @@ from actorflow.show import formats
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan import text as plan_text
 from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.summary import device_type
 from actorflow_scheduler import forecast_text
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.replicas import replicated
@@ -20,7 +21,7 @@ def show(plan: Plan, settings: Settings, full: bool, replicas: int) -> str:
 
     Raises LayoutError for a plan whose replicas cannot be multiplied.
     """
-    hardware = _hardware(settings, _device(plan))
+    hardware = _hardware(settings, plan)
     found = forecast(plan if replicas == 1 else replicated(plan, replicas), hardware)
     if full:
         notes = plan_text.notes_text(plan)
@@ -30,15 +31,9 @@ def show(plan: Plan, settings: Settings, full: bool, replicas: int) -> str:
 
 def write(plan: Plan, settings: Settings, path: str) -> None:
     """Write the plan to a file in the format of its ending.  Raises ShowError."""
-    formats.write(plan, _hardware(settings, _device(plan)), path)
+    formats.write(plan, _hardware(settings, plan), path)
 
 
-def _hardware(settings: Settings, device: str) -> Hardware:
-    """The hardware that the plan was made for: that of the hardware file, or this machine's, as measured before."""
-    return Target(settings.hardware, threads=threads_of(settings.devices)).hardware(device)
-
-
-def _device(plan: Plan) -> str:
-    """The kind of devices of a plan."""
-    places = [*(v.placement for v in plan.variables), *(r.placement for r in plan.results)]
-    return places[0].type if places else "cpu"
+def _hardware(settings: Settings, plan: Plan) -> Hardware:
+    """The hardware that a plan was made for: that of the hardware file, or this machine's, as measured before."""
+    return Target(settings.hardware, threads=threads_of(settings.devices)).hardware(device_type(plan))

@@ -15,7 +15,7 @@ from actorflow.commands.on_ray import on_ray, starts_on_ray
 from actorflow.commands.options import ARGUMENTS, SCRIPT, ScriptCommand, run_options
 from actorflow.launch.slurm import outside_srun
 from actorflow.rendezvous.network import check_interface
-from actorflow.rendezvous.options import TOKEN, TOKEN_FILE
+from actorflow.rendezvous.options import TOKEN, TOKEN_FILE, DeviceType
 from actorflow_compiler.core.errors import ClusterError
 
 
@@ -74,12 +74,12 @@ def _token(file: str | None) -> str:
 
 def _devices(kind: str | None) -> int:
     """The GPUs of this machine, else one CPU device; of a kind, where it was asked for."""
-    if kind == "cpu":
+    if kind == DeviceType.CPU:
         return 1
     import torch
 
     found = torch.cuda.device_count()
-    if kind == "cuda" and not found:
+    if kind == DeviceType.CUDA and not found:
         raise click.UsageError(
             "--device-type cuda was found, and this machine has no CUDA device that torch can use (torch "
             f"{torch.__version__}); leave it out, or look at the driver and CUDA_VISIBLE_DEVICES."

@@ -14,6 +14,7 @@ from actorflow.control import cluster
 from actorflow.control.cluster import DATA_TIMEOUT
 from actorflow.rendezvous.device_assignment import claim_gpu
 from actorflow.rendezvous.elastic import torch_settings
+from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -60,7 +61,7 @@ def use_own_device() -> None:
     """Make "cuda" mean this rank's own GPU, where each rank of this machine has one, or may share; else do nothing."""
     run = cluster.joined()
     place = torch_settings() if run is None else run.settings  # begins no run
-    if place is None or place.devices == 1 or place.pretend or place.device_type == "cpu":
+    if place is None or place.devices == 1 or place.pretend or place.device_type == DeviceType.CPU:
         return
     count = torch.cuda.device_count()
     if count >= place.devices or (count and place.oversubscribe):

@@ -24,6 +24,7 @@ from actorflow.control.cluster import Alone, Cluster
 from actorflow.doctor.shm import advice
 from actorflow.launch.log_disk import full_disk
 from actorflow.rendezvous.failure import FailureKind
+from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.reports import RankStarted, report_to_launcher
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.rank_status import StatusRequest, own_status
@@ -149,7 +150,7 @@ def _seed(settings: Settings) -> None:
     numpy.random.seed(SEED)
     torch.manual_seed(SEED)
     torch.set_num_threads(settings.threads)
-    if settings.devices > 1 and settings.device_type != "cpu" and torch.cuda.device_count():
+    if settings.devices > 1 and settings.device_type != DeviceType.CPU and torch.cuda.device_count():
         from actorflow.rendezvous.device_assignment import claim_gpu
 
         claim_gpu(settings)

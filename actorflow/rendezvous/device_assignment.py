@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.settings import Settings
 from actorflow.transport.nccl import nccl_version
 from actorflow_compiler.core.errors import ClusterError, LayoutError
@@ -92,7 +93,7 @@ def claim_gpu(settings: Settings) -> None:
     Unless a job or option says that this rank computes on a GPU, it may compute on a CPU; then an unusable GPU is no
     error.  Raises ClusterError if it was said and the GPU cannot be used.
     """
-    if settings.device_type == "cuda":
+    if settings.device_type == DeviceType.CUDA:
         take_gpu(settings)
     else:
         when_cuda_starts(lambda: take_gpu(settings))

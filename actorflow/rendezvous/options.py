@@ -33,6 +33,7 @@ class ValueKind(enum.StrEnum):
     FOLDER = "folder"  # one that can be written to
     NAMES = "names"  # a set; in a variable with commas between them
     LIVE_MODE = "live mode"
+    DEVICE_TYPE = "device type"
 
 
 class LiveMode(enum.StrEnum):
@@ -44,6 +45,14 @@ class LiveMode(enum.StrEnum):
     NONE = "none"
 
 
+class DeviceType(enum.StrEnum):
+    """What ranks compute on that no placement names."""
+
+    AUTO = ""  # a GPU, if there is one
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 _FROM_TEXT: dict[ValueKind, Callable[[str], Any]] = {
     ValueKind.COUNT: int,
     ValueKind.RANK: int,
@@ -51,6 +60,7 @@ _FROM_TEXT: dict[ValueKind, Callable[[str], Any]] = {
     ValueKind.SECONDS: float,
     ValueKind.NAMES: lambda text: frozenset(filter(None, text.split(","))),
     ValueKind.LIVE_MODE: LiveMode,
+    ValueKind.DEVICE_TYPE: DeviceType,
 }
 
 
@@ -222,13 +232,13 @@ LOCAL = LaunchOption(
 )
 DEVICE_TYPE = LaunchOption(
     "device_type",
-    _K.CHOICE,
+    _K.DEVICE_TYPE,
     "What a device is where the script's placements do not say.  [default: cuda where there is one, else cpu]",
-    choices=("cpu", "cuda"),
+    choices=(DeviceType.CPU.value, DeviceType.CUDA.value),
     variable="ACTORFLOW_DEVICE_TYPE",
     user_variable=True,
     for_ranks=True,
-    fits=lambda text: text in ("cpu", "cuda"),
+    fits=lambda text: text in (DeviceType.CPU, DeviceType.CUDA),
     expected="cpu or cuda",
 )
 OVERSUBSCRIBE = LaunchOption(

@@ -15,6 +15,7 @@ from actorflow.rendezvous.options import (
     RANK_OPTIONS,
     TASK_VARIABLE,
     TOKEN,
+    DeviceType,
     LiveMode,
     read_rank_options,
     read_user_variables,
@@ -69,7 +70,7 @@ class Settings:
     join_timeout: float = JOIN_TIMEOUT.default  # seconds
     given: frozenset[str] = frozenset()  # of "devices", "nodes" and "port", those that the command line named
     local: bool = LOCAL.default  # ranks of one machine use Unix sockets and shared memory
-    device_type: str = ""  # of ranks that no placement names: "cpu", "cuda"; empty: CUDA if available
+    device_type: DeviceType = DeviceType.AUTO
     oversubscribe: bool = False  # several ranks may share a GPU
     nccl_timeout: float = NCCL_TIMEOUT.default  # seconds that a transfer may take
     log_dir: str = ""  # of the logs of ranks other than 0; empty, for a launcher: a new temporary folder

@@ -136,7 +136,7 @@ class CompileClient:
             own=prepared.own,
             kinds=prepared.kinds(),
             places=prepared.placements(),
-            defaults=DeviceDefaults(settings.device_type, kinds),
+            defaults=DeviceDefaults(str(settings.device_type), kinds),
             found=found,
             changed=job.plans.changed(),
             standing=standing_before(state, NO_GRADIENTS if variables is None else variables.gradients.standing),

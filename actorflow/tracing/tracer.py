@@ -21,6 +21,7 @@ from actorflow.tracing.chrome import Event, RankRecording, events, joined
 from actorflow.tracing.clock import Estimate, SharedClock, estimate
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.summary import device_type
 from actorflow_scheduler.timeline import nanoseconds
 
 __all__ = ["TracePeers", "TraceBegin", "TraceClock", "TraceEvents", "Tracer", "with_forecast"]
@@ -169,6 +170,5 @@ class Tracer:
 
 def with_forecast(number: int, plan: Plan) -> folder.TracedPlan:
     """A plan that was traced, with its forecast for this machine."""
-    places = [*(v.placement for v in plan.variables), *(r.placement for r in plan.results)]
-    on = HERE.hardware(places[0].type if places else "cpu")
+    on = HERE.hardware(device_type(plan))
     return folder.TracedPlan(number, plan, on.name, nanoseconds(plan, on))

@@ -57,6 +57,12 @@ def plan_digest(plan: Plan) -> str:
     return hashlib.sha256(to_bytes(plan)).hexdigest()
 
 
+def device_type(plan: Plan) -> str:
+    """The type of the devices that a plan is for, by its first placement; "cpu" without any."""
+    places = [*(v.placement for v in plan.variables), *(r.placement for r in plan.results)]
+    return places[0].type if places else "cpu"
+
+
 def stages(plan: Plan) -> tuple[str, ...]:
     """The text of each stage's placement (the ranks that compute for it), by stage; "" for a stage without ops."""
     found: dict[int, set[int]] = {}
