@@ -35,6 +35,13 @@ PARTS = ("step", "guards", "compile", "fire")
 MOST_US, MOST_SHARE = 100.0, 0.01  # that the guards of a call may cost: microseconds, and of a step
 
 
+def gpt_sizes(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the sizes of a GPT and of its batch as options."""
+    for name, default in (("batch", 8), ("context", 128), ("layers", 6), ("width", 384)):
+        command = click.option(f"--{name}", default=default)(command)
+    return command
+
+
 @click.group(invoke_without_command=True)
 @click.pass_context
 def main(context: click.Context) -> None:
@@ -50,10 +57,7 @@ def main(context: click.Context) -> None:
 @main.command()
 @click.option("--rounds", default=12, help="Times that each variant is measured, one after the other.")
 @click.option("--steps", default=2, help="Steps in one measurement.")
-@click.option("--width", default=384)
-@click.option("--layers", default=6)
-@click.option("--context", default=128)
-@click.option("--batch", default=8)
+@gpt_sizes
 def step(rounds: int, steps: int, width: int, layers: int, context: int, batch: int) -> None:
     """A training step of a GPT on one device, against eager PyTorch."""
     tokens, targets = draw_batch(stdlib_bytes(), batch, context, torch.Generator().manual_seed(0))
@@ -131,10 +135,7 @@ class Configuration:
 @main.command()
 @click.option("--calls", default=2000, help="Times that the guards are looked at.")
 @click.option("--steps", default=20, help="Steps whose median is the step's time.")
-@click.option("--width", default=384)
-@click.option("--layers", default=6)
-@click.option("--context", default=128)
-@click.option("--batch", default=8)
+@gpt_sizes
 def guards(calls: int, steps: int, width: int, layers: int, context: int, batch: int) -> None:
     """What a call looks at before it runs its plan: of a GPT's script, and of one that reads many more objects."""
     batch_of = draw_batch(stdlib_bytes(), batch, context, torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from scripts.trainings import main, off
+from scripts.trainings import apart, in_float64, main, off
 
 EVERY, CALLS = 3, 9
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -303,15 +303,10 @@ CASES = [
 
 def difference(case: Callable[..., list[float]], layout: str, kind: str = "AdamW") -> float:
     """The largest difference between a case as jobs and eagerly, in losses and parameters."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_float64():
         eager, planned = Trained(None, kind), Trained(layout, kind)
         wanted, found = torch.tensor(case(eager)), torch.tensor(case(planned, **LAYOUTS[layout]))
-        pairs = [(wanted, found), *zip(eager.parameters(), planned.parameters(), strict=True)]
-        return max(float((a - b).abs().max()) for a, b in pairs)
-    finally:
-        torch.set_default_dtype(before)
+        return apart([wanted, *eager.parameters()], [found, *planned.parameters()])
 
 
 def cases(layout: str) -> list[Callable[..., list[float]]]:

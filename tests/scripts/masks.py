@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from scripts.trainings import main, off
+from scripts.trainings import apart, in_float64, main, off
 
 CALLS = 3
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -328,10 +328,6 @@ class Trained:
         step = train if self.layout is None else flow.global_function(**LAYOUTS[self.layout])(train)
         return [float(step(*batch)) for batch in batches()]
 
-    def parameters(self) -> list[Tensor]:
-        """Their values."""
-        return [p.detach().clone() for p in self.model.parameters()]
-
 
 def batches() -> list[tuple[Tensor, Tensor, Tensor]]:
     """Of which the first half of a batch counts for more than the second."""
@@ -347,16 +343,11 @@ def batches() -> list[tuple[Tensor, Tensor, Tensor]]:
 
 def difference(loss: Loss, layout: str) -> float:
     """The largest difference between a loss in a job and eagerly, in losses and parameters."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_float64():
         eager, planned = Trained(None), Trained(layout)
         wanted, found = torch.tensor(eager.run(loss)), torch.tensor(planned.run(loss))
         assert wanted.isfinite().all(), wanted
-        pairs = [(wanted, found), *zip(eager.parameters(), planned.parameters(), strict=True)]
-        return max(float((a - b).abs().max().nan_to_num(float("inf"))) for a, b in pairs)
-    finally:
-        torch.set_default_dtype(before)
+        return apart([wanted, *eager.model.parameters()], [found, *planned.model.parameters()])
 
 
 def cases(layout: str) -> list[str]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from scripts.trainings import main, off
+from scripts.trainings import apart, in_float64, main, off
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {}, "data": {}, "tensor": {"parallel": "tensor"}, "pipeline": {"micro_batches": 2}, "zero 3": {},
@@ -257,17 +257,11 @@ def weights(t: Tensor) -> Tensor:
 
 def difference(loss: Loss, layout: str) -> float:
     """The largest difference between losses and parameters of a job and eagerly."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_float64():
         eager, planned = Trained(None), Trained(layout)
         wanted, found = torch.tensor(eager.run(loss)), torch.tensor(planned.run(loss))
         assert wanted.isfinite().all(), wanted
-        parameters = zip(eager.model.parameters(), planned.model.parameters(), strict=True)
-        pairs = [(wanted, found), *((a.detach().clone(), b.detach().clone()) for a, b in parameters)]
-        return max(float((a - b).abs().max().nan_to_num(float("inf"))) for a, b in pairs)
-    finally:
-        torch.set_default_dtype(before)
+        return apart([wanted, *eager.model.parameters()], [found, *planned.model.parameters()])
 
 
 def cases(layout: str) -> list[str]:

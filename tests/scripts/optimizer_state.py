@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import actorflow as flow
-from scripts.trainings import main, off
+from scripts.trainings import in_float64, main, off
 
 CALLS = 8
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -237,16 +237,12 @@ def cases(layout: str) -> list[tuple[str, str]]:
 
 def difference(case: str, kind: str, layout: str) -> float:
     """How far a job is from eager PyTorch, in losses, parameters and optimizer state."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_float64():
         each = []
         for t in (Trained(None, kind), Trained(layout, kind)):
             found = CASES[case](t)
             each.append(found + t.values())
         return max(abs(a - b) for a, b in zip(*each, strict=True))
-    finally:
-        torch.set_default_dtype(before)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from scripts.trainings import main, off
+from scripts.trainings import apart, in_float64, main, off
 
 CALLS = 9
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -180,15 +180,11 @@ KINDS = ["tensor", "buffer", "tuple", "list", "dict", "deque"]
 
 def difference(case: Callable[[Trained], list[float]], layout: str, kind: str) -> tuple[float, int]:
     """The largest difference between a case as jobs and eagerly; how many plans the training takes."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_float64():
         eager, planned = Trained(None, kind), Trained(layout, kind)
         wanted, found = torch.tensor(case(eager)), torch.tensor(case(planned))
-        pairs = [(wanted, found), *zip(eager.model.parameters(), planned.model.parameters(), strict=True)]
-        return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs), planned.plans()
-    finally:
-        torch.set_default_dtype(before)
+        difference = apart([wanted, *eager.model.parameters()], [found, *planned.model.parameters()])
+        return difference, planned.plans()
 
 
 def cases(layout: str) -> list[tuple[Callable[[Trained], list[float]], str]]:

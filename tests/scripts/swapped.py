@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from scripts.trainings import main, off
+from scripts.trainings import in_float64, main, off
 
 CALLS = 8
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -130,14 +130,10 @@ def run(where: str, step: Step, every: int, layout: str | None) -> tuple[list[fl
 
 def difference(where: str, step: Step, every: int, layout: str) -> tuple[float, int]:
     """How far it is from eager, and how many plans it takes."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with in_float64():
         wanted, _ = run(where, step, every, None)
         found, plans = run(where, step, every, layout)
         return max(abs(a - b) for a, b in zip(wanted, found, strict=True)), plans
-    finally:
-        torch.set_default_dtype(before)
 
 
 def cases(layout: str) -> tuple[Step, ...]:

@@ -9,11 +9,15 @@ neighbours; of others every second one.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["EVERY", "SOME", "Cases", "main", "off", "trainings"]
+import torch
+from torch import Tensor
+
+__all__ = ["EVERY", "SOME", "Cases", "apart", "in_float64", "main", "off", "trainings"]
 
 T = TypeVar("T")
 Cases = Callable[[str], Sequence[T]]  # those of a layout
@@ -64,6 +68,23 @@ def main(cases: Cases[T], wrong: Callable[[str, T], str], title: Callable[[T], s
         print(f"{layout}, {title(case)}: {f'WRONG, {told}' if told else 'right'}", flush=True)
         status = status or int(bool(told))
     sys.exit(status)
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """A context in which new tensors are float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def apart(wanted: Iterable[Tensor], found: Iterable[Tensor]) -> float:
+    """The largest difference between an element of a tensor and of its counterpart; infinite where one is NaN."""
+    gaps = ((a.detach() - b.detach()).abs().max() for a, b in zip(wanted, found, strict=True))
+    return max(float(gap.nan_to_num(float("inf"))) for gap in gaps)
 
 
 def off(difference: float) -> str:
