@@ -49,7 +49,8 @@ class GlooPlane:
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
         """See ``DataPlane``."""
         pair = self._communicators[Scope.PAIR, (self._rank, to)]
-        for work in [pair.send([wire], 1, 0) for wire in packed_by_size(tensors, self._room)]:
+        wires = packed_by_size(tensors, self._room)
+        for work in [pair.send([wire], 1, 0) for wire in wires]:
             work.wait()
 
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:

@@ -7,9 +7,9 @@ columns.  Its gradient becomes a ``scatter_add`` in the same way.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from actorflow_compiler.core.ops import Arg, Meta, Ref
+from actorflow_compiler.capture.graph_rewriter import GraphRewriter
+from actorflow_compiler.core.ops import Meta, Ref
 from actorflow_compiler.graph.graph import Graph, Node, prune, verify
 
 SHAPES = frozenset({
@@ -27,32 +27,23 @@ def pair_rows(graph: Graph) -> Graph:
     return verify(prune(found)) if walk.changed else graph
 
 
-class _Walk:
+class _Walk(GraphRewriter):
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.metas: dict[int, Meta] = dict(graph.metas)
-        self.next = max(self.metas, default=0) + 1
-        self.nodes: list[Node] = []
+        super().__init__(graph)
         self.numbers: set[int] = set()  # values whose elements are their position along dim 0
-        self.same: dict[int, int] = {}
         self.changed = False
 
     def run(self) -> Graph:
-        def new(v: int) -> Ref:
-            return Ref(self.same.get(v, v))
-
-        for n in self.graph.nodes:
-            n = n.reading(new)
+        for node in self.graph.nodes:
+            n = self.reading_same(node)
             self.number(n)
             value = self.paired(n)
             if value is None:
-                self.nodes.append(n)
+                self.put(n)
             else:
                 self.changed = True
                 self.same[n.outs[0]] = value
-        results = tuple(self.same.get(r, r) for r in self.graph.results)
-        updates = tuple((old, self.same.get(v, v)) for old, v in self.graph.updates)
-        return replace(self.graph, nodes=tuple(self.nodes), metas=self.metas, results=results, updates=updates)
+        return self.rewritten()
 
     def number(self, n: Node) -> None:
         """Learn whether the elements of a node's output are their positions along dim 0."""
@@ -106,11 +97,3 @@ class _Walk:
         if meta.shape == shape:
             return value
         return self.add(n, "aten.view.default", (Ref(value), shape), Meta(shape, meta.dtype))
-
-    def add(self, like: Node, op: str, args: tuple[Arg, ...], meta: Meta) -> int:
-        """One more op in the place of ``like``; returns its value."""
-        value = self.next
-        self.next += 1
-        self.metas[value] = meta
-        self.nodes.append(replace(like, op=op, args=args, kwargs=(), outs=(value,)))
-        return value

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from actorflow_compiler.capture.graph_rewriter import GraphRewriter
 from actorflow_compiler.core.op_call import bind
-from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute_all
+from actorflow_compiler.core.ops import Meta, Ref, Symbol, substitute_all
 from actorflow_compiler.custom_ops.grouped_mm import GROUPED, GROUPED_WEIGHT
 from actorflow_compiler.custom_ops.random import UNIFORM
 from actorflow_compiler.graph.flops import flops_of
@@ -46,14 +47,10 @@ def _work(graph: Graph) -> float:
     return sum(flops_of(call_of(n, graph.metas)[0]) for n in graph.nodes)
 
 
-class _Walk:
+class _Walk(GraphRewriter):
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.metas: dict[int, Meta] = dict(graph.metas)
-        self.next = max(self.metas, default=0) + 1
-        self.nodes: list[Node] = []
+        super().__init__(graph)  # in ``same``, the equal value needs no sort
         self.made: dict[int, Node] = {}
-        self.same: dict[int, int] = {}  # value → an equal one that needs no sort
         self.of: dict[int, SortedRows] = {}
         self.alike: set[int] = set()  # values whose rows may be in any order
         self.step: dict[int, int] = {}  # value → k where its element i is i // k
@@ -65,27 +62,14 @@ class _Walk:
         self.key_of: dict[int, int] = {}  # sort → keys
 
     def run(self) -> Graph:
-        def equal(v: int) -> Ref:
-            return Ref(self.same.get(v, v))
-
         for n in self.graph.nodes:
-            self.look(self.put(n.reading(equal)))
-        results = tuple(self.same.get(r, r) for r in self.graph.results)
-        updates = tuple((old, self.same.get(new, new)) for old, new in self.graph.updates)
-        return replace(self.graph, nodes=tuple(self.nodes), metas=self.metas, results=results, updates=updates)
+            self.look(self.put(self.reading_same(n)))
+        return self.rewritten()
 
     def put(self, n: Node) -> Node:
-        self.nodes.append(n)
+        """See ``GraphRewriter``."""
         self.made.update({o: n for o in n.outs if o >= 0})
-        return n
-
-    def add(self, like: Node, op: str, args: tuple[Arg, ...], meta: Meta, **kwargs: Arg) -> int:
-        """One more op beside ``like``; returns its value."""
-        value = self.next
-        self.next += 1
-        self.metas[value] = meta
-        self.put(replace(like, op=op, args=args, kwargs=tuple(kwargs.items()), outs=(value,)))
-        return value
+        return super().put(n)
 
     def look(self, n: Node) -> None:
         """Record what is known of the outputs of a node: sorted rows, keys, counts, and so on."""
