@@ -21,10 +21,10 @@ from actorflow.session.process import current, observed_by
 from actorflow.standins.beside import beside, beside_parts
 from actorflow.tracing.observer import TracingObserver
 from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.core.schedule_names import ScheduleName, schedule_name
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.plan.modes import Mode, mode_of
 from actorflow_compiler.plan.plan import Plan
-from actorflow_scheduler.schedule import check_name
 
 __all__ = ["Job", "global_function"]
 
@@ -61,7 +61,7 @@ class Job:
         self.micro_batches = micro_batches
         self.parallel, self.memory_budget = parallel, memory_budget
         self.goal = goal_of(parallel, memory_budget)
-        self.schedule = check_name(schedule)
+        self.schedule = schedule_name(schedule)
         self.mode = mode_of(compile)
         self.model, self.optimizer = model, optimizer
         self.name: str = name or getattr(function, "__name__", None) or "job"
@@ -82,7 +82,7 @@ class Job:
             ("micro_batches", self.micro_batches, 1),
             ("parallel", self.parallel, None),
             ("memory_budget", self.memory_budget, None),
-            ("schedule", self.schedule, "auto"),
+            ("schedule", str(self.schedule), ScheduleName.AUTO),
             ("compile", str(self.mode), Mode.EAGER),
         ]
         for option, found, default in given:

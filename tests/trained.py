@@ -19,6 +19,7 @@ from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import Sbp, Split
+from actorflow_compiler.core.schedule_names import schedule_name
 from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.cutting.lowered_step import LoweredStep
@@ -110,7 +111,7 @@ def laid_of(case: Case, layout: Layout, size: int) -> tuple[LoweredStep, dict[st
         StepRequest(
             UserStep("train", lambda tensors: [step(*tensors)], arguments, state, train=True),
             TargetDevices(layout.world, layout.kind, layout.hardware),
-            Preferences(resolve(state.modules), layout.micro_batches, layout.goal, layout.schedule),
+            Preferences(resolve(state.modules), layout.micro_batches, layout.goal, schedule_name(layout.schedule)),
         )
     )
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)

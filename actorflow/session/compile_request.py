@@ -36,6 +36,7 @@ from actorflow_compiler.core.errors import (
 )
 from actorflow_compiler.core.expressions import NumberSource, SourceKind
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.user_code import with_code
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import ResolvedHints
@@ -70,7 +71,7 @@ class CompileRequest:
     later: bool = False  # the job has run with another batch
     explain: str | None = None  # a regular expression of names; the plan's notes explain their layouts
     target: Target = HERE  # the hardware that the plan is for
-    schedule: str = "auto"
+    schedule: ScheduleName = ScheduleName.AUTO
     mode: Mode = Mode.EAGER  # how bodies are to run
     own: tuple[bool, ...] | None = None  # in the mirrored view, for each argument whether every device has its own
     kinds: frozenset[str] = frozenset()  # of devices that the script names for the function

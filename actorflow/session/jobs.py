@@ -22,6 +22,7 @@ from actorflow.session.plan_keys import PlanKeys
 from actorflow.session.step_effects import StepEffects
 from actorflow.variables.rebinding import RebindingSite
 from actorflow.variables.weak_guards import WeakGuards
+from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Plan
@@ -43,7 +44,7 @@ class JobLike(Protocol):
     type: JobType
     micro_batches: int
     goal: Goal
-    schedule: str
+    schedule: ScheduleName
     mode: Mode
     function: Any
     signature: Any

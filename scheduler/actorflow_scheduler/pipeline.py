@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.plan.plan import Actor, ActorKind, Plan
 from actorflow_scheduler.published_orders import (
     B,
@@ -25,12 +26,12 @@ from actorflow_scheduler.published_orders import (
     zb_v,
 )
 
-SCHEDULES = ("auto", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
-STRAIGHT: dict[str, Callable[[int, int], PublishedOrder]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
+SCHEDULES = tuple(ScheduleName)
+STRAIGHT: dict[ScheduleName, Callable[[int, int], PublishedOrder]] = {
+    ScheduleName.GPIPE: gpipe,
+    ScheduleName.ONE_F_ONE_B: one_f_one_b,
+    ScheduleName.ZB_H1: zb_h1,
+    ScheduleName.ZB_H2: zb_h2,
 }  # the schedules for one stage on each rank
 TASKS = {ActorKind.FORWARD: F, ActorKind.BACKWARD: B, ActorKind.WEIGHT: W}  # kind of actor → kind of task
 
@@ -80,19 +81,19 @@ class Pipeline:
             return StageShape.V
         return StageShape.OTHER
 
-    def misfit(self, name: str) -> str | None:
+    def misfit(self, name: ScheduleName) -> str | None:
         """What a schedule needs of the stages but does not find, as text for an error; None if it fits."""
         shape = self.shape
-        if name == "auto" or (name in STRAIGHT and shape is StageShape.STRAIGHT):
+        if name is ScheduleName.AUTO or (name in STRAIGHT and shape is StageShape.STRAIGHT):
             return None
-        if self.length == 1 and (name == "interleaved" or name == "zb-v"):
+        if self.length == 1 and name in (ScheduleName.INTERLEAVED, ScheduleName.ZB_V):
             shape = StageShape.STRAIGHT
-        if name == "interleaved" and shape is not StageShape.ROUNDS:
+        if name is ScheduleName.INTERLEAVED and shape is not StageShape.ROUNDS:
             return (
                 "needs several stages on each rank, which go round the ranks: "
                 f"flow.place(model, stages={2 * self.world}) makes two on each of {self.world}"
             )
-        if name == "zb-v" and shape is not StageShape.V:
+        if name is ScheduleName.ZB_V and shape is not StageShape.V:
             return (
                 "needs two stages on each rank, on the way down and on the way up a V: "
                 f"flow.place(model, stages={2 * self.world}) makes them in a job of schedule 'zb-v'"
@@ -101,14 +102,14 @@ class Pipeline:
             return f"needs one stage on each rank: flow.place(model, stages={self.length}) makes that"
         return None
 
-    def published(self, name: str) -> PublishedOrder:
+    def published(self, name: ScheduleName) -> PublishedOrder:
         """The published order of a schedule, in the plan's stage numbers; raises PlanError if it does not fit."""
         if (why := self.misfit(name)) is not None:
             found = "; ".join(f"{list(s)}" for s in self.stages)
-            raise PlanError(f"schedule {name!r} {why}. Stages on each rank were found as {found}")
-        if name == "interleaved":
+            raise PlanError(f"schedule {str(name)!r} {why}. Stages on each rank were found as {found}")
+        if name is ScheduleName.INTERLEAVED:
             order = interleaved(self.length, self.pieces, len(self.stages[0]))
-        elif name == "zb-v":
+        elif name is ScheduleName.ZB_V:
             order = zb_v(self.length, self.pieces)
         else:
             order = STRAIGHT[name](self.length, self.pieces)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.plan.plan import ActorKind, Collective, Order, Plan
 from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.critical_path import critical_firings
@@ -212,7 +213,7 @@ class Portfolio:
         self.budget -= len(self.graph.members) * firings.iterations
         return firings
 
-    def follow(self, name: str) -> None:
+    def follow(self, name: ScheduleName) -> None:
         """Consider a published order strictly; with collectives, or if that fails, also with loose limits."""
         order = self.pipeline.published(name)
         keys = self.keys_of(order)
@@ -245,9 +246,9 @@ class Portfolio:
         weights = any(task.kind is W for _, task in self.nodes)
         for name in SCHEDULES[1:]:
             if self.pipeline.misfit(name) is None:
-                if weights == name.startswith("zb"):
+                if weights == name.splits_backward:
                     yield partial(self.follow, name)
-                elif weights and name != "gpipe":
+                elif weights and name is not ScheduleName.GPIPE:
                     yield partial(self.fill, name)
         for ahead in (0.0, 1.0, 2.0, 0.5, 4.0):
             for patience in (0.0, 1.0):
@@ -255,7 +256,7 @@ class Portfolio:
         if not self.found:  # some firing needs more pieces in flight than any limit allows
             yield partial(self.consider, "priorities", self.priorities)
 
-    def fill(self, name: str) -> None:
+    def fill(self, name: ScheduleName) -> None:
         """Consider a published order of F and B whose gaps are filled with W."""
         order = self.pipeline.published(name)
         for ahead in (0.0, 1.0):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.core.errors import CallError, PlanError
+from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
+from actorflow_compiler.core.schedule_names import ScheduleName, schedule_name
 from actorflow_compiler.core.units import seconds_text
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.summary import summarise
@@ -23,16 +24,9 @@ from actorflow_scheduler.rank_classes import FoldedPlan, fold, unfold
 from actorflow_scheduler.slots import SlotPlanner
 from actorflow_scheduler.timeline import Timeline, nanoseconds
 
-__all__ = ["SCHEDULES", "check_name", "schedule"]
+__all__ = ["SCHEDULES", "schedule"]
 
 Memory = Mapping[int, int]  # rank → most bytes for its live registers and the largest workspace together
-
-
-def check_name(name: str) -> str:
-    """Return the name if it is one of SCHEDULES; else raise CallError."""
-    if name not in SCHEDULES:
-        raise CallError(f"schedule={name!r} was found; one of {', '.join(map(repr, SCHEDULES))} was expected")
-    return name
 
 
 def schedule(
@@ -50,8 +44,7 @@ def schedule(
     Raises DeadlockError if no slot counts let the plan run; PlanError if it is not legal, does not fit the memory, or
     its stages do not fit the schedule; CallError for an unknown name.
     """
-    check_name(name)
-    search = _Search(make, hardware, memory or {}, name)
+    search = _Search(make, hardware, memory or {}, schedule_name(name))
     found = search.best()
     plan = search.unfolded(found)
     if search.is_pipeline:
@@ -79,7 +72,9 @@ class _Search:
     "Listed" ranks are those of the folded plan.
     """
 
-    def __init__(self, make: Callable[[Variant], Plan] | Plan, hardware: Hardware, memory: Memory, name: str) -> None:
+    def __init__(
+        self, make: Callable[[Variant], Plan] | Plan, hardware: Hardware, memory: Memory, name: ScheduleName
+    ) -> None:
         self.make, self.hardware, self.memory, self.name = make, hardware, memory, name
         self.portfolios: dict[Variant, Portfolio] = {}
         self.planners: dict[Variant, SlotPlanner] = {}
@@ -127,8 +122,8 @@ class _Search:
         """The variants to consider: backward whole, or cut into gradients of inputs and of weights."""
         if not callable(self.make):
             return [Variant()]
-        if self.name != "auto":
-            return [Variant(weights=self.name.startswith("zb"))]
+        if self.name is not ScheduleName.AUTO:
+            return [Variant(weights=self.name.splits_backward)]
         plain = self.portfolio(Variant())
         backward = any(task.kind is B for _, task in plain.nodes)
         return [Variant(), Variant(weights=True)] if backward and self.is_pipeline else [Variant()]
@@ -144,17 +139,17 @@ class _Search:
             self.portfolios[variant] = Portfolio(folded.plan, times)
         return self.portfolios[variant]
 
-    def fill(self, variant: Variant, name: str) -> None:
+    def fill(self, variant: Variant, name: ScheduleName) -> None:
         """Evaluate the candidates of a variant; raises PlanError if the named schedule cannot run it."""
         portfolio = self.portfolio(variant)
-        if name == "auto":
+        if name is ScheduleName.AUTO:
             portfolio.search(frugal=bool(self.memory))
         else:
             portfolio.follow(name)
             if not portfolio.found:
                 raise PlanError(
-                    f"plan {portfolio.plan.name!r}: schedule {name!r} cannot run it: something in the step (a norm, a "
-                    "loss over several stages' values) waits for more micro-batches than that order begins; "
+                    f"plan {portfolio.plan.name!r}: schedule {str(name)!r} cannot run it: something in the step (a "
+                    "norm, a loss over several stages' values) waits for more micro-batches than that order begins; "
                     "expected: schedule='auto', which finds an order, or 'gpipe', which begins all of them"
                 )
 
@@ -229,10 +224,11 @@ class _Search:
         sized = self.size(*nearest, len(SlotPlanner.LEVELS) - 1)
         rank = self.over(sized.peak, sized.variant)[1]
         cap = self.caps(sized.variant)[rank] + self.workspace[sized.variant][rank]
-        text = f"plan {sized.plan.name!r}: schedule {self.name!r}: " + too_much(sized.plan, rank, sized.peak[rank], cap)
-        fitting: list[tuple[float, str, int]] = []
-        for other in (*SCHEDULES[1:], SCHEDULES[0]) if self.name != "auto" else ():
-            if other != self.name and not (other == "auto" and fitting):
+        why = too_much(sized.plan, rank, sized.peak[rank], cap)
+        text = f"plan {sized.plan.name!r}: schedule {str(self.name)!r}: {why}"
+        fitting: list[tuple[float, ScheduleName, int]] = []
+        for other in (*SCHEDULES[1:], SCHEDULES[0]) if self.name is not ScheduleName.AUTO else ():
+            if other != self.name and not (other is ScheduleName.AUTO and fitting):
                 try:
                     search = _Search(self.make, self.hardware, self.memory, other)
                     found = search.best_or_none()
@@ -243,7 +239,7 @@ class _Search:
                 fitting.append((found.period, other, found.peak[rank] + search.workspace[found.variant][rank]))
         if fitting:
             _, other, most = min(fitting)
-            return f"{text}; schedule={other!r} needs {most} there and fits"
+            return f"{text}; schedule={str(other)!r} needs {most} there and fits"
         return f"{text}; {WHAT_TO_DO}"
 
     def over(self, held: Mapping[int, int], variant: Variant) -> tuple[float, int]:

@@ -25,6 +25,7 @@ from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.placement import Placement, placement
+from actorflow_compiler.core.schedule_names import schedule_name
 from actorflow_compiler.cutting.lowered_step import LoweredStep
 from actorflow_compiler.graph.graph import Graph, Node
 from actorflow_compiler.hints.goal import DATA, Goal
@@ -82,7 +83,7 @@ def laid(
         StepRequest(
             UserStep("step", lambda given: [step(*given)], [argument], state, train),
             TargetDevices(world, hardware=hardware),
-            Preferences(resolve(state.modules), micro_batches, goal, schedule),
+            Preferences(resolve(state.modules), micro_batches, goal, schedule_name(schedule)),
             History(fixed),
         )
     )
@@ -381,7 +382,8 @@ def test_stages_are_cut_by_the_speed_of_what_is_computed_in() -> None:
 
 def devices(count: int, world: int, schedule: str = "auto") -> list[tuple[int, ...]]:
     everywhere = Placement("cpu", tuple(range(world)), (world,))
-    return [p.ranks for p in placements_of(StagesHint(count, (), "flow.place(M, stages)"), everywhere, schedule)]
+    asked = StagesHint(count, (), "flow.place(M, stages)")
+    return [p.ranks for p in placements_of(asked, everywhere, schedule_name(schedule))]
 
 
 def test_stages_share_devices_evenly() -> None:

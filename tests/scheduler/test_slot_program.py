@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.core.schedule_names import schedule_name
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.cost import register_bytes
 from actorflow_scheduler.portfolio import SAME, Candidate, Portfolio, period
@@ -28,7 +29,7 @@ SINGLE, LEAST = 1, len(SlotPlanner.LEVELS) - 1
 def found(plan: Plan, hardware: Hardware, name: str) -> tuple[Portfolio, Candidate]:
     """A published schedule's candidate."""
     portfolio = Portfolio(plan, nanoseconds(plan, hardware))
-    portfolio.follow(name)
+    portfolio.follow(schedule_name(name))
     return portfolio, portfolio.found[0]
 
 

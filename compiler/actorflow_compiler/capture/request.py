@@ -12,6 +12,7 @@ from actorflow_compiler.capture.capture import TensorArgument, capture
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.mirrored import on_each_device
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
+from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.torch_internals import traced_on
 from actorflow_compiler.graph.graph import verify
 from actorflow_compiler.hints.goal import DATA, Goal
@@ -54,7 +55,7 @@ class Preferences:
     hints: ResolvedHints
     micro_batches: int = 1
     goal: Goal = DATA
-    schedule: str = "auto"  # the schedule's name
+    schedule: ScheduleName = ScheduleName.AUTO
     explain: str | None = None  # a regular expression of ops, modules and variables to explain
 
 

@@ -21,6 +21,7 @@ from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.ops import FLOATS, Phase
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.views import CHEAP_OPS
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Graph, InputKind, Node, call_of
@@ -28,7 +29,6 @@ from actorflow_compiler.hints.hints import StagesHint
 from actorflow_compiler.placing.partition import PartitionUnit, partition
 
 SLACK = 0.03  # fraction of the slowest stage's seconds (an estimate) to give up where fewer bytes cross then
-V_SHAPED = frozenset({"zb-v"})  # schedules whose stages go over the devices and back
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def cut_automatically(
     elsewhere: Collection[str] = (),
     pieces: int = 1,
     mesh: Sequence[int] = (),
-    schedule: str = "auto",
+    schedule: ScheduleName = ScheduleName.AUTO,
     hardware: Hardware = CPU_CORE,
 ) -> AutomaticStages:
     """Cut a step into stages of about equal time, at places where few bytes cross.
@@ -87,7 +87,7 @@ def cut_automatically(
 
 
 def placements_of(
-    asked: StagesHint, everywhere: Placement, schedule: str = "auto", mesh: Sequence[int] = ()
+    asked: StagesHint, everywhere: Placement, schedule: ScheduleName = ScheduleName.AUTO, mesh: Sequence[int] = ()
 ) -> tuple[Placement, ...]:
     """The devices of each stage, which are a ``mesh`` if one is given.
 
@@ -115,7 +115,7 @@ def placements_of(
         )
     groups = [everywhere.ranks[k : k + each] for k in range(0, world, each)]
     turns = range(max(1, count // world))
-    order = [g for t in turns for g in (reversed(groups) if schedule in V_SHAPED and t % 2 else groups)]
+    order = [g for t in turns for g in (reversed(groups) if schedule.is_v_shaped and t % 2 else groups)]
     return tuple(Placement(everywhere.type, tuple(g), tuple(mesh) or (each,)) for g in order)
 
 
