@@ -3,13 +3,19 @@
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import actorflow as flow
+from actorflow.script_state.search import find_state
+from actorflow_compiler.capture.capture import TensorArgument, capture
 from actorflow_compiler.core.garbage_collection import instances, young_only
+from actorflow_compiler.values.checks import BranchExplorer
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +102,32 @@ def test_a_step_that_fails_leaves_the_collector_as_it_was() -> None:
     with pytest.raises(flow.ActorflowError, match="meanwhile True"):
         step(torch.ones(2, 2))
     assert gc.get_threshold() == (700, 10, 10)
+
+
+@pytest.mark.parametrize("explores", [False, True])
+def test_what_was_captured_is_gone_as_soon_as_nothing_else_holds_it(explores: bool) -> None:
+    def captured() -> list[weakref.ref[Any]]:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            if explores and loss > 1e6:
+                raise ValueError("diverged")
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        state = find_state(step, model=model, optimizer=optimizer)
+        argument = TensorArgument("x", (3, 4), torch.float32, True)
+        checks = BranchExplorer() if explores else None
+        found = capture(lambda tensors: [step(*tensors)], [argument], state, train=True, checks=checks)
+        assert len(found.checks) == explores
+        return [weakref.ref(thing) for thing in (model, model.weight, optimizer)]
+
+    gc.disable()
+    try:
+        assert [thing() for thing in captured()] == [None, None, None]
+    finally:
+        gc.enable()

@@ -206,8 +206,8 @@ def _traced(given: _CaptureArguments) -> Capture:
             deciding.decide, late=numbers is not None, checks=given.checks, found=lambda *check: trace.add_check(*check)
         )
         with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
-            trace = _Trace(given, fakes, stepped, reads)
-            raw = trace.run(inputs)
+            trace = _Trace(given, fakes, stepped)
+            raw = trace.run(inputs, reads)
             known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), trace.held, strict=False)}
             gradients, unknown = trace.watch.result(raw, known)
             decisions = deciding.end(raw)
@@ -228,14 +228,13 @@ def _traced(given: _CaptureArguments) -> Capture:
 class _Trace:
     """A step's first trace, as the user wrote it: with autograd and the optimizer running, on stand-ins for the state.
 
-    It is made and run where tensors have no memory.
+    It is made and run where tensors have no memory.  It is in no reference cycle, or the model and the optimizer would
+    outlive the capture until Python looks for garbage: ``reads``, which refers to it, is passed to ``run`` alone.
     """
 
-    def __init__(
-        self, given: _CaptureArguments, fakes: Mapping[str, Tensor], stepped: TracedOptimizers, reads: ValueReadHandler
-    ) -> None:
+    def __init__(self, given: _CaptureArguments, fakes: Mapping[str, Tensor], stepped: TracedOptimizers) -> None:
         state = given.state
-        self._given, self._fakes, self._stepped, self._reads = given, fakes, stepped, reads
+        self._given, self._fakes, self._stepped = given, fakes, stepped
         self._with_graph = given.train and torch.is_grad_enabled()  # as where the job is called
         self.watch = GradientTracker(state, fakes, given.standing, given.sure)
         self.kept = {name + GRADIENT_SUFFIX: grad for name, grad in self.watch.variables.items()}
@@ -243,7 +242,7 @@ class _Trace:
         self._streams, self.indexing, self._clusters = RandomStreams(), Indexing(), AdaptiveSoftmaxClusters(state)
         self._assigned = DataAssignmentMode(self.held.values(), self.watch.gradient_read)
 
-    def run(self, inputs: list[Tensor]) -> torch.fx.GraphModule:
+    def run(self, inputs: list[Tensor], reads: ValueReadHandler) -> torch.fx.GraphModule:
         """Trace the step; the graph's inputs are the variables, the lost gradients that it reads, and ``inputs``."""
         given, state, hints = self._given, self._given.state, self._given.hints
         names = {id(m): name for root in state.modules.values() for name, m in root.named_modules()}
@@ -253,14 +252,14 @@ class _Trace:
         with recording as recorder, mark_gradients(self._fakes, hints.zero), averaged:
             recorder.during_backward = self._backward
             if given.checks is not None:
-                given.checks.standing = self._standing
+                given.checks.standing = partial(_standing, self._fakes, self._stepped, self.watch)
 
             def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                 with torch.set_grad_enabled(self._with_graph), recorder.following_lines():
-                    return self._step(tensors)
+                    return self._step(tensors, reads)
 
             with contextlib.ExitStack() as stack, self.watch.watching(), marked_optimizer_steps(state, self._stepped):
-                for context in self._substitutes():
+                for context in self._substitutes(reads):
                     stack.enter_context(context)
                 own = {**fixed_sizes.TABLE, **loss_scaling.TABLE, **strided.TABLE, **EQUAL_TABLE}
                 table = {**decompositions(self._streams), **own}
@@ -271,17 +270,17 @@ class _Trace:
             _refuse_uncalled(hints.patterns, recorder.called)
         return raw
 
-    def _substitutes(self) -> tuple[contextlib.AbstractContextManager[Any], ...]:
+    def _substitutes(self, reads: ValueReadHandler) -> tuple[contextlib.AbstractContextManager[Any], ...]:
         """The contexts in which the step runs: what it finds in place of functions of torch and Python."""
         state, numbers = self._given.state, self._given.numbers
         scripts = TorchScriptCalls([h.tensor for h in state.held.values()])
         return (
             values_not_seen(),
-            self._reads.refusing(),
+            reads.refusing(),
             self._assigned,
             self._streams.numbering(),
             _scaled(state),
-            selection_mode(self._reads.refusal),
+            selection_mode(reads.refusal),
             replaced_sequence_packing(),
             nested.replaced_nested_tensors(),
             replaced_encoders(),
@@ -296,7 +295,7 @@ class _Trace:
             without_meta(),
         )
 
-    def _step(self, tensors: list[Tensor]) -> list[Tensor]:
+    def _step(self, tensors: list[Tensor], reads: ValueReadHandler) -> list[Tensor]:
         """Run the step, check what it leaves behind, and write the new state into the variables."""
         checks, stepped = self._given.checks, self._stepped
         with contextlib.nullcontext() if checks is None else checks.tracing(), UnpatchedMode():
@@ -306,7 +305,7 @@ class _Trace:
         nested.check_results(results)
         self._assigned.check_results(results)
         results = [r.detach() for r in results]
-        self._reads.check()
+        reads.check()
         self.indexing.check()
         for optimizer in self._given.state.optimizers.values():
             stepped.show(optimizer, [*stepped.hidden.get(id(optimizer), ())])
@@ -322,20 +321,9 @@ class _Trace:
         with self.watch.backward(), SelectionMode(), UnpatchedMode():
             yield
 
-    def _variables_now(self) -> dict[str, Tensor]:
-        """The variables, without gradients of other calls that the step has cleared so far."""
-        return {**self._fakes, **self._stepped.tensors, **self.watch.variables_now()}
-
-    def _standing(self) -> tuple[Any, frozenset[str]]:
-        """See ``BranchExplorer``."""
-        there = self._variables_now()
-        trace = next((found for t in there.values() if (found := node_of(t)) is not None), None)
-        writes = 0 if trace is None else HostProgramFinder(trace[0].graph, trace[1], (), ()).writes
-        return ({name: id(t) for name, t in there.items()}, writes), self.watch.effects_so_far().loses
-
     def add_check(self, raises: Tensor, where: str, raised: ExceptionRecord) -> None:
         """Note a branch that raises, where the step is now; ``raises`` says whether a call takes it."""
-        checks, there = self._given.checks, self._variables_now()
+        checks, there = self._given.checks, _variables_now(self._fakes, self._stepped, self.watch)
         assert checks is not None
         raises = torch.ops.actorflow.checked(raises, [*there.values()], "\n".join(there))
         left, lost = checks.changed()
@@ -354,6 +342,23 @@ class _Trace:
             (*((name, kinds[name]) for name in self.held), *((name, LOST_GRADIENT) for name in self.watch.inputs)),
             tuple((a.name, "batch" if a.batch else "argument") for a in self._given.arguments),
         )
+
+
+def _variables_now(
+    fakes: Mapping[str, Tensor], stepped: TracedOptimizers, watch: GradientTracker
+) -> dict[str, Tensor]:  # fmt: skip
+    """The variables, without gradients of other calls that the step has cleared so far."""
+    return {**fakes, **stepped.tensors, **watch.variables_now()}
+
+
+def _standing(
+    fakes: Mapping[str, Tensor], stepped: TracedOptimizers, watch: GradientTracker
+) -> tuple[Any, frozenset[str]]:
+    """See ``BranchExplorer``."""
+    there = _variables_now(fakes, stepped, watch)
+    trace = next((found for t in there.values() if (found := node_of(t)) is not None), None)
+    writes = 0 if trace is None else HostProgramFinder(trace[0].graph, trace[1], (), ()).writes
+    return ({name: id(t) for name, t in there.items()}, writes), watch.effects_so_far().loses
 
 
 def _functionalized(
