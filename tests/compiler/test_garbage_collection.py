@@ -16,6 +16,7 @@ from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument, capture
 from actorflow_compiler.core.garbage_collection import instances, young_only
 from actorflow_compiler.values.checks import BranchExplorer
+from actorflow_compiler.values.gradients import GradientTracker
 
 
 @pytest.fixture(autouse=True)
@@ -129,5 +130,26 @@ def test_what_was_captured_is_gone_as_soon_as_nothing_else_holds_it(explores: bo
     gc.disable()
     try:
         assert [thing() for thing in captured()] == [None, None, None]
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_left_of_the_traces_of_a_job() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    @flow.global_function(type="train")
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    gc.collect()
+    gc.disable()
+    try:
+        step(torch.randn(3, 4)).item()
+        assert instances(GradientTracker) == []
     finally:
         gc.enable()

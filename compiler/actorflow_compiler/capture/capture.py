@@ -229,7 +229,7 @@ class _Trace:
     """A step's first trace, as the user wrote it: with autograd and the optimizer running, on stand-ins for the state.
 
     It is made and run where tensors have no memory.  It is in no reference cycle, or the model and the optimizer would
-    outlive the capture until Python looks for garbage: ``reads``, which refers to it, is passed to ``run`` alone.
+    outlive the capture until Python looks for garbage: what it refers to must not keep a method of it.
     """
 
     def __init__(self, given: _CaptureArguments, fakes: Mapping[str, Tensor], stepped: TracedOptimizers) -> None:
@@ -250,7 +250,7 @@ class _Trace:
         recording = tags.recording(hints.places, names, outputs, hints.around)
         averaged = average_gradients(self._fakes, given.mirrored) if given.mirrored else contextlib.nullcontext()
         with recording as recorder, mark_gradients(self._fakes, hints.zero), averaged:
-            recorder.during_backward = self._backward
+            recorder.during_backward = partial(_backward, self.watch)
             if given.checks is not None:
                 given.checks.standing = partial(_standing, self._fakes, self._stepped, self.watch)
 
@@ -315,12 +315,6 @@ class _Trace:
             results.append(torch.stack([raises for raises, _ in checks.found]))
         return results
 
-    @contextlib.contextmanager
-    def _backward(self) -> Iterator[None]:
-        """Use around a backward pass."""
-        with self.watch.backward(), SelectionMode(), UnpatchedMode():
-            yield
-
     def add_check(self, raises: Tensor, where: str, raised: ExceptionRecord) -> None:
         """Note a branch that raises, where the step is now; ``raises`` says whether a call takes it."""
         checks, there = self._given.checks, _variables_now(self._fakes, self._stepped, self.watch)
@@ -342,6 +336,13 @@ class _Trace:
             (*((name, kinds[name]) for name in self.held), *((name, LOST_GRADIENT) for name in self.watch.inputs)),
             tuple((a.name, "batch" if a.batch else "argument") for a in self._given.arguments),
         )
+
+
+@contextlib.contextmanager
+def _backward(watch: GradientTracker) -> Iterator[None]:
+    """Use around a backward pass."""
+    with watch.backward(), SelectionMode(), UnpatchedMode():
+        yield
 
 
 def _variables_now(
