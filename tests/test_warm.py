@@ -1,4 +1,4 @@
-"""What runs in a process that has imported torch already sees and leaves what a new process would."""
+"""What runs in a process that has imported torch and ours already sees and leaves what a new process would."""
 
 import os
 import resource
@@ -25,6 +25,12 @@ WAITS = """
 import pathlib, os, sys, time
 pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
 time.sleep(300)
+"""
+
+ENDS = """
+import atexit, sys, threading
+atexit.register(lambda: print("at exit\\nunfinished", end=""))
+threading.Thread(target=lambda: threading.main_thread().join() or print("a thread")).start()
 """
 
 
@@ -64,9 +70,22 @@ def test_a_signal_ends_it_as_it_ends_a_new_process(number: signal.Signals, tmp_p
         time.sleep(0.01)
 
 
-def test_it_has_torch_and_nothing_of_ours(tmp_path: Path) -> None:
-    script = tmp_path / "imports.py"
+def test_it_has_torch_and_ours_and_has_begun_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "begun.py"
     script.write_text(
-        "import sys; print('torch' in sys.modules, *(m for m in sys.modules if m.startswith('actorflow')))"
+        "import os, sys\n"
+        "print('torch' in sys.modules, 'actorflow.job' in sys.modules, len(os.listdir('/proc/self/task')))\n"
+        "from actorflow.control import cluster; from actorflow.rendezvous import start; import torch\n"
+        "print(cluster._current, start._settled, torch.distributed.is_initialized(), torch.cuda.is_initialized())"
     )
-    assert run(warm.python(), script).stdout == "True\n"
+    assert run(warm.python(), script).stdout == "True True 1\nNone False False False\n"
+
+
+@pytest.mark.parametrize("last", ["", "sys.exit()", "sys.exit(300)", "sys.exit('a reason')", "sys.exit(True)", "1 / 0"])
+def test_it_ends_as_a_new_process_does(last: str, tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS + last)
+    new, forked = (run(python, script) for python in (sys.executable, warm.python()))
+    assert forked.returncode == new.returncode
+    assert forked.stdout == new.stdout == "a thread\nat exit\nunfinished"
+    assert new.stderr.splitlines()[-1:] == forked.stderr.splitlines()[-1:]

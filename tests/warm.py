@@ -1,10 +1,13 @@
-"""Run Python scripts in forks of a process that has already imported torch, which end as new processes do.
+"""Run Python scripts in forks of a process that has already imported torch and actorflow.
 
 ``python()`` is a program to take the place of ``sys.executable`` where what a script does is tested, and not how its
-process starts: to import torch takes a process two seconds, which is more than most scripts of tests need.  A server
-has imported torch and nothing of ours; for each command it forks.  What was started is a stub that hands its arguments,
-folder, environment, limits and files to the server, passes signals on to the fork and ends with its status.  When the
-stub is killed, so is the fork.  A launcher that runs like this starts its ranks like this.
+process starts or ends: to import torch takes a process two seconds, which is more than most scripts of tests need.  A
+server has imported torch and ours, and has begun nothing; for each command it forks.  What was started is a stub that
+hands its arguments, folder, environment, limits and files to the server, passes signals on to the fork and ends with
+its status.  When the stub is killed, so is the fork.  A launcher that runs like this starts its ranks like this.
+
+A fork ends as a new process does (threads are joined, what was registered with ``atexit`` runs, output is flushed), but
+without taking apart its modules, which would copy most of the server's memory.
 
 Not for tests of launchers, of what a shell sees of a process, of memory, of hash seeds, or of what imports do.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import json
 import os
 import resource
@@ -25,15 +29,23 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["python"]
 
 LIMITS = 16  # of resources, that Linux knows
 LARGEST = 1 << 20  # bytes of a message
+OURS = (  # what launchers and ranks import, each with all that it needs
+    "actorflow.cli",
+    "actorflow.job",
+    "actorflow.launch.launcher",
+    "actorflow.session.session",
+    "actorflow_compiler.compile",
+)
 LAUNCHER = "ACTORFLOW_LAUNCHER_PID"  # the parent without which a rank does not live
 STUB = r"""#!{python} -IS
 import ctypes, json, os, resource, signal, socket, sys
@@ -184,15 +196,31 @@ def become(command: Command, base: list[str]) -> None:
         options.append(rest.pop(0))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through="-u" in options)  # type: ignore[union-attr]
-    if rest[0] == "-m":
-        sys.path[:0] = [] if "-P" in options else [os.getcwd()]
-        sys.argv = rest[1:]
-        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+    try:
+        if rest[0] == "-m":
+            sys.path[:0] = [] if "-P" in options else [os.getcwd()]
+            sys.argv = rest[1:]
+            runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+        else:
+            assert not rest[0].startswith("-"), rest
+            sys.path[:0] = [str(Path(rest[0]).resolve().parent)]
+            sys.argv = rest
+            runpy.run_path(rest[0], run_name="__main__")
+    except SystemExit as error:
+        if not isinstance(error.code, int | None):
+            raise
+        end(error.code or 0)
     else:
-        assert not rest[0].startswith("-"), rest
-        sys.path[:0] = [str(Path(rest[0]).resolve().parent)]
-        sys.argv = rest
-        runpy.run_path(rest[0], run_name="__main__")
+        end(0)
+
+
+def end(status: int) -> NoReturn:
+    """End this fork in Python's own order, but for its modules, which stay as they are."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 def main(descriptor: str) -> None:
@@ -204,6 +232,8 @@ def main(descriptor: str) -> None:
     import torch._dynamo  # which every optimizer imports
     import torch.distributed.launcher.api  # noqa: F401
 
+    for name in OURS:
+        importlib.import_module(name)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads do not live on in a fork"
     gc.collect()
