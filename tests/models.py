@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,10 +58,15 @@ def small_gpt(layers: int = 2) -> nn.Module:
     return GPT(layers=layers, width=32, heads=4, context=CONTEXT)
 
 
+@functools.cache
+def _digits() -> Batch:
+    digits = load_digits()
+    return torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+
+
 def digit_batches(sizes: Sequence[int]) -> list[Batch]:
     """Batches of these sizes of scikit-learn's digits: images float32[n, 64] in 0 … 1 and digits int64[n]."""
-    digits = load_digits()
-    images, targets = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    images, targets = (t.clone() for t in _digits())
     ends = torch.tensor(sizes).cumsum(0).tolist()
     return [(images[end - size : end], targets[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 

@@ -39,7 +39,10 @@ def test_models_that_one_job_trains_in_turn_have_a_plan_each() -> None:
     assert in_turn(3) == (pytest.approx(0, abs=1e-9), 3)
 
 
-@pytest.mark.parametrize(("layout", "count"), [("tensor", len(KINDS) + 3), ("zero 3", len(SOME) + 3)])
+@pytest.mark.parametrize(
+    ("layout", "count"),
+    [("tensor", len(KINDS) + 3), pytest.param("zero 3", len(SOME) + 3, marks=pytest.mark.slow)],
+)
 def test_two_ranks_let_go_alike(layout: str, count: int) -> None:
     run = actorflow("run", str(SCRIPT), "--devices", "2", "--", layout)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -128,7 +128,7 @@ CHANNELS_LAST = replace(
 )
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", ["data 2", "tensor 2", "pipeline 2", "ZeRO 3"])
 @pytest.mark.parametrize("case", [DENOISER, CHANNELS_LAST], ids=["row by row", "channels last"])
 def test_a_diffusion_model_trains_as_eagerly(case: Case, layout: str) -> None:
@@ -209,12 +209,14 @@ def matrices(make: str, use: str) -> Case:
     return Case(lambda: Matrices(MAKES[make], USES[use]).double(), ADAMW, rows, ("first", "head"), loss=row_loss)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["tensor 2", "pipeline 2"])
 @pytest.mark.parametrize("use", USES)
 def test_what_is_made_of_a_transposed_parameter_trains_as_eagerly(use: str, layout: str) -> None:
     check(matrices("transposed", use), LAYOUTS[layout])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["one device", "data 2", "ZeRO 1", "ZeRO 2", "ZeRO 3"])
 @pytest.mark.parametrize("use", ["product", "slogdet"])
 @pytest.mark.parametrize("make", MAKES)

@@ -69,7 +69,7 @@ ALSO_DATA = (
 )  # those that the default run has on two devices
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

@@ -103,6 +103,7 @@ def nbytes(case: Case) -> int:
     return sum(p.numel() * p.itemsize for p in case.model().parameters())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("name", SMALL)
 def test_one_rank_computes_and_another_keeps_the_parameters(name: str, micro_batches: int) -> None:
@@ -148,6 +149,7 @@ def test_statistics_that_are_cut_move_on_with_every_micro_batch(home: list[int],
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize(
     ("name", "home", "sbp"), [("mlp", [2, 3], Split(0)), ("clipped gpt", [2], B), ("tied", [2], B)]
@@ -192,6 +194,7 @@ def test_a_home_may_be_a_rank_that_computes() -> None:
     check(SMALL["mlp"], Layout(2, prepare=at([0, 1], Split(0))))  # where all ranks are homes, all compute
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("name", ["mlp", "clipped gpt", "adamax"])
 def test_a_call_moves_each_parameter_once_and_each_gradient_once(name: str, micro_batches: int) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+import warm
 from random_script_runs import FINE, SCRIPT, outcomes
 
 FEW, MANY, AT_ONCE = 20, 1000, 25  # on one device
@@ -17,7 +18,7 @@ FEW_ON_TWO, MANY_ON_TWO = 12, 200  # each under one of the layouts
 
 def check(seeds: range, devices: int = 1, layout: str = "one device") -> None:
     """All of them are as eagerly or refused with their line; of those that are not, say what they are."""
-    found = outcomes(seeds, devices, layout)
+    found = outcomes(seeds, devices, layout, warm.python())
     wrong = [str(one) for one in found if one.kind not in FINE]
     assert not wrong, f"run one alone: python {SCRIPT} SEED (--shrink leaves parts out)\n" + "\n".join(wrong)
     assert [one.seed for one in found] == [*seeds]

@@ -78,7 +78,7 @@ def test_a_whole_script_equals_the_eager_one(name: str, layout: str, devices: in
 
 def test_a_plan_is_shown_without_running_it_and_its_json_loads_back_to_an_equal_plan(tmp_path: Path) -> None:
     """The JSON does not depend on the order of sets, either, which another hash seed changes."""
-    shape = ["--", "--pipeline", "2", "--data", "2"]
+    shape = ["--", "--pipeline", "2", "--data", "2", "--layers", "2"]
     shown = actorflow("plan", str(EXAMPLES / "gpt.py"), "--devices", "4", *shape)
     assert shown.returncode == 0, shown.stderr
     for rank in range(4):

@@ -96,10 +96,12 @@ def laid_of(case: Case, layout: Layout, size: int) -> tuple[LoweredStep, dict[st
 
     scaler = case.scaler() if case.scaler else None
 
+    loss_of, clip = case.loss, case.clip  # all of the case that the step reads
+
     def step(*batch: Tensor) -> Tensor:
-        loss = case.loss(model, *batch)
+        loss = loss_of(model, *batch)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-        optimizer_step(model, optimizer, case.clip, scaler)
+        optimizer_step(model, optimizer, clip, scaler)
         return loss
 
     state = find_state(step, model=model, optimizer=optimizer)

@@ -80,12 +80,13 @@ def train(
 def of_case(case: Case) -> tuple[nn.Module, torch.optim.Optimizer, Callable[..., Tensor]]:
     model = case.model()
     optimizer = case.optimizer(model)
+    loss_of, clip = case.loss, case.clip
 
     def step(*batch: Tensor) -> Tensor:
-        loss = case.loss(model, *batch)
+        loss = loss_of(model, *batch)
         loss.backward()
-        if case.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), case.clip)
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
         return loss

@@ -132,6 +132,7 @@ def test_a_fused_projection_is_split_head_by_head() -> None:
     assert lies["model.blocks.1.projection.weight"] == (Split(1),)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_budget_alone_finds_a_plan_no_dearer_than_the_hand_made_one(stage: int) -> None:
     by_hand = report_of(gpt(1), Layout(2, prepare=lambda m: zero(m, stage)))

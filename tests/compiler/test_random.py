@@ -327,6 +327,7 @@ LAYOUTS_OF_NOISY = {name: TRAINED[name] for name in ("four micro-batches", "outp
 LAYOUTS_OF_NOISY["mesh"] = MESH
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", LAYOUTS_OF_NOISY)
 def test_a_model_full_of_noise_trains_alike_under_every_plan(
     layout: str, trained_on_one: tuple[list[float], dict[str, Tensor]]

@@ -20,6 +20,7 @@ def done(of: Plan) -> float:
     return sum(a.flops * a.rate for a in of.actors)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("variant", [RECOMPUTE, BOTH], ids=["recompute", "both"])
 @pytest.mark.parametrize("name", MODELS)
 def test_computing_forward_values_again_changes_no_bit_of_the_training(name: str, variant: Variant) -> None:
@@ -30,6 +31,7 @@ def test_computing_forward_values_again_changes_no_bit_of_the_training(name: str
         assert torch.equal(again.state[key], value), key
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

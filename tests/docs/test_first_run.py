@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
+
+import warm
 
 FIRST_RUN = Path(__file__).parents[2] / "benchmarks" / "gpus" / "first_run"
 STOPPED = {"part": "nccl", "what": "ends well", "found": "no end after 45 s", "target": "status 0", "holds": False}
@@ -17,7 +18,7 @@ def test_a_report_is_written_part_by_part_and_gone_on_with(tmp_path: Path) -> No
     page.write_text(MARKS)
 
     def run(*parts: str) -> str:
-        command = [sys.executable, str(FIRST_RUN), "--device-type", "cpu", "--output", str(page), "--kept", str(kept)]
+        command = [warm.python(), str(FIRST_RUN), "--device-type", "cpu", "--output", str(page), "--kept", str(kept)]
         done = subprocess.run([*command, *parts], capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from actorflow.launch.entry import run_script
 from actorflow.support.script_error import FULL, one_line, print_script_error
 
@@ -57,7 +58,7 @@ def test_an_error_in_a_step_shows_the_users_lines_and_then_the_message(tmp_path:
     (tmp_path / "train.py").write_text(STEP)
     (tmp_path / "net.py").write_text(NET)
     done = subprocess.run(
-        [sys.executable, "-m", "actorflow", "run", "train.py"],
+        [warm.python(), "-m", "actorflow", "run", "train.py"],
         capture_output=True, text=True, timeout=250, check=False, cwd=tmp_path,
     )  # fmt: skip
     traceback, message, rest = re.split(r"(?m)^(\S*CallError: .*\n)", done.stderr, maxsplit=1)
@@ -97,7 +98,7 @@ def test_an_op_that_fails_while_it_runs_is_told_with_the_users_line_by_all_ranks
     (tmp_path / "train.py").write_text(WRONG_INDEX)
     options = ("--devices", "2", "--device-type", "cpu", "--oversubscribe")
     done = subprocess.run(
-        [sys.executable, "-m", "actorflow", "run", "train.py", *options],
+        [warm.python(), "-m", "actorflow", "run", "train.py", *options],
         capture_output=True, text=True, timeout=250, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1

@@ -42,6 +42,7 @@ def replayed(
     return losses, found, bench
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

@@ -31,7 +31,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """What ``scripts/both.py`` found, on each of two ranks, under one of the launchers."""
     folder = tmp_path_factory.mktemp(request.param)
     between = ["--"] if request.param == "run" else []
-    python = sys.executable if request.param == "launch" else warm.python()  # what ours starts is of no other Python
+    python = sys.executable if request.param == "launch" else warm.python()  # ours starts Python by options of its own
     done = run(command(request.param, str(BOTH), *between, str(folder), python=python), folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
@@ -90,7 +90,7 @@ def test_a_module_that_is_alone_trains_alone(tmp_path: Path) -> None:
         "m(flow.ones(1, 2)).sum().backward()\n"
         "print(m.in_features, m.weight.grad.tolist(), flow.env.get_rank(), flow.env.get_world_size())\n"
     )
-    done = run([sys.executable, str(script)], tmp_path)
+    done = run([warm.python(), str(script)], tmp_path)
     assert (done.returncode, done.stdout) == (0, "2 [[1.0, 1.0]] 0 1\n"), done.stderr
 
 
@@ -121,7 +121,7 @@ def test_ranks_of_torchs_launcher_hear_why_a_job_of_another_failed(tmp_path: Pat
         "if flow.env.get_rank() == 1: raise ValueError('one is enough')\n"
         "twice(flow.ones(2)).sum().item()\n"
     )
-    done = run(command("torchrun", str(script)), tmp_path)
+    done = run(command("torchrun", str(script), python=warm.python()), tmp_path)
     assert done.returncode != 0
     assert done.stdout.splitlines() == ["4.0", "4.0"]
     assert re.search(r"the run ended because rank 1 \(.*\) raised ValueError: one is enough", done.stderr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -24,9 +23,9 @@ CPU = {
 }
 
 
-def run(*command: str, python: str = "") -> str:
+def run(*command: str) -> str:
     done = subprocess.run(
-        [python or warm.python(), *command], env=CPU, capture_output=True, text=True, timeout=250, cwd=SCRIPTS,
+        [warm.python(), *command], env=CPU, capture_output=True, text=True, timeout=250, cwd=SCRIPTS,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,7 +59,7 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[f
 def test_a_script_on_two_devices_has_the_losses_of_one_device(
     script: str, one_device: Callable[..., list[float]]
 ) -> None:
-    found = losses(run(script, python=sys.executable if script == "consistent.py" else ""))  # one as a user does
+    found = losses(run(script))
     assert found == pytest.approx(one_device(), abs=2e-6)
     assert found[-1] < found[0] / 2
 

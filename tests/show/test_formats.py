@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 import actorflow as flow
+import warm
 from actorflow.plan_view import plan as plan_of
 from actorflow.show.formats import FORMATS, check_place
 from actorflow_compiler.core.errors import CallError, ShowError
@@ -98,7 +99,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, where: str, w
 @pytest.mark.parametrize("out", ["plan.pdf", "file/plan.html"])
 def test_the_command_refuses_before_it_compiles(tmp_path: Path, out: str) -> None:
     (tmp_path / "file").touch()
-    command = [sys.executable, "-m", "actorflow", "plan", GPT, "--devices", "4", "--out", tmp_path / out]
+    command = [warm.python(), "-m", "actorflow", "plan", GPT, "--devices", "4", "--out", tmp_path / out]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 2
     assert out in re.sub(r"\s*\n\s*", " ", done.stderr)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import warm
 from actorflow.cli import main
 from actorflow.rendezvous.failure import CALLBACK_SECONDS, FailureCallbacks
 from actorflow.tracing import folder
@@ -65,7 +66,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def run(script: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "actorflow", "run", str(script), "--device-type", "cpu", *arguments]
+    command = [warm.python(), "-m", "actorflow", "run", str(script), "--device-type", "cpu", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
         command, text=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
