@@ -102,13 +102,6 @@ class Alone:
         make: Any = distributed
         return make.HashStore()
 
-    def connect_data(self) -> None:
-        """Make torch.distributed's default group of one, once."""
-        from torch import distributed
-
-        if not distributed.is_initialized():
-            distributed.init_process_group("gloo", store=self.store(), rank=0, world_size=1)
-
     def on_failure(self, callback: Callable[[Failure], object]) -> None:
         """No other rank can fail."""
 

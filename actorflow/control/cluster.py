@@ -41,7 +41,6 @@ __all__ = ["Alone", "Cluster", "current", "joined", "process_settings", "use"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-DATA_TIMEOUT = timedelta(days=1)  # of torch.distributed; a peer that fails is noticed by the control plane
 NEWS = 5.0  # seconds until the loss of a rank is known
 _BROKEN = re.compile(r"gloo|nccl|connection|broken pipe|reset by peer", re.IGNORECASE)
 
@@ -262,16 +261,6 @@ class Cluster:
         # the master's name for others may resolve differently here, so look up the route to another node
         other = next(t for _, t in sorted(self._control_plane.tickets.items()) if t.node != s.node)
         return interface_of(route_to(other.address.rpartition(":")[0].strip("[]")))
-
-    def connect_data(self) -> None:
-        """Make torch.distributed's default group over all ranks with Gloo, once; collective."""
-        from torch import distributed
-
-        if not distributed.is_initialized():
-            store = self.store()
-            distributed.init_process_group(
-                "gloo", store=store, rank=self.rank, world_size=self.world, timeout=DATA_TIMEOUT
-            )
 
     # -- failure ---------------------------------------------------------------------------------
 

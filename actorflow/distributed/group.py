@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
 from actorflow.control import cluster
-from actorflow.control.cluster import DATA_TIMEOUT
 from actorflow.rendezvous.device_assignment import claim_gpu
 from actorflow.rendezvous.elastic import torch_settings
 from actorflow.rendezvous.options import DeviceType
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["default_group", "rank", "use_own_device", "world"]
 
+DATA_TIMEOUT = timedelta(days=1)  # of torch.distributed; a peer that fails is noticed by the control plane
 PATIENCE = 0.1  # seconds for threads of the group to free their tensors
 
 
@@ -89,7 +90,7 @@ def _make(place: Settings) -> None:
         store=make.PrefixStore("actorflow/default", store),
         rank=place.rank,
         world_size=place.world,
-        timeout=DATA_TIMEOUT if place.world > 1 else None,  # a peer that fails is noticed by the control plane
+        timeout=DATA_TIMEOUT if place.world > 1 else None,
     )
 
 
