@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import warm
 from cluster.networks import two_machines
 from cluster.ranks import LIMIT, free_port
 from cluster.runs import Run
@@ -23,11 +24,13 @@ Start = Callable[..., Run]
 class ByHand(Run):
     """``python script.py`` as a user types it, in some place."""
 
-    def __init__(self, script: Path, *arguments: str, env: dict[str, str], within: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, script: Path, *arguments: str, env: dict[str, str], within: tuple[str, ...], python: str
+    ) -> None:
         self.script = script
         self._out = (script.parent / f"{os.urandom(4).hex()}.out").open("w+")
         self.process = subprocess.Popen(
-            [*within, sys.executable, script.name, *arguments],
+            [*within, python, script.name, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=subprocess.STDOUT,
@@ -42,10 +45,13 @@ def by_hand(tmp_path: Path) -> Iterator[Callable[..., ByHand]]:
     """Start ``python script.py``: ``by_hand(text of the script, arguments…)``."""
     runs: list[ByHand] = []
 
-    def begin(text: str, *arguments: str, env: dict[str, str] | None = None, within: tuple[str, ...] = ()) -> ByHand:
+    def begin(
+        text: str, *arguments: str, env: dict[str, str] | None = None, within: tuple[str, ...] = (),
+        python: str = sys.executable,
+    ) -> ByHand:  # fmt: skip
         script = tmp_path / "script.py"
         script.write_text(text)
-        runs.append(ByHand(script, *arguments, env=env or {}, within=within))
+        runs.append(ByHand(script, *arguments, env=env or {}, within=within, python=python))
         return runs[-1]
 
     yield begin
@@ -102,7 +108,7 @@ print("rank", flow.env.rank(), "of", flow.env.world_size(), sys.argv[1:])
 
 
 def test_under_the_launcher_a_script_gets_what_the_command_line_leaves_open(start: Start) -> None:
-    run = start(ASKS, "--", "x")
+    run = start(ASKS, "--", "x", python=warm.python())
     assert run.wait() == 0
     assert "the script asks for 2 devices: it starts anew" in run.output
     assert "rank 0 of 2 ['x']" in run.output
@@ -142,7 +148,8 @@ def check_two_nodes(runs: list[ByHand]) -> None:
 def test_two_nodes_of_one_machine_come_together_by_hand_past_a_proxy(by_hand: Callable[..., ByHand]) -> None:
     proxy = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy"), "http://127.0.0.1:9")
     arguments = (str(free_port()), "127.0.0.1", "127.0.0.2")
-    check_two_nodes([by_hand(TWO_NODES, *arguments, env={"ACTORFLOW_NODE": str(n), **proxy}) for n in (0, 1)])
+    nodes = [{"ACTORFLOW_NODE": str(n), **proxy} for n in (0, 1)]
+    check_two_nodes([by_hand(TWO_NODES, *arguments, env=node, python=warm.python()) for node in nodes])
 
 
 def test_two_machines_find_their_places_by_their_addresses(by_hand: Callable[..., ByHand]) -> None:
