@@ -330,7 +330,7 @@ class _Trace:
     def placeholder_names(self) -> PlaceholderNames:
         """What the graph's inputs are."""
         kinds = {h.name: h.kind for h in self._given.state.held.values()}
-        kinds |= {**dict.fromkeys(self._stepped.tensors, VariableKind.OPTIMIZER)}
+        kinds |= dict.fromkeys(self._stepped.tensors, VariableKind.OPTIMIZER)
         kinds |= dict.fromkeys(self.kept, KEPT_GRADIENT)
         return PlaceholderNames(
             (*((name, kinds[name]) for name in self.held), *((name, LOST_GRADIENT) for name in self.watch.inputs)),
