@@ -1,7 +1,7 @@
 """Trace a user's unmodified training or prediction step into the logical graph of the whole step.
 
-The step is traced twice without allocating memory: once as the user wrote it, with autograd and the
-optimizer running, and once more to turn every in-place change into a new value.
+The step is traced without allocating memory, as the user wrote it, with autograd and the optimizer running; then every
+in-place change in the trace becomes a new value.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, NoReturn
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, nn
-from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from actorflow_compiler import nested
 from actorflow_compiler.capture.data_assignment import DataAssignmentMode
 from actorflow_compiler.capture.from_fx import Capture, PlaceholderNames, to_graph
+from actorflow_compiler.capture.functional import rewrite_in_place_ops
+from actorflow_compiler.capture.fused_ops import FusedOps
 from actorflow_compiler.capture.mirrored import average_gradients, average_updates
 from actorflow_compiler.capture.optimizer_state import (
-    OPTIMIZER_MARK,
     StateKey,
     TracedOptimizers,
     is_fused,
@@ -33,7 +33,6 @@ from actorflow_compiler.capture.optimizer_state import (
     optimizer_stand_ins,
 )
 from actorflow_compiler.core.errors import ActorflowError, CaptureError, LayoutError
-from actorflow_compiler.core.expressions import Operand
 from actorflow_compiler.core.monkey_patches import UnpatchedMode
 from actorflow_compiler.core.torch_internals import (
     DATA_DEPENDENT,
@@ -49,15 +48,14 @@ from actorflow_compiler.core.torch_internals import (
     values_not_seen,
     without_meta,
 )
-from actorflow_compiler.core.user_code import with_code
-from actorflow_compiler.custom_ops.optimizers import expand_fused, source_of
+from actorflow_compiler.core.user_code import traced_line
 from actorflow_compiler.hints import tags
 from actorflow_compiler.hints.constrain import apply_to_first
 from actorflow_compiler.hints.hints import PlacementPattern, ResolvedHints
 from actorflow_compiler.hints.zero import mark_gradients
 from actorflow_compiler.masked import SelectionMode, check_results, selection_mode
 from actorflow_compiler.numbers.indexing import Indexing
-from actorflow_compiler.numbers.ops import RATES_MARK, symbolic_numbers
+from actorflow_compiler.numbers.ops import symbolic_numbers
 from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.substitutes import fixed_sizes, loss_scaling, strided
@@ -212,13 +210,15 @@ def _traced(given: _CaptureArguments) -> Capture:
             gradients, unknown = trace.watch.result(raw, known)
             decisions = deciding.end(raw)
             again = bool(stepped.unexpected) or trace.indexing.again or not unknown.keys() <= given.sure.keys()
-            functional = None if again else _functionalized(raw, known, groups, numbers)
-    if functional is None:
+            if not again:
+                fused = FusedOps(known, groups, numbers)
+                rewrite_in_place_ops(raw, TABLE, fused.expansion, _op_failed)
+    if again:
         sure, made = {**unknown, **given.sure}, {**given.made, **stepped.unexpected}
         return _captured(replace(given, sure=sure, made=made))
     parameter = {**stepped.parameter, **state.beside}
     parameter |= {name: name.removesuffix(GRADIENT_SUFFIX) for name in trace.kept}
-    captured = to_graph(functional, trace.placeholder_names(), parameter, given.fresh)
+    captured = to_graph(raw, trace.placeholder_names(), parameter, given.fresh)
     raising = () if given.checks is None else tuple(check for _, check in given.checks.found)
     captured = replace(captured, gradients=gradients, decisions=decisions, checks=raising)
     refuse_lost(captured.graph)
@@ -362,21 +362,13 @@ def _standing(
     return ({name: id(t) for name, t in there.items()}, writes), watch.effects_so_far().loses
 
 
-def _functionalized(
-    raw: torch.fx.GraphModule, known: Mapping[str, str], groups: Mapping[tuple[str, str], str],
-    numbers: NumberEnv | None,
-) -> torch.fx.GraphModule:  # fmt: skip
-    """The second trace: the graph of the first with a new value in place of every in-place change."""
-    raw.graph.set_codegen(torch.fx.graph.CodeGen())
-    raw.recompile()
-    values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
-    runner = _FusedOpExpander(raw, known, groups, numbers)
-    return make_fx(
-        functionalize(lambda *v: runner.run(*v), remove="mutations"),
-        decomposition_table=TABLE,
-        tracing_mode="real",
-        _allow_non_fake_inputs=True,
-    )(*values)
+def _op_failed(node: torch.fx.Node, error: Exception) -> NoReturn:
+    """Raise a CaptureError for an op that raises as it runs again, which the first trace went on without."""
+    if isinstance(error, ActorflowError):
+        raise error
+    if isinstance(error, AssertionError):
+        raise CaptureError(f"{traced_line(node.meta)}\n  {cannot_be_traced(node)}") from None
+    _refuse(traced_line(node.meta), error)
 
 
 @contextlib.contextmanager
@@ -443,101 +435,6 @@ def _refuse_uncalled(patterns: Sequence[PlacementPattern], called: Set[int]) -> 
                 f"modules that the step calls (module(x), not module.weight) were expected: place those, or leave the "
                 f"pattern out"
             )
-
-
-class _FusedOpExpander(torch.fx.Interpreter):
-    """Runs the first trace again: splits ops over lists, and turns a fused optimizer into one op for each parameter."""
-
-    def __init__(
-        self, module: torch.fx.GraphModule, known: Mapping[str, str], groups: Mapping[tuple[str, str], str],
-        numbers: NumberEnv | None,
-    ) -> None:  # fmt: skip
-        super().__init__(module)
-        self._known, self._groups = known, groups  # placeholder → variable; (optimizer, parameter) → group
-        self._numbers = numbers
-        self._changed: dict[tuple[str, str], str] = {}  # (group, its changed rates as text) → its name with these
-        self._node: torch.fx.Node | None = None
-        self.extra_traceback = False  # leaves torch's graph out of error messages
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        self._node = n
-        if _has_failed(n):
-            return None
-        try:
-            return super().run_node(n)
-        except ActorflowError:
-            raise
-        except Exception as error:  # the first trace went on without the op's result
-            line = (n.meta.get("custom") or {}).get("line", "")
-            if isinstance(error, AssertionError):
-                raise CaptureError(f"{with_code(line) if line else 'in the step'}\n  {cannot_be_traced(n)}") from None
-            _refuse(with_code(line) if line else "in the step", error)
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(target, torch._ops.OpOverload):
-            return super().call_function(target, args, kwargs)
-        name = target._schema.name
-        if name.startswith("aten::_fused_"):
-            assert self._node is not None
-            params = self._node.args[0]
-            assert isinstance(params, list | tuple)
-            custom = self._node.meta.get("custom", {})
-            optimizer, rates = custom.get(OPTIMIZER_MARK, ""), custom.get(RATES_MARK)
-            names = [self._known.get(_changed_last(p).name, "") for p in params if isinstance(p, torch.fx.Node)]
-            owners = [self._rated(self._groups[optimizer, name], rates) for name in names]
-            if expand_fused(target, args, kwargs, owners):
-                return None
-        if name.startswith("aten::_foreach_"):
-            return self._each(name.removeprefix("aten::_foreach_"), args, kwargs)
-        if name == "aten::native_batch_norm" and args[5] and args[3] is not None:
-            x, weight, bias, mean, var, *rest = args
-            *out, new_mean, new_var = torch.ops.aten._native_batch_norm_legit_functional(
-                x, weight, bias, mean, var, *rest
-            )
-            mean.copy_(new_mean)
-            var.copy_(new_var)
-            return tuple(out)
-        if name.startswith("profiler::"):
-            return None
-        return super().call_function(target, args, kwargs)
-
-    def _rated(self, group: str, rates: Mapping[str, Operand] | None) -> str:
-        """The name of a group with the rates ``rates``: a name of its own where the step has changed them."""
-        if rates is None or all(expression == source_of(group, key) for key, expression in rates.items()):
-            return group
-        assert self._numbers is not None
-        known = self._changed.setdefault((group, repr(rates)), f"{group}, {len(self._changed)}")
-        self._numbers.read.update({f"{known}.{key}": expression for key, expression in rates.items()})
-        return known
-
-    @staticmethod
-    def _each(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a ``_foreach_`` op as one op for each tensor of the lists."""
-        count = len(args[0])
-
-        def part(value: Any, i: int) -> Any:
-            return value[i] if isinstance(value, list | tuple) and len(value) == count else value
-
-        calls = {"norm": torch.linalg.vector_norm}
-        run = calls.get(name) or getattr(Tensor, name)
-        return [run(*(part(a, i) for a in args), **{k: part(v, i) for k, v in kwargs.items()}) for i in range(count)]
-
-
-def _has_failed(n: torch.fx.Node) -> bool:
-    """Whether torch refused an op in the first trace, and the step went on without its result."""
-    op = n.target
-    plain = isinstance(op, torch._ops.OpOverload) and not op._schema.is_mutable and bool(op._schema.returns)
-    return plain and not n.users and "val" not in n.meta
-
-
-def _changed_last(node: Any) -> Any:
-    """The node whose value in-place ops have changed to give ``node``; ``node`` itself if it is no in-place op."""
-    while isinstance(node.target, torch._ops.OpOverload):
-        returns = node.target._schema.returns
-        if len(returns) != 1 or returns[0].alias_info is None or not returns[0].alias_info.is_write:
-            break
-        node = node.args[0]
-    return node
 
 
 class _ValueResolver:

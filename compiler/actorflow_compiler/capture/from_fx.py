@@ -17,7 +17,7 @@ from actorflow_compiler.core.garbage_collection import instances
 from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol
 from actorflow_compiler.core.tensor_bytes import contents
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, OpOverload, constant_of, real_tensors, schema_of
-from actorflow_compiler.core.user_code import with_code
+from actorflow_compiler.core.user_code import traced_line
 from actorflow_compiler.custom_ops.optimizers import IN_PLACE, SCALARS, arguments
 from actorflow_compiler.custom_ops.random import DRAW, SEED, UNIFORM, uniform_arguments
 from actorflow_compiler.graph.graph import CALL_INPUTS, Graph, Input, InputKind, Node, merge_equal, prune, verify
@@ -128,7 +128,7 @@ class _Converter:
                 try:
                     self.call(fx_node)
                 except DATA_DEPENDENT:
-                    raise CaptureError(f"{_user_line(fx_node)}\n  {DEPENDS_ON_VALUES}") from None
+                    raise CaptureError(f"{traced_line(fx_node.meta)}\n  {DEPENDS_ON_VALUES}") from None
         output: Any = self.module.graph.output_node().args[0]
         results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))
         nodes = _recompute_as_forward(self.nodes, set(self.updates.values()))
@@ -260,7 +260,7 @@ class _Converter:
                 op, args = str(fx_node.target), tuple(self.arg(a) for a in fx_node.args)
             return op, args, tuple((k, self.arg(v)) for k, v in fx_node.kwargs.items())
         except CaptureError as error:
-            raise CaptureError(f"{_user_line(fx_node)}\n  {error}") from None
+            raise CaptureError(f"{traced_line(fx_node.meta)}\n  {error}") from None
 
     def outs(self, fx_node: torch.fx.Node) -> tuple[int, ...]:
         """New values for the results of an op; -1 for a result that is no tensor."""
@@ -272,7 +272,7 @@ class _Converter:
             outs = [self.new(meta_of(result))]
             self.value[fx_node] = outs[0]
         else:  # a number: .item() of a tensor without values
-            raise CaptureError(f"{_user_line(fx_node)}\n  {LOOKS_AT_A_VALUE}")
+            raise CaptureError(f"{traced_line(fx_node.meta)}\n  {LOOKS_AT_A_VALUE}")
         return tuple(outs)
 
     def phase(self, node: Node, backward: bool) -> Phase:
@@ -321,9 +321,9 @@ class _Converter:
             return
         made: Any = copy.args[1]
         raise CaptureError(
-            f"{_user_line(made)}\n  the step changes its argument {found.name} in place, which in PyTorch changes the "
-            f"caller's tensor; a call of a job works on a copy of it. Expected: a new tensor ({found.name} = "
-            f"{found.name} * 2), or {found.name} = {found.name}.clone() before"
+            f"{traced_line(made.meta)}\n  the step changes its argument {found.name} in place, which in PyTorch "
+            f"changes the caller's tensor; a call of a job works on a copy of it. Expected: a new tensor "
+            f"({found.name} = {found.name} * 2), or {found.name} = {found.name}.clone() before"
         )
 
     def simplify(
@@ -414,12 +414,6 @@ class _Converter:
             if isinstance(value, complex)
             else f"the step passes {value!r} to an op; a plan can hold tensors, numbers, strings and dtypes"
         )
-
-
-def _user_line(fx_node: torch.fx.Node) -> str:
-    """The user's line that a node comes from."""
-    line = (fx_node.meta.get("custom") or {}).get("line", "")
-    return with_code(line) if line else "in the step"
 
 
 def _recompute_as_forward(nodes: Sequence[Node], news: set[int]) -> tuple[Node, ...]:

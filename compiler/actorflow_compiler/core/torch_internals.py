@@ -63,6 +63,7 @@ __all__ = [
     "compile_graph",
     "constant_in_trace",
     "constant_of",
+    "dispatching_to",
     "end_of_graph",
     "fake_mode",
     "fast_callable",
@@ -789,6 +790,25 @@ class _Before(TorchDispatchMode):
 def before_each_op(call: Callable[[Any, tuple[Any, ...]], None]) -> contextlib.AbstractContextManager[Any]:
     """A context that calls ``call(op, args)`` before each op that runs or is traced."""
     return _Before(call)
+
+
+class _DispatchingTo(TorchDispatchMode):
+    def __init__(self, call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self._call = call
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function in place of the op."""
+        return self._call(func, args, kwargs or {})
+
+
+def dispatching_to(
+    call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+) -> contextlib.AbstractContextManager[Any]:
+    """A context that calls ``call(op, args, kwargs)`` in place of each op; ops that this calls run outside of it."""
+    return _DispatchingTo(call)
 
 
 class _WithoutMeta(TorchDispatchMode):

@@ -6,9 +6,10 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 OURS = Path(__file__).resolve().parents[3]
 OUTSIDE = ("site-packages", "dist-packages", "<string>", "<frozen", "<eval")
@@ -26,6 +27,12 @@ def with_code(line: str) -> str:
     path, _, number = line.rpartition(":")
     code = linecache.getline(path, int(number)).strip() if number.isdecimal() else ""
     return f"{line}{f': {code}' if code else ''}"
+
+
+def traced_line(meta: Mapping[str, Any]) -> str:
+    """The user's line that a node of a trace comes from, by the node's ``meta``."""
+    line = (meta.get("custom") or {}).get("line", "")
+    return with_code(line) if line else "in the step"
 
 
 class UserLines:
