@@ -47,6 +47,7 @@ from actorflow_compiler.core.torch_internals import (
     scaling_in_the_graph,
     values_not_seen,
     without_meta,
+    without_tensor_meta,
 )
 from actorflow_compiler.core.user_code import traced_line
 from actorflow_compiler.hints import tags
@@ -55,7 +56,7 @@ from actorflow_compiler.hints.hints import PlacementPattern, ResolvedHints
 from actorflow_compiler.hints.zero import mark_gradients
 from actorflow_compiler.masked import SelectionMode, check_results, selection_mode
 from actorflow_compiler.numbers.indexing import Indexing
-from actorflow_compiler.numbers.ops import symbolic_numbers
+from actorflow_compiler.numbers.ops import SymbolicNumberMode, symbolic_numbers
 from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.substitutes import fixed_sizes, loss_scaling, strided
@@ -255,7 +256,11 @@ class _Trace:
                 given.checks.standing = partial(_standing, self._fakes, self._stepped, self.watch)
 
             def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
-                with torch.set_grad_enabled(self._with_graph), recorder.following_lines():
+                with contextlib.ExitStack() as stack:
+                    for context in self._function_modes(reads):
+                        stack.enter_context(context)
+                    stack.enter_context(torch.set_grad_enabled(self._with_graph))
+                    stack.enter_context(recorder.following_lines())
                     return self._step(tensors, reads)
 
             with contextlib.ExitStack() as stack, self.watch.watching(), marked_optimizer_steps(state, self._stepped):
@@ -270,17 +275,20 @@ class _Trace:
             _refuse_uncalled(hints.patterns, recorder.called)
         return raw
 
+    def _function_modes(self, reads: ValueReadHandler) -> tuple[contextlib.AbstractContextManager[Any], ...]:
+        """The modes that calls of torch pass through in the step, but not in what torch does around it."""
+        numbers = contextlib.nullcontext() if self._given.numbers is None else SymbolicNumberMode()
+        return numbers, self._assigned, selection_mode(reads.refusal)
+
     def _substitutes(self, reads: ValueReadHandler) -> tuple[contextlib.AbstractContextManager[Any], ...]:
-        """The contexts in which the step runs: what it finds in place of functions of torch and Python."""
+        """The contexts in which the step is traced: what it finds in place of functions of torch and Python."""
         state, numbers = self._given.state, self._given.numbers
         scripts = TorchScriptCalls([h.tensor for h in state.held.values()])
         return (
             values_not_seen(),
             reads.refusing(),
-            self._assigned,
             self._streams.numbering(),
             _scaled(state),
-            selection_mode(reads.refusal),
             replaced_sequence_packing(),
             nested.replaced_nested_tensors(),
             replaced_encoders(),
@@ -293,6 +301,7 @@ class _Trace:
             replaced_observers(),
             contextlib.nullcontext() if numbers is None else replaced_batch_norm(),
             without_meta(),
+            without_tensor_meta(),
         )
 
     def _step(self, tensors: list[Tensor], reads: ValueReadHandler) -> list[Tensor]:

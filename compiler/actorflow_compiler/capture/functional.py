@@ -95,7 +95,7 @@ class _Rewriter:
         self._trace, self._graph = trace, trace.graph
         self._table, self._expansion, self._failed = table, expansion, failed
         self._values: dict[Node, _Value] = {}  # of nodes whose storage has views or changes
-        self._lists: dict[Node, list[Any]] = {}  # the values of replaced ops with several results, else None
+        self._lists: dict[Node, list[_Value | None]] = {}  # of replaced ops with several results; None: no tensor
         self._views: dict[Node, _View] = {}  # ops whose results are several views
         self._dead: list[Node] = []  # replaced nodes
         self._at: Node = self._graph.output_node()  # the node that is rewritten
@@ -125,10 +125,12 @@ class _Rewriter:
             self._keep(node)
         elif _has_failed(node):
             self._dead.append(node)
-        elif op in IDENTITIES or op is aten.detach_.default:
+        elif (op in IDENTITIES or op is aten.detach_.default) and isinstance(node.args[0], Node):
             self._replace(node, self._value_of(node.args[0]))
         elif op in RESIZES:
             self._resize(node)
+        elif op.overloadpacket is aten.set_:
+            self._set(node, op)
         elif (view := _without_change(op)) is not None:
             self._view_in_place(node, view, node.args[1:], node.kwargs)
         elif (run := self._run_of(node, op)) is None:
@@ -144,10 +146,10 @@ class _Rewriter:
     def _keep(self, node: Node) -> None:
         """Let a node stay, over what its arguments hold now; it may make views."""
         position = _viewed_argument(node.target) if isinstance(node.target, OpOverload) else None
-        source = None if position is None else self._value_of(node.args[position])
+        viewed = None if position is None else node.args[position]  # a number, for a view of a number
+        source = self._value_of(viewed) if isinstance(viewed, Node) else None
         self._read_current(node)
-        if source is not None:
-            assert position is not None
+        if source is not None and position is not None:
             self._add_view(node, source, position)
 
     def _read_current(self, node: Node) -> None:
@@ -208,6 +210,15 @@ class _Rewriter:
         kwargs = {"dtype": result.dtype, "device": result.device}
         self._replace(node, self._value_of(self._call(aten.empty.memory_format, (size,), kwargs, result)))
 
+    def _set(self, node: Node, op: OpOverload) -> None:
+        """Let a tensor that the step has made be another one from now on, with which it shares its memory."""
+        if op is not aten.set_.source_Tensor or tensor_changed_by(node.args[0]).op == "placeholder":
+            raise CaptureError(
+                f"{traced_line(node.meta)}\n  set_ gives a tensor the memory of another one, which a plan cannot do to "
+                f"a tensor that it keeps, or to a part of one; expected: p.copy_(x) under torch.no_grad()"
+            )
+        self._replace(node, self._value_of(node.args[1]))
+
     def _resize_outs(self, node: Node, op: OpOverload) -> None:
         """Give tensors that an op takes as ``out=`` the size that it gives them."""
         results = node.meta.get("val")
@@ -251,15 +262,14 @@ class _Rewriter:
             self._running.clear()
             self._keep(node)
             return
+        written = _written_arguments(op)
         if isinstance(result, list | tuple):
-            written = _written_arguments(op)
-            self._lists[node] = [
-                self._value_of(_argument(op, node, written[i])) if i in written
-                else self._running_value(one) if isinstance(one, Tensor) else None
-                for i, one in enumerate(result)
-            ]
+            values = [self._running_value(one) if isinstance(one, Tensor) else None for one in result]
+            for at, position in written.items():
+                values[at] = self._value_of(_argument(op, node, position))
+            self._lists[node] = values
             self._dead.append(node)
-        elif 0 in (written := _written_arguments(op)):
+        elif 0 in written:
             self._replace(node, self._value_of(_argument(op, node, written[0])))
         elif isinstance(result, Tensor):
             self._replace(node, self._running_value(result))
@@ -305,10 +315,11 @@ class _Rewriter:
     def _add(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
         """Add an op that has run to the graph; returns its result."""
         position = _viewed_argument(op)
-        source = None if position is None else self._running_value(args[position])
+        viewed = None if position is None else args[position]
+        source = self._running_value(viewed) if isinstance(viewed, Tensor) else None
         read, named = pytree.tree_map_only(Tensor, lambda t: self._current(self._running_value(t)), (args, kwargs))
         node = self._call(op, tuple(read), named, result)
-        if position is not None and source is not None:
+        if source is not None and position is not None:
             self._add_view(node, source, position)
         if isinstance(result, Tensor):
             self._running[id(result)] = result, self._value_of(node)
@@ -331,7 +342,6 @@ class _Rewriter:
             while base.view is not None:
                 ops.append(base.view)
                 base = base.view.source
-            self._running[id(base.example)] = base.example, base
 
             def write(tensor: Tensor, new: Tensor) -> None:
                 for view in reversed(ops):
@@ -339,7 +349,7 @@ class _Rewriter:
                     tensor = made if view.index is None else made[view.index]
                 tensor.copy_(new)
 
-            self._functionalized(write, (base.example, new), {})
+            self._functionalized(write, (self._tensor_of(base), new), {})
         value.node, value.version = node, value.storage.version
 
     # values
@@ -365,9 +375,16 @@ class _Rewriter:
         """The tensor of a node, as an argument of the op that runs."""
         if not isinstance(self._example_of(node), Tensor):
             return self._example_of(node)
-        value = self._value_of(node)
-        self._running[id(value.example)] = value.example, value
-        return value.example
+        return self._tensor_of(self._value_of(node))
+
+    def _tensor_of(self, value: _Value) -> Tensor:
+        """The tensor, without memory, that stands for a value while an op runs."""
+        example = value.example
+        if example.is_inference():  # such a tensor can be changed in inference mode only
+            example = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device=example.device)
+            value.example = example
+        self._running[id(example)] = example, value
+        return example
 
     def _example_of(self, node: Node) -> Any:
         """The tensor, without memory, that a node of the trace made."""

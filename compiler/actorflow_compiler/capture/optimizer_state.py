@@ -26,6 +26,7 @@ from actorflow_compiler.core.errors import ActorflowError, CaptureError
 from actorflow_compiler.core.expressions import NumberSource, SourceKind, number_of
 from actorflow_compiler.core.torch_internals import looks_compiling
 from actorflow_compiler.custom_ops.optimizers import READ
+from actorflow_compiler.numbers.ops import SymbolicNumberMode
 from actorflow_compiler.numbers.symbolic import NumberEnv, SymNumber, expression_of
 from actorflow_compiler.values.reads import place_of
 from actorflow_compiler.values.variables import ScriptState
@@ -322,7 +323,8 @@ class _StateMaker:
     def _make_by_a_step(self, title: str, optimizer: Optimizer, before: Any) -> None:
         """Let an optimizer of torch make its state by a step with zero gradients, without its hooks."""
         step = inspect.unwrap(type(optimizer).step)
-        with self.mode, looks_compiling(), torch.no_grad():
+        numbers = contextlib.nullcontext() if self.numbers is None else SymbolicNumberMode()
+        with self.mode, looks_compiling(), torch.no_grad(), numbers:
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     p.grad = torch.zeros_like(p) if p.requires_grad or id(p) in self.graded else None

@@ -160,8 +160,8 @@ def _step(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def symbolic_numbers() -> Iterator[None]:
-    """Let torch, ``math`` and ``item()`` keep numbers symbolic where they can."""
-    with SymbolicNumberMode(), symbolic_math(), unbacked_items():
+    """Let ``math`` and ``item()`` keep numbers symbolic where they can; torch does so in a ``SymbolicNumberMode``."""
+    with symbolic_math(), unbacked_items():
         yield
 
 
