@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from actorflow_compiler.capture.functional import rewrite_in_place_ops
+from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import fake_mode
 
 Step = Callable[[Tensor, Tensor], list[Tensor]]
@@ -99,6 +100,20 @@ def _out_of_no_size(made: Tensor, y: Tensor) -> Tensor:
     return out
 
 
+def _set(made: Tensor, y: Tensor) -> Tensor:
+    other, third = made * 3, y * 2
+    other.set_(third)
+    other.add_(1)
+    return third
+
+
+def _resized(made: Tensor, y: Tensor) -> Tensor:
+    out = torch.empty(0)
+    out.resize_(4, 4).copy_(made)
+    out.resize_(2, 3).add_(1)
+    return out
+
+
 def _complex_parts(made: Tensor, y: Tensor) -> Tensor:
     numbers = torch.view_as_complex(torch.stack([made, y], -1))
     torch.view_as_real(numbers)[..., 1].mul_(3)
@@ -136,6 +151,8 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "shape in place": _shape_in_place,
     "out": _out,
     "out of no size": _out_of_no_size,
+    "set": _set,
+    "resized": _resized,
     "complex parts": _complex_parts,
     "lists": _lists,
     "relu": lambda made, y: torch.relu_(torch.nn.functional.leaky_relu_(made, 0.1)),
@@ -153,6 +170,44 @@ def test_changes_of_tensors_and_views(change: Callable[[Tensor, Tensor], Any], t
     if transposed and change is not CHANGES["strides"]:
         y = y.t()
     check(of_two(change), x, y)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda y: y.t_(), lambda y: y.resize_(2, 2), lambda y: y.add_(1).unsqueeze_(0), lambda y: y.set_(y.clone())],
+    ids=["transposed", "resized", "changed before", "set"],
+)
+def test_an_input_keeps_its_shape_and_its_memory(change: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(CaptureError, match=r"in place; a plan keeps it|set_ gives"):
+        rewritten(lambda x, y: [x + change(y).sum()], torch.ones(3, 4), torch.ones(3, 4))
+
+
+def test_more_memory_than_a_tensor_has_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"changes a tensor \[4\] to \[8\]"):
+        rewritten(lambda x, y: [(x * 2).resize_(8) * y], torch.ones(4), torch.ones(8))
+
+
+def test_a_change_in_inference_mode() -> None:
+    @torch.inference_mode()
+    def step(x: Tensor, y: Tensor) -> list[Tensor]:
+        made = x * 2
+        made.t()[1].add_(y[0])
+        made += 1
+        return [made * y]
+
+    check(step, torch.randn(4, 4), torch.randn(4, 4))
+
+
+def test_a_decomposition_runs_in_place_of_its_op() -> None:
+    def halves(x: Tensor) -> Any:
+        return NotImplemented if x.dim() == 1 else (x * 0.5).tanh_().mul_(2)
+
+    trace = rewritten(
+        lambda x, y: [torch.sigmoid(x) + torch.sigmoid(y)], torch.ones(2, 2), torch.ones(2),
+        table={torch.ops.aten.sigmoid.default: halves},
+    )  # fmt: skip
+    ops = [str(n.target) for n in trace.graph.nodes if n.op == "call_function"]
+    assert ops == ["aten.mul.Tensor", "aten.tanh.default", "aten.mul.Tensor", "aten.sigmoid.default", "aten.add.Tensor"]
 
 
 VIEWS: tuple[Callable[[Tensor], Tensor], ...] = (
