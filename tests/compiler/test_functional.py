@@ -128,6 +128,12 @@ def _lists(made: Tensor, y: Tensor) -> Tensor:
     return sums[0] + sums[1]
 
 
+def _lists_that_overlap(made: Tensor, y: Tensor) -> Tensor:
+    torch._foreach_add_([made, made], 1.0)
+    torch._foreach_mul_([made[0], made[:, 0], y, y[1]], 3.0)
+    return made + y
+
+
 CHANGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "all of it": lambda made, y: made.add_(1),
     "a row": lambda made, y: made[2].mul_(3),
@@ -155,6 +161,7 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "resized": _resized,
     "complex parts": _complex_parts,
     "lists": _lists,
+    "lists that overlap": _lists_that_overlap,
     "relu": lambda made, y: torch.relu_(torch.nn.functional.leaky_relu_(made, 0.1)),
     "expanded": lambda made, y: (made[:1].expand(4, 4).clone().add_(y), y.sum(0).expand(4, 4)[0])[0],
     "chunks": lambda made, y: [c.add_(i) for i, c in enumerate(made.chunk(4, 1))][-1],

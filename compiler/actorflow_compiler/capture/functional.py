@@ -27,6 +27,8 @@ from actorflow_compiler.substitutes.decomposition_table import Decomposition
 __all__ = ["Expansion", "rewrite_in_place_ops"]
 
 aten = torch.ops.aten
+FOREACH = "aten::_foreach_"  # of ops over lists of tensors
+OTHER_NAMES: Mapping[str, Callable[..., Any]] = {"norm": torch.linalg.vector_norm}  # where it is no method of Tensor
 RESIZES = (aten.resize_.default, aten.resize_as_.default)
 IDENTITIES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)  # views of all of their argument
 Expansion = Callable[[Node, OpOverload], Decomposition | None]
@@ -251,13 +253,17 @@ class _Rewriter:
         """What runs in place of an op of the trace; None if the op stays."""
         untraced = "val" not in node.meta and bool(schema_of(op).returns)
         found = self._expansion(node, op) or self._table.get(op)
-        return op if found is None and (schema_of(op).is_mutable or untraced) else found
+        runs = schema_of(op).is_mutable or untraced or schema_of(op).name.startswith(FOREACH)
+        return op if found is None and runs else found
 
     def _run(self, node: Node, op: OpOverload, run: Decomposition) -> None:
         """Replace a node by the ops that ``run`` calls; it stays if ``run`` returns NotImplemented."""
         self._resize_outs(node, op)
         args, kwargs = map_arg(node.args, self._given), map_arg(node.kwargs, self._given)
-        result = self._functionalized(run, args, kwargs)
+        if schema_of(op).name.startswith(FOREACH):
+            result = [self._functionalized(*call) for call in _calls_for_each(op, args, kwargs)]
+        else:
+            result = self._functionalized(run, args, kwargs)
         if result is NotImplemented:
             self._running.clear()
             self._keep(node)
@@ -425,6 +431,19 @@ def tensor_changed_by(node: Any) -> Node:
         node = _argument(node.target, node, position)
     assert isinstance(node, Node)
     return node
+
+
+def _calls_for_each(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[Callable[..., Any], list[Any], dict[str, Any]]]:
+    """The calls, one for each tensor, that an op over lists makes in turn: a list may hold a tensor twice, or views."""
+    name, count = schema_of(op).name.removeprefix(FOREACH), len(args[0])
+    run = OTHER_NAMES.get(name) or getattr(Tensor, name)
+
+    def part(value: Any, i: int) -> Any:
+        return value[i] if isinstance(value, list | tuple) and len(value) == count else value
+
+    return [(run, [part(a, i) for a in args], {k: part(v, i) for k, v in kwargs.items()}) for i in range(count)]
 
 
 def _has_failed(node: Node) -> bool:

@@ -1,8 +1,8 @@
-"""Expand ops of a trace that change many tensors at once, or write tensors that their schema does not name."""
+"""Expand fused optimizers into an op for each parameter, and batch norm into one that returns its statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ from actorflow_compiler.substitutes.decomposition_table import Decomposition
 __all__ = ["FusedOps"]
 
 aten = torch.ops.aten
-FOREACH: Mapping[str, Callable[..., Any]] = {"norm": torch.linalg.vector_norm}  # else Tensor's method of that name
 
 
 class FusedOps:
@@ -38,12 +37,10 @@ class FusedOps:
         self._changed: dict[tuple[str, str], str] = {}  # (group, its changed rates as text) → its name with these
 
     def expansion(self, node: Node, op: OpOverload) -> Decomposition | None:
-        """What runs in place of a node: one op for each tensor, with each change as a copy into the tensor."""
+        """What runs in place of a node, with each change as a copy into a tensor; None: the node itself."""
         name = schema_of(op).name
         if name.startswith("aten::_fused_"):
             return partial(self._fused, node, op)
-        if name.startswith("aten::_foreach_"):
-            return partial(_each, name.removeprefix("aten::_foreach_"))
         if name == "aten::native_batch_norm":
             return _batch_norm
         return _nothing if name.startswith("profiler::") else None
@@ -65,17 +62,6 @@ class FusedOps:
         known = self._changed.setdefault((group, repr(rates)), f"{group}, {len(self._changed)}")
         self._numbers.read.update({f"{known}.{key}": expression for key, expression in rates.items()})
         return known
-
-
-def _each(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Run a ``_foreach_`` op as one op for each tensor of the lists."""
-    count = len(args[0])
-    run = FOREACH.get(name) or getattr(Tensor, name)
-
-    def part(value: Any, i: int) -> Any:
-        return value[i] if isinstance(value, list | tuple) and len(value) == count else value
-
-    return [run(*(part(a, i) for a in args), **{k: part(v, i) for k, v in kwargs.items()}) for i in range(count)]
 
 
 def _batch_norm(
