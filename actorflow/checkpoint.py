@@ -1,96 +1,112 @@
-"""Save and load the variables and optimizers of first-generation jobs (``flow.checkpoint``).
+"""Checkpoints (``flow.checkpoint``): each rank writes the parts that it owns, and reads its parts under any plan.
 
-Every rank must call ``flow.checkpoint.save`` and ``load``.  The master writes the file and every rank reads it, so all
-nodes must see the folder.  The format is torch's own (``torch.save``, read with ``weights_only``).
+A checkpoint is a folder of safetensors files and one JSON manifest, which is written last.  All functions must be
+called on every rank.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
 from collections.abc import Mapping
-from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from actorflow.classic import checkpoints as classic
 from actorflow.classic.registry import REGISTRY
-from actorflow.control import cluster as clusters
+from actorflow.persistence.keeper import Keeper
+from actorflow.persistence.loading import Loaded, load_checkpoint
+from actorflow.persistence.saving import Saving, begin_save
 from actorflow_compiler.core.errors import StateError
 
-__all__ = ["FILE", "get", "get_all_variables", "load", "load_variables", "save"]
-
-FILE = "variables.pt"  # name of the file in a checkpoint's folder
-_saved = count()
+__all__ = ["Keeper", "Loaded", "Saving", "get", "get_all_variables", "load", "load_variables", "save"]
 
 
-def save(path: str | os.PathLike[str]) -> None:
-    """Write all variables, and the state of all optimizers and learning-rate schedules, to the folder ``path``.
+def save(
+    path: str | os.PathLike[str],
+    /,
+    *,
+    step: int | None = None,
+    wait: bool = False,
+    random: bool = True,
+    **objects: Any,
+) -> Saving:
+    """Save objects and plain values, as the calls of jobs that were made so far leave them.
 
-    Returns, on every rank, when the file has been written.  An existing file is replaced as a whole or not at all.
-    Raises StateError, on every rank, if the master cannot write it.
+    Every rank writes the parts that it owns, and nothing is gathered; what several ranks hold is written once, a piece
+    by each.  It happens in the background: later calls of jobs run meanwhile, and a part is copied before a call
+    changes it.  The handle that is returned waits for the end, or raises; so do the next save and the script's end.
+
+    ``objects`` are modules, optimizers, schedules, scalers, loaders, and whatever else has ``state_dict()`` and
+    ``load_state_dict()``; and values: tensors, arrays, numbers, texts, None, and lists, tuples, sets and dictionaries
+    of them.  ``random``: the state of torch's, Python's and NumPy's random generators, and of jobs' random ops, is
+    saved, too, so that a run goes on exactly.
+
+    With ``step``, the checkpoint is the folder ``step-…`` in ``path``, else ``path`` itself.  One that is there is
+    replaced, as a whole or not at all.  ``path`` may be a URL that fsspec knows.  All nodes must see the folder.
+
+    Without objects, the variables and optimizers of first-generation jobs are saved, before it returns.
+
+    Raises StateError, on every rank, before anything is written: for a value that has no form in JSON, a folder that
+    cannot be written, or one that another run writes to.
+
+    >>> flow.checkpoint.save("runs/a", model=model, optimizer=optimizer, step=step, epoch=3)
     """
-    cluster = clusters.current()
-    tag = f"checkpoint {next(_saved)}"
-    if cluster.rank:
-        answer = cluster.scatter(tag, None).decode()
-        if answer:
-            raise StateError(answer)
-        return
-    answer, folder = "", Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
-            try:
-                torch.save({"variables": REGISTRY.values(), "optimizers": REGISTRY.saved()}, file)
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(folder / FILE)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        answer = f"the checkpoint {str(folder)!r} could not be written on the master: {error}; choose another folder"
-        raise StateError(answer) from error
-    except BaseException as error:
-        answer = f"the checkpoint {str(folder)!r} could not be written on the master: {type(error).__name__}: {error}"
-        raise
-    finally:
-        cluster.scatter(tag, [answer.encode()] * cluster.world)
+    if step is not None and (type(step) is not int or step < 0):
+        raise StateError(f"step={step!r} was found; a number from 0 on, or None, was expected")
+    if not objects:
+        if step is not None:
+            raise StateError("flow.checkpoint.save was called without objects; model=model, for example, was expected")
+        return classic.save(path)
+    saving = begin_save(path, objects, step, random)
+    if wait:
+        saving.wait()
+    return saving
 
 
-def load(path: str | os.PathLike[str]) -> None:
-    """Load variables, optimizers and schedules from the folder ``path``; every rank must call it.
+def load(
+    path: str | os.PathLike[str],
+    /,
+    *,
+    step: int | None = None,
+    random: bool = True,
+    verify: bool = True,
+    strict: bool = True,
+    trusted: bool = False,
+    **objects: Any,
+) -> Loaded:
+    """Load objects from a checkpoint, before or after the first call of a job, under any plan and number of devices.
 
-    Existing variables take their values at once, others when the first call of their job makes them.  Variables that
-    the checkpoint does not contain keep their values, and the master prints their names.  Raises StateError if the
-    folder does not exist or holds no checkpoint and, before anything is changed, if a variable has another shape.
+    Every rank reads the parts that it needs: a module that was built in ``flow.deferred_init()``, what optimizers keep,
+    and what jobs have taken over are never whole in its memory.  Returns the values that were saved beside the objects,
+    as a mapping, with the ``step``.
+
+    ``path`` is a checkpoint, or a folder of them: then that of ``step``, or the newest whole one.  It may also be a
+    file of ``torch.save``, a safetensors file or a folder of them, as Hugging Face's, for one module; or, if
+    ``trusted``, a folder that torch.distributed.checkpoint has written, whose metadata is a pickle.
+
+    ``random``: the state of random generators is restored, too.  ``verify``: all files are read, each by one rank, and
+    compared with their checksums, before anything is changed; blocks that are read later are checked then.  ``strict``:
+    a module's names must be those of the checkpoint.
+
+    Without objects, the variables and optimizers of first-generation jobs are loaded.
+
+    Raises StateError, on every rank and before anything is changed: for a checkpoint that is not there, not whole or
+    damaged, or of another model.
     """
-    found = _read(path)
-    REGISTRY.write(found["variables"])
-    REGISTRY.restore(found["optimizers"])
-    missing = [name for name in REGISTRY.names() if name not in found["variables"]]
-    if missing and clusters.current().rank == 0:
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        print(
-            f"actorflow: the checkpoint {os.fspath(path)!r} has no {', '.join(missing[:5])}{more}, which keep their "
-            f"values",
-            file=sys.stderr,
-            flush=True,
-        )
+    if not objects:
+        return classic.load(path)
+    return load_checkpoint(path, objects, step, random, verify, strict, trusted)
 
 
 def get(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The variables of a checkpoint, by name, on this rank; they may be changed and passed to ``load_variables``.
+    """The variables of a checkpoint of first-generation jobs, by name; they may be changed and given to load_variables.
 
-    Raises StateError if the folder does not exist or holds no checkpoint.
+    Raises StateError if the folder does not exist or holds no such checkpoint.
     """
-    variables: dict[str, Tensor] = _read(path)["variables"]
-    return variables
+    return classic.variables_in(path)
 
 
 def load_variables(values: Mapping[str, Tensor | np.ndarray[Any, Any]], ignore_mismatch: bool = True) -> None:
@@ -109,23 +125,3 @@ def get_all_variables() -> dict[str, Tensor]:
     """Copies of the values of all variables of all jobs, by name, on this rank."""
     values = REGISTRY.values()
     return {name: values[name] for name in REGISTRY.names()}
-
-
-def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    folder = Path(path)
-    if not (folder / FILE).is_file():
-        what = f"no file {FILE!r} in it" if folder.is_dir() else "no such folder"
-        raise StateError(
-            f"the checkpoint {str(folder)!r} ({folder.absolute()}): {what} was found on rank "
-            f"{clusters.current().rank}; a folder that flow.checkpoint.save has written, and that all nodes see, was "
-            f"expected"
-        )
-    try:
-        found = torch.load(folder / FILE, map_location="cpu", mmap=True, weights_only=True)
-        values = {name: value.clone() for name, value in found["variables"].items()}  # copied: the file may be replaced
-        return {"variables": values, "optimizers": found["optimizers"]}
-    except Exception as error:
-        raise StateError(
-            f"the checkpoint {str(folder / FILE)!r} cannot be read: {type(error).__name__}: {error}; a file that "
-            f"flow.checkpoint.save has written was expected"
-        ) from error

@@ -101,6 +101,10 @@ class Registry(GrowingModule):
                 else:
                     self._book.waiting[name] = value
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All variables, and the values that wait for variables that do not exist yet."""
+        return {**self._book.waiting, **{name: self[name] for name in self.names()}}
+
     def values(self) -> dict[str, Tensor]:
         """Copies of all values, including those for variables that do not exist yet."""
         return {**self._book.waiting, **{name: real_value(self[name]).detach().clone() for name in self.names()}}

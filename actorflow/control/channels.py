@@ -24,8 +24,8 @@ from actorflow_protos import runtime_pb2_grpc
 
 __all__ = [
     "ACCEPTED",
-    "KeeperServicer",
-    "KeeperStub",
+    "LogCollectorServicer",
+    "LogCollectorStub",
     "PeerServicer",
     "PeerStub",
     "add_keeper",
@@ -44,9 +44,9 @@ _generated: Any = runtime_pb2_grpc  # carries no types
 PeerServicer = _generated.PeerServicer
 PeerStub = _generated.PeerStub
 add_servicer = _generated.add_PeerServicer_to_server
-KeeperServicer = _generated.KeeperServicer
-KeeperStub = _generated.KeeperStub
-add_keeper = _generated.add_KeeperServicer_to_server
+LogCollectorServicer = _generated.LogCollectorServicer
+LogCollectorStub = _generated.LogCollectorStub
+add_keeper = _generated.add_LogCollectorServicer_to_server
 
 TOKEN_KEY = "actorflow-token"
 RANK_KEY = "actorflow-rank"

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from actorflow.deferred import replay
-from actorflow.deferred.tape import BufferView
+from actorflow.deferred.tape import Buffer, BufferView, Indices, RecordedOp, StoredTensor, StoredValues
 from actorflow.deferred.tape import digest as _digest
 from actorflow.deferred.tensor import DeferredMode, DeferredTensor, active_mode, with_kind_of
 from actorflow_compiler.core.errors import StateError
-from actorflow_compiler.core.torch_internals import swap_contents
+from actorflow_compiler.core.torch_internals import OpOverload, swap_contents
 
-__all__ = ["DeferredTensor", "deferred_init", "digest", "materialize", "shard"]
+__all__ = ["DeferredTensor", "deferred_init", "digest", "materialize", "shard", "stored"]
 
 T = TypeVar("T", bound=nn.Module | Tensor | torch.optim.Optimizer)
 
@@ -69,9 +69,27 @@ def materialize(thing: T) -> T:
     return thing
 
 
-def shard(tensor: DeferredTensor, indices: replay.Indices) -> Tensor:
+def shard(tensor: DeferredTensor, indices: Indices) -> Tensor:
     """A new real tensor with the elements of ``tensor`` whose index is in ``indices`` in each dim."""
     return replay.shard(tensor.view_of_buffer, indices)
+
+
+def stored(values: StoredValues, device: torch.device | str = "cpu") -> Tensor:
+    """A deferred tensor whose values lie in a file, of which each rank reads its part when it needs it.
+
+    One without elements is a real tensor.
+    """
+    meta = torch.empty(values.shape, dtype=values.dtype, device="meta")
+    if not meta.numel():
+        return torch.empty(values.shape, dtype=values.dtype, device=device)
+    with torch.no_grad():
+        made = DeferredTensor.of(meta, Buffer(torch.device(device), meta.numel() * meta.itemsize))
+    view = made.view_of_buffer
+    clone: OpOverload = torch.ops.aten.clone.default
+    RecordedOp(
+        clone, (StoredTensor(values),), {}, (), (), (view,), torch.get_default_dtype(), None, None, overwrites=True
+    ).keep()
+    return made
 
 
 def digest(tensor: DeferredTensor) -> int:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow.deferred.random_streams import Sampler, StreamReader, draw
-from actorflow.deferred.tape import BufferView, ConstantTensor, RecordedOp
+from actorflow.deferred.tape import BufferView, ConstantTensor, RecordedOp, StoredTensor, StoredValues
 
-__all__ = ["DRAWN", "ChunkMaker", "can_chunk", "chunkwise_reduction"]
+__all__ = ["DRAWN", "ChunkMaker", "can_chunk", "chunkwise_reduction", "stored_behind"]
 
 # Ops whose result for an element does not depend on the element's position: vectorised exponentials, for
 # instance, may differ at the ends of a chunk.
@@ -54,6 +54,20 @@ def chunkwise_reduction(view: BufferView) -> RecordedOp | None:
     op = view.buffer.ops[-1]
     source = op.args[0] if op.name in REDUCED and len(op.args) == 1 and len(view.buffer.ops) == 1 else None
     return op if isinstance(source, BufferView) and source.is_dense and _can_chunk(source, op.number) else None
+
+
+def stored_behind(view: BufferView, before: float = math.inf) -> StoredValues | None:
+    """The values in a file of which a view, before op number ``before``, is a copy; None if it is made otherwise."""
+    history = view.buffer.history(before)
+    if len(history) != 1 or not view.covers or history[0].name not in COPIES | {"copy_"}:
+        return None
+    op = history[0]
+    source, target = op.args[1] if op.writes else op.args[0], _target(op)
+    if not isinstance(source, BufferView | StoredTensor):
+        return None
+    if not ((source.shape, source.dtype) == (view.shape, view.dtype) == (target.shape, target.dtype)):
+        return None
+    return source.values if isinstance(source, StoredTensor) else stored_behind(source, op.number)
 
 
 class ChunkMaker:
@@ -100,8 +114,8 @@ class ChunkMaker:
 
     def _piece(self, op: RecordedOp, leaf: Any, first: int, count: int) -> Any:
         """An argument of an op; if it is a tensor, only the chunk of it from index ``first`` on."""
-        if isinstance(leaf, ConstantTensor):
-            return leaf.get().view(-1)[first : first + count]
+        if isinstance(leaf, ConstantTensor | StoredTensor):
+            return leaf.elements(first, count)
         if not isinstance(leaf, BufferView):
             return leaf
         history = leaf.buffer.history(op.number)
@@ -151,15 +165,10 @@ def _fits(op: RecordedOp, dtype: torch.dtype) -> bool:
     if op.kwargs.get("alpha", 1) != 1:  # whether the scaling is fused with the addition depends on the C++ compiler
         return False
     sources = pytree.tree_leaves((op.args[1:] if op.writes else op.args, op.kwargs))
-    tensors = [leaf for leaf in sources if isinstance(leaf, BufferView | ConstantTensor)]
-    if not all(_lies_like(tensor, target) for tensor in tensors):
+    tensors = [leaf for leaf in sources if isinstance(leaf, BufferView | ConstantTensor | StoredTensor)]
+    if not all(tensor.shape == target.shape and tensor.is_dense for tensor in tensors):
         return False
-    dtypes = {t.dtype if isinstance(t, BufferView) else t.tensor.dtype for t in tensors}
+    dtypes = {tensor.dtype for tensor in tensors}
     # for integers and Python scalars the dtype of the result depends on torch's default dtype
     return name not in EXACT or dtype == torch.bool or (dtype in dtypes and dtypes <= {dtype, torch.bool})
 
-
-def _lies_like(source: BufferView | ConstantTensor, target: BufferView) -> bool:
-    if isinstance(source, BufferView):
-        return source.shape == target.shape and source.is_dense
-    return tuple(source.tensor.shape) == target.shape and source.tensor.is_contiguous()

@@ -18,16 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow.deferred.chunks import ChunkMaker, can_chunk, chunkwise_reduction
+from actorflow.deferred.chunks import ChunkMaker, can_chunk, chunkwise_reduction, stored_behind
 from actorflow.deferred.random_streams import BLOCK, StreamPosition, StreamReader, default_generator
-from actorflow.deferred.tape import BufferView, ConstantTensor, RecordedOp, needed_ops
+from actorflow.deferred.tape import BufferView, ConstantTensor, Indices, RecordedOp, StoredTensor, needed_ops
 from actorflow_compiler.core.torch_internals import real_tensors, schema_of
 
 __all__ = ["tensor_over", "shard", "state_after", "without_modes", "whole_tensor"]
 
 CHUNK = 1 << 20  # elements that are made at a time
-
-Indices = Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]  # for each dim, the indices of the wanted elements
 
 _lock = threading.RLock()  # held by the thread that replays: with ranks as threads, several would use the reader below
 _reader = StreamReader()
@@ -37,6 +35,8 @@ _stretches = ChunkMaker(_reader)
 def whole_tensor(view: BufferView) -> Tensor:
     """A new real tensor with the contents of a view and its recorded strides."""
     with without_modes():
+        if (stored := stored_behind(view)) is not None:
+            return stored.read([*map(np.arange, view.shape)]).to(view.buffer.device)
         reduction = chunkwise_reduction(view)
         if reduction is not None and reduction.args[0].numel > CHUNK:
             return _reduced(reduction)
@@ -52,6 +52,8 @@ def whole_tensor(view: BufferView) -> Tensor:
 def shard(view: BufferView, indices: Indices) -> Tensor:
     """The elements of a view whose index is in ``indices`` in each dim, as a new contiguous tensor."""
     with without_modes():
+        if (stored := stored_behind(view)) is not None:
+            return stored.read(indices).to(view.buffer.device)
         if view.numel <= CHUNK or not can_chunk(view):
             return _own(_selected(_replayed(view), indices, 0).contiguous())
         scratch = torch.empty(CHUNK, dtype=view.dtype, device=view.buffer.device)
@@ -171,7 +173,7 @@ def _call(op: RecordedOp, memory: dict[int, torch.UntypedStorage]) -> tuple[Any,
     def real(leaf: Any) -> Any:
         if isinstance(leaf, BufferView):
             return tensor_over(_storage(memory, leaf), leaf)
-        return leaf.get() if isinstance(leaf, ConstantTensor) else leaf
+        return leaf.get() if isinstance(leaf, ConstantTensor | StoredTensor) else leaf
 
     args, kwargs = pytree.tree_map(real, (op.args, op.kwargs))
     with _default_dtype(op.default):

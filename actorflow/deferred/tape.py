@@ -10,10 +10,11 @@ import hashlib
 import itertools
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -23,7 +24,19 @@ from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.tensor_bytes import contents
 from actorflow_compiler.core.torch_internals import OpOverload, schema_of
 
-__all__ = ["Buffer", "ConstantTensor", "RecordedOp", "BufferView", "digest", "needed_ops"]
+__all__ = [
+    "Buffer",
+    "BufferView",
+    "ConstantTensor",
+    "Indices",
+    "RecordedOp",
+    "StoredTensor",
+    "StoredValues",
+    "digest",
+    "needed_ops",
+]
+
+Indices = Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]  # for each dim, the indices of the wanted elements
 
 MOST_COPIED = 1 << 16  # bytes; smaller tensors of the script are copied, so that it may change its own
 NUMBERS = itertools.count()  # of ops: their order
@@ -98,6 +111,31 @@ class ConstantTensor:
             return cls(tensor.detach().clone(), None)
         return cls(tensor, tensor._version)  # not detached, because a detached tensor counts its versions separately
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.tensor.shape)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements are contiguous and in row-major order."""
+        return self.tensor.is_contiguous()
+
+    @property
+    def digest(self) -> str:
+        """A text that is equal on all ranks whose tensors are equal."""
+        tensor = self.get()
+        return f"{tensor.dtype}{tuple(tensor.shape)} {zlib.crc32(contents(tensor))}"
+
+    def elements(self, first: int, count: int) -> Tensor:
+        """Elements of a dense one, in row-major order."""
+        return self.get().view(-1)[first : first + count]
+
     def get(self) -> Tensor:
         """The tensor; raises StateError if the script has changed it since."""
         if self.version is not None and self.tensor._version != self.version:
@@ -107,6 +145,80 @@ class ConstantTensor:
                 f"clone of it, or call flow.materialize(model) before the change"
             )
         return self.tensor
+
+
+class StoredValues(Protocol):
+    """The values of a tensor that lie in a file."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which they are read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+
+    @property
+    def digest(self) -> str:
+        """A text that is equal on all ranks that read the same values."""
+
+    def read(self, indices: Indices) -> Tensor:
+        """A new contiguous tensor of the elements whose index is in ``indices`` in each dim."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file that an op reads; no more of it is read than an op needs."""
+
+    values: StoredValues
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``ConstantTensor``."""
+        return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See ``ConstantTensor``."""
+        return self.values.shape
+
+    @property
+    def is_dense(self) -> bool:
+        """See ``ConstantTensor``."""
+        return True
+
+    @property
+    def digest(self) -> str:
+        """See ``ConstantTensor``."""
+        return self.values.digest
+
+    def elements(self, first: int, count: int) -> Tensor:
+        """See ``ConstantTensor``."""
+        found = [self.values.read([np.array(r) for r in some]) for some in _rectangles(self.shape, first, count)]
+        return torch.cat([tensor.view(-1) for tensor in found])
+
+    def get(self) -> Tensor:
+        """The whole tensor, in new memory."""
+        return self.values.read([*map(np.arange, self.shape)])
+
+
+def _rectangles(shape: Sequence[int], first: int, count: int) -> Iterator[tuple[range, ...]]:
+    """The rectangles that make up a run of elements in row-major order."""
+    if not count:
+        return
+    if not shape:
+        yield ()
+        return
+    row = math.prod(shape[1:])
+    at, skipped = divmod(first, row)
+    if skipped or count < row:  # within one row, or to its end
+        taken = min(count, row - skipped)
+        yield from ((range(at, at + 1), *rest) for rest in _rectangles(shape[1:], skipped, taken))
+    else:
+        rows = count // row
+        taken = rows * row
+        yield (range(at, at + rows), *map(range, shape[1:]))
+    yield from _rectangles(shape, first + taken, count - taken)
 
 
 @dataclass(eq=False, slots=True)
@@ -177,9 +289,8 @@ def digest(view: BufferView) -> int:
         if isinstance(leaf, BufferView):
             number = numbers.setdefault(id(leaf.buffer), len(numbers))
             return f"{number}: {leaf.dtype}{leaf.shape}{leaf.strides}{leaf.offset}"
-        if isinstance(leaf, ConstantTensor):
-            tensor = leaf.get()
-            return f"{tensor.dtype}{tuple(tensor.shape)} {zlib.crc32(contents(tensor))}"
+        if isinstance(leaf, ConstantTensor | StoredTensor):
+            return leaf.digest
         return leaf.type if isinstance(leaf, torch.device) else repr(leaf)
 
     def line(leaves: Sequence[Any]) -> bytes:

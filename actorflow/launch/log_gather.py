@@ -58,7 +58,7 @@ class LogSender:
 
     def _send(self, address: str) -> None:
         with door.make_blocking_channel(address) as channel, self._marked():
-            call = door.KeeperStub(channel).Keep(
+            call = door.LogCollectorStub(channel).Keep(
                 self._pieces(), metadata=door.metadata(self._token, self._ranks.start), wait_for_ready=True
             )
             with suppress(grpc.RpcError):  # node 0 is gone: the logs stay here
@@ -176,7 +176,7 @@ class LogKeeper:
                 self._news.set()
 
 
-class _Servicer(door.KeeperServicer):  # type: ignore[misc]
+class _Servicer(door.LogCollectorServicer):  # type: ignore[misc]
     """The gRPC service that the other launchers call."""
 
     def __init__(self, keep: Callable[[Any, Any], Any]) -> None:

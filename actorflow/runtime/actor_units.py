@@ -69,7 +69,8 @@ class ActorUnit:
     variables: tuple[tuple[int, str], ...] = ()  # (output, variable that it overwrites)
     results: tuple[tuple[int, int, bool], ...] = ()  # (output, result, whether it must be copied)
     borrows: tuple[int, ...] = ()  # registers read in shared memory: outputs that are views of their tokens get copied
-    undone: tuple[str, ...] = ()  # variables that it changes, whose old values are kept in case the call is given up
+    changes: frozenset[str] = frozenset()  # variables that it changes
+    undone: tuple[str, ...] = ()  # those of them whose old values are kept in case the call is given up
 
     @property
     def ordered(self) -> bool:

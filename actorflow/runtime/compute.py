@@ -28,6 +28,7 @@ from actorflow.runtime.lines import PeerSockets
 from actorflow.runtime.memory import ran_out
 from actorflow.runtime.queue_threads import prepare_thread
 from actorflow.runtime.recorder import Recorder, clock
+from actorflow.runtime.snapshot import Snapshot
 from actorflow.runtime.story import actor_error, again, cause_of, firing, line_of, some, wrapped
 from actorflow.runtime.stream_events import NO_MEMORY
 from actorflow.runtime.transfers import Task, Transfers
@@ -95,6 +96,8 @@ class Compute:
         self.active = 0  # calls that have begun and are unfinished
         self._lost = 0  # those of ``active`` that were given up
         self._enqueued = -1  # number of the last call that was enqueued
+        self._unended = 0  # calls that were enqueued and have not ended
+        self._snapshots: list[Snapshot] = []  # with variables that are still to be copied
         self._held: dict[int, list[Callable[[], None]]] = {}  # by call that failed on some rank: postponed steps
         self._raised: dict[int, tuple[BaseException, str]] = {}  # by call that failed here: error, obstacle to going on
         self._given_up: dict[int, tuple[BaseException, str]] = {}  # calls that have not begun here: error, user's line
@@ -114,6 +117,10 @@ class Compute:
     def enqueue(self, job: InstalledPlan, call: Call) -> None:
         """Execute a call after those that were enqueued before."""
         self._inbox.put(self._enqueue, job, call)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Have each variable copied before a call changes it that is enqueued after this."""
+        self._inbox.put(self._add_snapshot, snapshot)
 
     def permit(self, number: int) -> None:
         """Let call ``number`` begin: every rank has issued it."""
@@ -233,8 +240,18 @@ class Compute:
         self._permits.add(number)
         self._begin()
 
+    def _add_snapshot(self, snapshot: Snapshot) -> None:
+        snapshot.begin(self._enqueued, self._unended)
+        self._snapshots = [*(one for one in self._snapshots if not one.finished), snapshot]
+
+    def _before_change(self, call: Call, unit: ActorUnit) -> None:
+        """Have snapshots copy the variables that a firing is about to change."""
+        for snapshot in self._snapshots:
+            snapshot.before_change(call.number, unit.changes)
+
     def _enqueue(self, job: InstalledPlan, call: Call) -> None:
         self._enqueued = call.number
+        self._unended += 1
         self._waiting.append((job, call))
         self._begin()
 
@@ -356,6 +373,8 @@ class Compute:
 
     def _task(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> Task:
         """A firing for another thread, with its operands and the marks that its queue must wait for."""
+        if self._snapshots and unit.changes:
+            self._before_change(job.calls[fire.firing // unit.rate], unit)
         return job, unit, fire, self._gather(job, unit, fire), unit.stream.waits(fire)
 
     def _fire_in_context(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> None:
@@ -378,6 +397,8 @@ class Compute:
             return
         if unit.undone:
             self._keep(job.calls[fire.firing // unit.rate], unit)
+        if self._snapshots and unit.changes:
+            self._before_change(job.calls[fire.firing // unit.rate], unit)
         values = self._gather(job, unit, fire)
         memory = stream.place(values) if stream.moves else NO_MEMORY
         try:
@@ -567,7 +588,7 @@ class Compute:
         if call.number in self._given_up:
             call.lose(*self._given_up.pop(call.number))
             self._lose(call)
-        self._fired(call)
+        self._ended(call)
 
     def _end(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, call: Call) -> None:
         """Tell the machine that a firing ended; after the last firing of a call, end the call and begin the next."""
@@ -579,8 +600,16 @@ class Compute:
             call.ended = [queue.mark() for queue in job.queues] if self._on.ahead else ()
             del job.calls[fire.firing // unit.rate]
             self.active -= 1
-            self._fired(call)
+            self._ended(call)
             self._begin()
+
+    def _ended(self, call: Call) -> None:
+        self._unended -= 1
+        if self._snapshots:
+            self._snapshots = [one for one in self._snapshots if not one.finished]
+            for snapshot in self._snapshots:
+                snapshot.ended(call.number, call.ended, call.lost)
+        self._fired(call)
 
     def _finish_transfer(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, outputs: Sequence[Any]) -> None:
         """Finish a firing whose outputs a queue thread has made."""

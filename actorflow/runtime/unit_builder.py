@@ -176,6 +176,7 @@ class UnitBuilder:
             ),
             # a device with its own memory reads copies of these tokens, and learns too late that a call has failed
             "borrows": borrowed if stores and not self._device.ahead else (),
+            "changes": self._plan.changed_by(actor),
             "undone": () if self._device.ahead else self._undone(actor),
         }
 

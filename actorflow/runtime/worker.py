@@ -24,6 +24,7 @@ from actorflow.runtime.call import Behind, Call, TakesBack, fresh
 from actorflow.runtime.compute import Compute
 from actorflow.runtime.installed_plan import InstalledPlan, open_planes
 from actorflow.runtime.recorder import Recorder
+from actorflow.runtime.snapshot import Cut, Snapshot
 from actorflow.runtime.story import explain_plans
 from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import DataPlane, Line, Message, Transport
@@ -78,6 +79,7 @@ class Worker:
         self._last: Call | None = None  # the last call that was issued
         self._stays_last = -1  # a call that may be given up: no later call is issued until that is decided
         self._known = 0  # calls that were given up and that ``check`` has handled
+        self._snapshots: list[Snapshot] = []  # with variables that are still to be copied
         self._failure: BaseException | None = None
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._closed = False
@@ -190,6 +192,23 @@ class Worker:
         if self.record is None:
             return []
         return [(job.plan, self.record.order(number, job.plan)) for number, job in sorted(self._jobs.items())]
+
+    def snapshot(self, cuts: Mapping[str, Sequence[Cut]]) -> Snapshot:
+        """Copies of rectangles of variables, as the calls that were issued until now leave them; returns at once.
+
+        Raises the worker's failure.
+        """
+        snapshot = Snapshot(cuts, self.variables, self.on)
+        with self._changed:
+            self._raise_failure()
+            self._snapshots = [*(one for one in self._snapshots if not one.finished), snapshot]
+            self._compute.snapshot(snapshot)
+        return snapshot
+
+    def before_write(self, name: str) -> None:
+        """Must be called before the script changes a variable, when all calls that it issued are done."""
+        for snapshot in self._snapshots:
+            snapshot.keep([name])
 
     def permit(self, number: int) -> None:
         """Let call ``number`` begin: every rank has issued it."""
@@ -327,6 +346,9 @@ class Worker:
         for call in self._unfinished:
             call.keep()
         self._changed.notify_all()
+        assert self._failure is not None
+        for snapshot in self._snapshots:
+            snapshot.fail(self._failure)
         self._compute.stop()
         for plane in self._planes.values():
             with suppress(Exception):  # a failed device may refuse any call; close the other planes none the less

@@ -27,6 +27,11 @@ class CallSeeds:
         """Set the seed and start counting calls again."""
         self.seed, self._calls = seed, 0
 
+    @property
+    def state(self) -> tuple[int | None, int]:
+        """The seed that the script set, or None, and the number of calls since."""
+        return self.seed, self._calls
+
     def swap(self, state: tuple[int | None, int]) -> tuple[int | None, int]:
         """Set the state to one that this method returned before; returns the previous one."""
         before = self.seed, self._calls

@@ -56,6 +56,7 @@ class Lifecycle:
         variables = VariableTable(
             cluster, context.names, worker.variables, device.where, worker.wait_all, lambda: context.barrier.begun,
             context.together, context.barrier.notify, lambda: context.capturing,
+            worker.before_write,
         )  # fmt: skip
         runtime = PlanRuntime(worker, variables, Results(cluster, device), RebindingSites(variables), kinds, seed)
         context.runtime = runtime

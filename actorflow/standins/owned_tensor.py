@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -27,7 +29,10 @@ __all__ = [
     "ReleasedValue",
     "CompositeCopy",
     "SharedCopy",
+    "keeping_stand_ins",
+    "keeps_stand_ins",
     "real_value",
+    "value_or_deferred",
 ]
 
 _no_override = only_dispatch
@@ -51,6 +56,28 @@ _NOT_OF_COPIES = {"grad", "numpy", "__array__"}  # they need the tensor that has
 _OF_GRAPHS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
 _MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
+
+
+class _ThreadState(threading.local):
+    keeps_stand_ins = False
+
+
+_thread = _ThreadState()
+
+
+@contextlib.contextmanager
+def keeping_stand_ins() -> Iterator[None]:
+    """Let ``state_dict()`` return stand-ins, not values, so that no rank reads whole tensors."""
+    before, _thread.keeps_stand_ins = _thread.keeps_stand_ins, True
+    try:
+        yield
+    finally:
+        _thread.keeps_stand_ins = before
+
+
+def keeps_stand_ins() -> bool:
+    """Whether this thread is in ``keeping_stand_ins``."""
+    return _thread.keeps_stand_ins
 
 
 class VariableStore(Protocol):
@@ -304,12 +331,14 @@ def _detached(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict
     caller = sys._getframe(2)  # of ``__torch_function__``
     if caller.f_code is _MAKES_PARAMETERS:
         return owned._another()
+    if _thread.keeps_stand_ins:
+        return owned
     value = owned._owner.read(owned.name_in_plan)
     return value if _saves(caller) else DetachedTensor.of(value, owned)
 
 
 def _copied_to(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OwnedTensor:
-    owned._owner.write(owned.name_in_plan, real_value(args[1] if len(args) > 1 else kwargs["src"]))
+    owned._owner.write(owned.name_in_plan, value_or_deferred(args[1] if len(args) > 1 else kwargs["src"]))
     return owned
 
 
@@ -634,6 +663,11 @@ def real_value(tensor: Tensor) -> Tensor:
         return tensor.materialised()
     value: Tensor = wait_for_values(tensor) if isinstance(tensor, LazyTensor) else tensor
     return value
+
+
+def value_or_deferred(tensor: Tensor) -> Tensor:
+    """``real_value``, but a deferred tensor stays one, so that each rank makes its part of the value alone."""
+    return tensor.detach() if isinstance(tensor, DeferredTensor) else real_value(tensor)
 
 
 def _name_of(func: Any) -> str:

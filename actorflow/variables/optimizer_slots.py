@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow.deferred import DeferredTensor
-from actorflow.standins.owned_tensor import OwnedTensor, ReleasedValue, real_value
+from actorflow.standins.owned_tensor import OwnedTensor, ReleasedValue, keeps_stand_ins, real_value, value_or_deferred
 from actorflow_compiler.capture.optimizer_state import is_torchs
 from actorflow_compiler.core.errors import StateError
 
@@ -200,7 +200,7 @@ class OptimizerStates:
                 continue
             if found is not one.owned:
                 _check(name, one.owned, found)
-                given = real_value(found) if isinstance(found, Tensor) else torch.tensor(found)
+                given = value_or_deferred(found) if isinstance(found, Tensor) else torch.tensor(found)
                 self._lent = {key: into for key, into in self._lent.items() if name not in (key, into)}
                 values = self._own_values(name, OptimizerSlot(optimizer, parameter, one.key), one.owned)
                 one = self._left(optimizer, name, one)
@@ -249,4 +249,6 @@ def _check(name: str, owned: OwnedTensor, found: Any) -> None:
 
 def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """An optimizer's state dictionary with values instead of stand-ins."""
+    if keeps_stand_ins():
+        return state_dict
     return {**state_dict, "state": pytree.tree_map_only((OwnedTensor, DeferredTensor), real_value, state_dict["state"])}

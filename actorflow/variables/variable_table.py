@@ -24,7 +24,7 @@ from actorflow.script_state.name_registry import NameRegistry
 from actorflow.script_state.torchscript import support_torchscript
 from actorflow.standins.locations import ScriptAttributeLocation, ScriptListLocation, ScriptTensorLocation
 from actorflow.standins.memory_spans import MemorySpan, memory_span, overlap
-from actorflow.standins.owned_tensor import DetachedTensor, OwnedTensor, SharedCopy, real_value
+from actorflow.standins.owned_tensor import DetachedTensor, OwnedTensor, SharedCopy, real_value, value_or_deferred
 from actorflow.support.requests import Request
 from actorflow.transport.redistribution import dtype_of
 from actorflow.transport.small_tensors import encode
@@ -135,7 +135,7 @@ class VariableTable:
     ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every call that this
     rank issued is done; ``progress`` is the number of these calls.  ``together`` blocks until every rank has reached
     the same operation, which its argument names.  ``moved`` is called after each write and each offer.  ``capturing``
-    is whether a step is being captured.
+    is whether a step is being captured.  ``before_write`` is called with a variable's name before each write.
     """
 
     def __init__(
@@ -149,6 +149,7 @@ class VariableTable:
         together: Callable[[str], None],
         moved: Callable[[], None],
         capturing: Callable[[], bool],
+        before_write: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.layouts: dict[str, Variable] = {}
         self.writes = 0  # number of writes so far; equal on all ranks
@@ -157,7 +158,7 @@ class VariableTable:
         self.values = HostValues(self)
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
         self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
-        self._capturing = capturing
+        self._capturing, self._before_write = capturing, before_write
         self._owned: dict[str, weakref.ref[OwnedTensor]] = {}
         self._dead: deque[str] = deque()  # names whose stand-ins died; any thread appends, in a garbage collection
         self._gone: dict[str, None] = {}  # the same in order, with their gradients
@@ -195,10 +196,8 @@ class VariableTable:
             return torch.zeros((), dtype=dtype_of(variable.dtype)).expand(variable.shape) if grad is None else grad
         slot = self.slot(variable.name, state)
         now = slot.optimizer.state.get(slot.parameter, {}).get(slot.key)
-        if isinstance(now, Tensor):
-            return (
-                real_value(now).to(dtype_of(variable.dtype)).expand(variable.shape)
-            )  # another optimizer's or parameter's
+        if isinstance(now, Tensor):  # of another optimizer or parameter, or loaded before the first step
+            return value_or_deferred(now).to(dtype_of(variable.dtype)).expand(variable.shape)
         created = self._created(slot).get(slot.key)
         fill = created.flatten()[0].item() if isinstance(created, Tensor) and created.numel() else 0.0
         return torch.tensor(fill, dtype=dtype_of(variable.dtype)).expand(variable.shape)  # expanded, takes no memory
@@ -286,6 +285,12 @@ class VariableTable:
         """Whether a tensor is the stand-in of a variable."""
         one = self._owned.get(tensor.name_in_plan) if isinstance(tensor, OwnedTensor) else None
         return one is not None and one() is tensor
+
+    def variable_of(self, tensor: Tensor) -> Variable | None:
+        """The variable for which a tensor of the script stands; None if the script has the value itself."""
+        if not isinstance(tensor, OwnedTensor) or tensor.left is not None:
+            return None
+        return self.layouts.get(tensor.name_in_plan)
 
     def renew(self, owned: OwnedTensor) -> OwnedTensor:
         """Make a new stand-in for a variable; the script may keep the previous one."""
@@ -614,6 +619,7 @@ class VariableTable:
         value = value.detach().to(dtype_of(layout.dtype)).expand(layout.shape)
         mine = self.part_of(layout, value)
         if mine is not None:
+            self._before_write(name)
             self._parts[name].copy_(mine)
         self.values.forget(name)
         self.writes += 1

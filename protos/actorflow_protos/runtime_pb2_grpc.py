@@ -101,7 +101,7 @@ class Peer(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
 
-class KeeperStub(object):
+class LogCollectorStub(object):
     """What the launcher of node 0 does for those of the other nodes.
     """
 
@@ -112,13 +112,13 @@ class KeeperStub(object):
             channel: A grpc.Channel.
         """
         self.Keep = channel.stream_stream(
-                '/actorflow.runtime.Keeper/Keep',
+                '/actorflow.runtime.LogCollector/Keep',
                 request_serializer=actorflow__protos_dot_runtime__pb2.LogPiece.SerializeToString,
                 response_deserializer=actorflow__protos_dot_runtime__pb2.LogsKept.FromString,
                 )
 
 
-class KeeperServicer(object):
+class LogCollectorServicer(object):
     """What the launcher of node 0 does for those of the other nodes.
     """
 
@@ -130,7 +130,7 @@ class KeeperServicer(object):
         raise NotImplementedError('Method not implemented!')
 
 
-def add_KeeperServicer_to_server(servicer, server):
+def add_LogCollectorServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Keep': grpc.stream_stream_rpc_method_handler(
                     servicer.Keep,
@@ -139,12 +139,12 @@ def add_KeeperServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'actorflow.runtime.Keeper', rpc_method_handlers)
+            'actorflow.runtime.LogCollector', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
 
 
  # This class is part of an EXPERIMENTAL API.
-class Keeper(object):
+class LogCollector(object):
     """What the launcher of node 0 does for those of the other nodes.
     """
 
@@ -159,7 +159,7 @@ class Keeper(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(request_iterator, target, '/actorflow.runtime.Keeper/Keep',
+        return grpc.experimental.stream_stream(request_iterator, target, '/actorflow.runtime.LogCollector/Keep',
             actorflow__protos_dot_runtime__pb2.LogPiece.SerializeToString,
             actorflow__protos_dot_runtime__pb2.LogsKept.FromString,
             options, channel_credentials,

@@ -41,7 +41,8 @@ def test_training_goes_on_from_a_checkpoint_as_it_went_on(tmp_path: Path):
     assert train(recording, 1) != expected[:1]
     flow.checkpoint.load(tmp_path / "a" / "b")
     assert train(recording, 3) == expected
-    assert [p.name for p in (tmp_path / "a" / "b").iterdir()] == [flow.checkpoint.FILE]
+    names = {".actorflow-lock", "manifest.json", "rank-00000.safetensors"}
+    assert {path.name for path in (tmp_path / "a" / "b").iterdir()} == names
 
 
 def test_a_fresh_process_loads_before_its_first_call(tmp_path: Path, forget: Callable[[], None]):
@@ -139,16 +140,23 @@ def test_a_checkpoint_of_another_network_changes_nothing(tmp_path: Path, forget:
 
 
 def test_a_folder_without_a_checkpoint_is_told(tmp_path: Path):
-    with pytest.raises(StateError, match="no such folder"):
+    with pytest.raises(StateError, match="holds no checkpoint: there is no such folder"):
         flow.checkpoint.load(tmp_path / "missing")
-    with pytest.raises(StateError, match=f"no file '{flow.checkpoint.FILE}' in it"):
+    (tmp_path / "other.txt").write_text("")
+    with pytest.raises(StateError, match=r"holds no checkpoint: there are other\.txt"):
         flow.checkpoint.get(tmp_path)
-    (tmp_path / flow.checkpoint.FILE).write_bytes(b"nonsense")
-    with pytest.raises(StateError, match="cannot be read"):
+    (tmp_path / "manifest.json").write_bytes(b"nonsense")
+    with pytest.raises(StateError, match=r"manifest\.json is damaged"):
+        flow.checkpoint.load(tmp_path)
+
+
+def test_a_checkpoint_of_named_objects_is_no_first_generation_one(tmp_path: Path):
+    flow.checkpoint.save(tmp_path, weights=torch.ones(3), wait=True)
+    with pytest.raises(StateError, match=r"has weights; one of first-generation jobs was expected"):
         flow.checkpoint.load(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StateError, match="could not be written on the master"):
+    with pytest.raises(StateError, match=r"cannot be written: .*File exists"):
         flow.checkpoint.save(tmp_path / "file")

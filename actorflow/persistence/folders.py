@@ -1,0 +1,79 @@
+"""The checkpoints in a folder: one for each step, of which those without a whole manifest are none."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+
+from actorflow.persistence.manifest import MANIFEST, Manifest, read_manifest
+from actorflow.persistence.storage import Folder
+from actorflow.persistence.stored import StoredFile, StoredState
+from actorflow_compiler.core.errors import StateError
+
+__all__ = ["FoundCheckpoint", "checkpoints_in", "open_checkpoint", "step_folder", "step_of"]
+
+_STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """A folder that is a checkpoint, or was to become one."""
+
+    folder: Folder
+    step: int | None
+    manifest: Manifest | None  # None if it is no whole checkpoint
+    problem: str = ""  # then why; a text for people
+
+    @property
+    def state(self) -> StoredState:
+        """Its tensors."""
+        assert self.manifest is not None
+        files = [StoredFile(self.folder, record) for record in self.manifest.files]
+        return StoredState(dict(self.manifest.tensors), files, f"checkpoint {zlib.crc32(self.manifest.to_json()):08x}")
+
+
+def step_folder(folder: Folder, step: int) -> Folder:
+    """The folder for a step's checkpoint."""
+    return folder.sub(f"step-{step:08d}")
+
+
+def step_of(name: str) -> int | None:
+    """The step of a folder's name, or None."""
+    found = _STEP.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def open_checkpoint(folder: Folder) -> FoundCheckpoint:
+    """The checkpoint in a folder: its manifest must be whole, and its files there with their sizes.
+
+    Raises FileNotFoundError if the folder has no manifest, and OSError.
+    """
+    step = step_of(folder.path.rstrip("/").rpartition("/")[2])
+    try:
+        manifest = read_manifest(folder)
+    except StateError as error:
+        return FoundCheckpoint(folder, step, None, str(error))
+    there = folder.files()
+    for file in manifest.files:
+        if file.name not in there:
+            return FoundCheckpoint(folder, manifest.step, None, f"{folder.path}/{file.name} is missing")
+        if there[file.name] != file.size:
+            return FoundCheckpoint(
+                folder, manifest.step, None,
+                f"{folder.path}/{file.name} has {there[file.name]} bytes, and {file.size} were written",
+            )  # fmt: skip
+    return FoundCheckpoint(folder, manifest.step, manifest)
+
+
+def checkpoints_in(folder: Folder) -> list[FoundCheckpoint]:
+    """The checkpoints of all steps in a folder, whole or not, the newest first.  Raises OSError."""
+    steps = sorted(((step, name) for name in folder.folders() if (step := step_of(name)) is not None), reverse=True)
+    found = []
+    for step, name in steps:
+        sub = folder.sub(name)
+        try:
+            found.append(open_checkpoint(sub))
+        except FileNotFoundError:
+            found.append(FoundCheckpoint(sub, step, None, f"{sub.path} has no {MANIFEST}: its save did not end"))
+    return found

@@ -1,0 +1,208 @@
+"""Checkpoints of other makers: files of ``torch.save``, safetensors files, and folders of torch's distributed ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from actorflow import deferred
+from actorflow.deferred.tape import Indices
+from actorflow.persistence.container import SUFFIX, entry_name, read_header
+from actorflow.persistence.manifest import MANIFEST, FileRecord, StoredPiece, TensorRecord
+from actorflow.persistence.storage import Folder, LocalFolder, open_folder, path_of
+from actorflow.persistence.stored import SMALL, StoredFile, StoredState
+from actorflow_compiler.core.errors import StateError
+
+__all__ = ["ForeignCheckpoint", "open_foreign", "safetensors_state"]
+
+INDEX = SUFFIX + ".index.json"  # ends the name of the file that says which tensor is in which file
+DCP_METADATA = ".metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCheckpoint:
+    """A state dictionary: of one module, or of several objects by name."""
+
+    path: str
+    state: Mapping[str, Any]
+    missing: Mapping[str, str]
+
+    def states(self, objects: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of each object: by the object's name where the file has all of them, else all of it for the one.
+
+        Raises StateError if it is not clear what belongs to which object.
+        """
+        if all(isinstance(self.state.get(name), Mapping) for name in objects):
+            return {name: self.state[name] for name in objects}
+        if len(objects) != 1:
+            raise StateError(
+                f"{self.path!r} is the state of one object, or has other names ({', '.join(list(self.state)[:5])}, …); "
+                f"{', '.join(objects)} were asked for: load one of them alone"
+            )
+        return dict.fromkeys(objects, self.state)
+
+
+def open_foreign(path: str | os.PathLike[str], trusted: bool) -> ForeignCheckpoint | None:
+    """A checkpoint of another maker, or None if there is none.  Raises StateError if it cannot be read."""
+    text = path_of(path)
+    local = Path(text) if "://" not in text else None
+    if text.endswith(SUFFIX):
+        parent, _, name = text.rpartition("/")
+        return _of_safetensors(text, open_folder(parent or "."), [name])
+    if local is not None and local.is_file():
+        return ForeignCheckpoint(text, _of_torch(local), {})
+    folder = open_folder(text)
+    try:
+        there = folder.files()
+    except OSError as error:
+        raise StateError(f"the folder {text!r} cannot be read: {error}") from error
+    if MANIFEST in there:
+        return None
+    if DCP_METADATA in there:
+        return ForeignCheckpoint(text, _of_dcp(folder, trusted), {})
+    index = next((name for name in sorted(there) if name.endswith(INDEX)), None)
+    if index is not None:
+        try:
+            names = sorted(set(json.loads(folder.get(index))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise StateError(f"{text}/{index} cannot be read: {type(error).__name__}: {error}") from error
+        return _of_safetensors(text, folder, names)
+    names = sorted(name for name in there if name.endswith(SUFFIX))
+    return _of_safetensors(text, folder, names) if names else None
+
+
+def safetensors_state(folder: Folder, names: Sequence[str]) -> StoredState:
+    """The tensors of some safetensors files.  Raises StateError if one is missing or damaged."""
+    tensors: dict[str, TensorRecord] = {}
+    files, digest = [], 0
+    for number, name in enumerate(names):
+        what = f"{folder.path}/{name}"
+        try:
+            reader = folder.open(name)
+            entries = read_header(reader, what)
+        except OSError as error:
+            raise StateError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
+        files.append(StoredFile(folder, FileRecord(name, reader.size, ())))
+        for entry in entries:
+            piece = StoredPiece(number, entry.begin, entry.offsets, entry.shape)
+            known = tensors.get(entry.name)
+            ends = [offset + size for offset, size in zip(entry.offsets, entry.shape, strict=True)]
+            if known is None:
+                tensors[entry.name] = TensorRecord(entry_name(entry.dtype), tuple(ends), (piece,))
+            else:
+                shape = tuple(map(max, known.shape, ends))
+                tensors[entry.name] = TensorRecord(known.dtype, shape, (*known.pieces, piece))
+        digest = zlib.crc32(repr([(name, reader.size, entries)]).encode(), digest)
+    return StoredState(tensors, files, f"safetensors {digest:08x}")
+
+
+def _of_safetensors(path: str, folder: Folder, names: Sequence[str]) -> ForeignCheckpoint:
+    state = safetensors_state(folder, names)
+    return ForeignCheckpoint(path, {name: state.tensor(name) for name in state.records}, {})
+
+
+def _of_torch(path: Path) -> Mapping[str, Any]:
+    """A file of ``torch.save``, mapped into memory; nothing in it is executed."""
+    try:
+        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # torch raises many kinds
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True)  # of a format that cannot be mapped
+        except Exception:
+            raise StateError(
+                f"{str(path)!r} cannot be read as a file of torch.save: {type(error).__name__}: "
+                f"{str(error).strip().splitlines()[0] if str(error).strip() else ''}; a file of tensors and plain "
+                f"values was expected (torch.load(path, weights_only=True))"
+            ) from error
+    if not isinstance(found, Mapping):
+        raise StateError(f"{str(path)!r} holds a {type(found).__name__}; a state dictionary was expected")
+    return found
+
+
+class _DcpTensorValues:
+    """A tensor of a torch.distributed.checkpoint folder, of which a rank's part is cut out as it is read."""
+
+    def __init__(self, folder: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._folder, self._name = folder, name
+        self.shape, self.dtype = shape, dtype
+
+    @property
+    def digest(self) -> str:
+        """See ``deferred.tape.StoredValues``."""
+        return f"{self._name} of {self._folder}"
+
+    def read(self, indices: Indices) -> Tensor:
+        """See ``deferred.tape.StoredValues``."""
+        whole: dict[str, Any] = {self._name: torch.empty(self.shape, dtype=self.dtype)}
+        state_dict_loader.load(whole, checkpoint_id=self._folder, no_dist=True)
+        found: Tensor = whole[self._name]
+        for dim, lines in enumerate(indices):
+            if len(lines) != found.shape[dim]:
+                found = found.index_select(dim, torch.from_numpy(np.asarray(lines)))
+        return found
+
+
+def _of_dcp(folder: Folder, trusted: bool) -> Mapping[str, Any]:
+    """The state in a folder that torch.distributed.checkpoint has written; its metadata is a pickle."""
+    if not trusted:
+        raise StateError(
+            f"{folder.path!r} was written by torch.distributed.checkpoint, whose {DCP_METADATA} file is a pickle: to "
+            f"read it can execute code; load with trusted=True if you trust who wrote it"
+        )
+    if not isinstance(folder, LocalFolder):
+        raise StateError(f"{folder.path!r} was written by torch.distributed.checkpoint; a local folder was expected")
+    try:
+        metadata = FileSystemReader(folder.path).read_metadata()
+    except Exception as error:
+        raise StateError(f"{folder.path}/{DCP_METADATA} cannot be read: {type(error).__name__}: {error}") from error
+    flat: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, one in metadata.state_dict_metadata.items():
+        if isinstance(one, TensorStorageMetadata):
+            values = _DcpTensorValues(folder.path, name, tuple(one.size), one.properties.dtype)
+            flat[name] = (
+                values.read([*map(np.arange, values.shape)]) if one.size.numel() <= SMALL else deferred.stored(values)
+            )
+        else:
+            others[name] = None
+    if others:
+        state_dict_loader.load(others, checkpoint_id=folder.path, no_dist=True)
+        flat.update(others)
+    nested: Mapping[str, Any] = _nested(flat, metadata.planner_data)
+    return nested
+
+
+def _nested(flat: Mapping[str, Any], paths: Any) -> Mapping[str, Any]:
+    """The dictionaries and lists that were flattened when the folder was written."""
+    if not isinstance(paths, Mapping):
+        return flat
+    made: dict[Any, Any] = {}
+    for name, value in flat.items():
+        path = paths.get(name, (name,))
+        at = made
+        for key in path[:-1]:
+            at = at.setdefault(key, {})
+        at[path[-1]] = value
+    found: Mapping[str, Any] = _lists(made)
+    return found
+
+
+def _lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    items = {key: _lists(item) if key != "state" else item for key, item in value.items()}  # an optimizer's: by number
+    if items and set(items) == set(range(len(items))):
+        return [items[number] for number in range(len(items))]
+    return items

@@ -1,0 +1,188 @@
+"""Keep the last checkpoints of a run, and go on from the newest one (``flow.checkpoint.Keeper``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from actorflow.control import cluster as clusters
+from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint
+from actorflow.persistence.loading import Loaded, load_found, verified
+from actorflow.persistence.objects import has_state
+from actorflow.persistence.saving import Saving, begin_save
+from actorflow.persistence.storage import Folder, open_folder
+from actorflow_compiler.core.errors import StateError
+
+__all__ = ["Keeper"]
+
+LOOKS = 10  # times that a rank looks at the clock within ``every_seconds``
+
+
+class Keeper:
+    """Saves every so many steps, keeps the last checkpoints, and resumes from the newest whole one.
+
+    ``objects`` are what ``flow.checkpoint.save`` takes.  ``every``: steps from one checkpoint to the next;
+    ``every_seconds``: seconds, as the master's clock says; with both, whichever comes first.  ``keep``: how many
+    checkpoints stay; an older one is removed once a newer one is complete.
+
+    >>> keeper = flow.checkpoint.Keeper("runs/a", model=model, optimizer=optimizer, every=500, keep=3)
+    >>> for step in keeper.steps(10_000):
+    ...     loss = train_step(*batch(step))
+
+    Every rank must do the same.  Raises StateError for values that make no sense.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        /,
+        *,
+        every: int | None = None,
+        every_seconds: float | None = None,
+        keep: int | None = 3,
+        random: bool = True,
+        **objects: Any,
+    ) -> None:
+        for name, value in (("every", every), ("keep", keep)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise StateError(f"{name}={value!r} was found; a number from 1 on, or None, was expected")
+        if every_seconds is not None and not every_seconds > 0:
+            raise StateError(f"every_seconds={every_seconds!r} was found; more than 0, or None, was expected")
+        if every is None and every_seconds is None:
+            raise StateError("a Keeper without every= and every_seconds= would never save; one of them was expected")
+        if not objects:
+            raise StateError("a Keeper without objects was found; model=model, for example, was expected")
+        self._root = open_folder(path)
+        self._objects, self._random = objects, random
+        self._every, self._seconds, self._keep = every, every_seconds, keep
+        self._last = -1  # the last step that was saved, or loaded
+        self._saved_at = time.monotonic()
+        self._next_look = 0  # the step at which the ranks ask the master's clock again
+        self._looked = (time.monotonic(), 0)  # when they did so last, and at which step
+        self._saving: Saving | None = None  # the last one
+        self._resumed: Loaded | None = None
+        self._asked = False
+
+    def resume(self) -> Loaded | None:
+        """Load the newest checkpoint that is whole; None if there is none.  Done once; ``steps`` does it.
+
+        Checkpoints that are not whole or damaged are named on rank 0, and ignored.  Raises StateError, on every rank,
+        if the newest whole one does not fit the objects.
+        """
+        if self._asked:
+            return self._resumed
+        self._asked = True
+        objects = {name: value for name, value in self._objects.items() if has_state(value)}
+        for found in self._candidates():
+            problem = verified(found)
+            if not problem:
+                self._resumed = load_found(found, objects, self._random, verify=False, strict=True)
+                self._last = -1 if found.step is None else found.step
+                self._next_look = self._last + 1
+                return self._resumed
+            self._say(f"{problem}; it is ignored")
+        return None
+
+    @property
+    def start(self) -> int:
+        """The number of the first step that is still to be done: 0, or the one behind that of the loaded checkpoint."""
+        self.resume()
+        return self._last + 1
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The numbers of the steps that are still to be done, up to ``total``.
+
+        After each, what ``step`` does is done; the last step is saved, too, and the checkpoint awaited.
+        """
+        for number in range(self.start, total):
+            yield number
+            self.step(number)
+        if self._last < total - 1 and total > 0:
+            self.save(total - 1)
+        self.wait()
+
+    def step(self, number: int, **values: Any) -> Saving | None:
+        """Step ``number`` has been done: save if it is time to.  ``values`` are saved beside the objects.
+
+        Returns the handle of a save that has begun, or None.
+        """
+        self.resume()
+        if not self._due(number):
+            return None
+        return self.save(number, **values)
+
+    def save(self, number: int, **values: Any) -> Saving:
+        """Save now, as the state after step ``number``; see ``flow.checkpoint.save``."""
+        both = sorted(values.keys() & self._objects.keys())
+        if both:
+            raise StateError(f"{', '.join(both)} was given to the Keeper and for this step; another name was expected")
+        self._last, self._saved_at = number, time.monotonic()
+        self._saving = begin_save(self._root.path, {**self._objects, **values}, number, self._random, self._prune)
+        return self._saving
+
+    def wait(self) -> None:
+        """Wait for the save that is under way, if any.  Raises StateError if it failed."""
+        if self._saving is not None:
+            self._saving.wait()
+
+    def _due(self, number: int) -> bool:
+        if self._every is not None and number - self._last >= self._every:
+            return True
+        return self._seconds is not None and number >= self._next_look and self._time_has_come(number)
+
+    def _time_has_come(self, number: int) -> bool:
+        """Whether the master's clock says that it is time, and at which step it is to be asked again."""
+        run, now = clusters.current(), time.monotonic()
+        assert self._seconds is not None
+        said = None
+        if run.rank == 0:
+            when, at = self._looked
+            pace = (now - when) / max(1, number - at)  # seconds for each step
+            rest = max(1, int(self._seconds / LOOKS / max(pace, 1e-9)))
+            said = [json.dumps([now - self._saved_at >= self._seconds, min(rest, 1000)]).encode()] * run.world
+        due, rest = json.loads(run.scatter("flow.checkpoint.Keeper: is it time", said))
+        self._looked, self._next_look = (now, number), number + rest
+        return bool(due)
+
+    def _candidates(self) -> Iterator[FoundCheckpoint]:
+        """The whole checkpoints in the folder, the newest first, as the master finds them."""
+        run = clusters.current()
+        names: list[str] = []
+        problem = ""
+        if run.rank == 0:
+            try:
+                for found in checkpoints_in(self._root):
+                    if found.manifest is None:
+                        self._say(f"{found.problem}; it is ignored")
+                    else:
+                        names.append(found.folder.path.rstrip("/").rpartition("/")[2])
+            except OSError as error:
+                problem = f"the folder {self._root.path!r} cannot be read: {error}"
+        said = None if run.rank else [json.dumps([problem, names]).encode()] * run.world
+        problem, names = json.loads(run.scatter("flow.checkpoint.Keeper: resume", said))
+        if problem:
+            raise StateError(problem)
+        for name in names:
+            yield open_checkpoint(self._root.sub(name))
+
+    def _prune(self, folder: Folder) -> None:
+        """On the master, when a checkpoint is complete: remove what is older than the last that are kept."""
+        if self._keep is None:
+            return
+        left = self._keep
+        for found in checkpoints_in(self._root):
+            if found.manifest is not None and left:
+                left -= 1
+            elif found.folder.path != folder.path:
+                with suppress(OSError):  # it stays, and is removed with the next
+                    found.folder.remove_all()
+
+    def _say(self, text: str) -> None:
+        if clusters.current().rank == 0:
+            print(f"actorflow: {text}", file=sys.stderr, flush=True)
+

@@ -1,0 +1,256 @@
+"""Carry out a save in the background: write this rank's files and, on the master, the manifest of all.
+
+The snapshot of the plans' variables is completed first, then the files are written and made durable.  The master
+hears from all ranks, and writes the manifest last; until it is there, the folder is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.control.cluster import Alone, Cluster
+from actorflow.persistence.container import SUFFIX, BlockWriter, Entry, entry_name, header_of
+from actorflow.persistence.folder_lock import FolderLock
+from actorflow.persistence.manifest import MANIFEST, FileRecord, Manifest, StoredPiece, TensorRecord
+from actorflow.persistence.piece_assignment import Piece, TensorLayout
+from actorflow.persistence.storage import PART, Folder
+from actorflow.runtime.snapshot import Snapshot
+from actorflow.support.requests import Request
+from actorflow_compiler.core.errors import ActorflowError, ClusterError, StateError
+from actorflow_compiler.core.tensor_bytes import contents
+
+__all__ = ["Parcel", "SaveOrder", "SaveOutcome", "SaveTask", "WrittenFiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFiles(Request):
+    """Asks a rank which files it has written for a save; it answers when they are durable."""
+
+    save: int  # number of the save, equal on all ranks
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOutcome(Request):
+    """Asks the master how a save ended; it answers when it has."""
+
+    save: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """What is to be saved, and where; equal on all ranks, but for ``random`` and ``lock``."""
+
+    number: int  # of the save
+    folder: Folder
+    step: int | None
+    objects: Mapping[str, Any]  # JSON
+    layouts: tuple[TensorLayout, ...]
+    dtypes: Mapping[str, torch.dtype]  # by tensor
+    pieces: Sequence[Sequence[Piece]]  # of each of the layouts
+    prefix: str  # begins the names of the files, so that they are none of an older checkpoint's in the folder
+    random: Any  # the state of this rank's random generators as JSON, or None
+    random_differs: bool  # the states of all ranks are kept
+    lock: FolderLock | None  # the master's
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A piece that this rank writes: of a variable in the snapshot, or a copy that was made when the save began."""
+
+    name: str
+    piece: Piece
+    variable: str = ""
+    at: int = 0  # number of the piece among those of the variable
+    copy: Tensor | None = None
+
+
+class SaveTask:
+    """A save on this rank.  ``complete`` is called on the master when the checkpoint is complete."""
+
+    def __init__(
+        self, run: Alone | Cluster, order: SaveOrder, parcels: Sequence[Parcel], snapshot: Snapshot | None,
+        complete: Callable[[Folder], object],
+    ) -> None:  # fmt: skip
+        self.order = order
+        self.ended = threading.Event()  # the checkpoint is complete, or has failed; on other ranks: this rank's part
+        self.error: BaseException | None = None  # why, once it has ended
+        self._run, self._folder = run, order.folder
+        self._parcels, self._snapshot, self._complete = parcels, snapshot, complete
+        self._here = threading.Event()  # this rank's files are durable, or could not be written
+        self._files: list[FileRecord] = []
+        self._problem = ""  # why they could not
+
+    def stop(self) -> None:
+        """The process ends: stop as soon as possible."""
+        if self._snapshot is not None:
+            self._snapshot.fail(ClusterError("the process ended before the checkpoint was written"))
+
+    def carry_out(self) -> None:
+        """Write this rank's files and, on the master, the manifest when all ranks have written theirs."""
+        try:
+            try:
+                self._write_files()
+            except Exception as error:
+                self._problem = f"rank {self._run.rank}: {error if isinstance(error, ActorflowError) else _told(error)}"
+            self._parcels = ()
+            self._here.set()
+            if self._run.rank == 0:
+                self._conclude()
+            elif self._problem:
+                raise StateError(self._failed(self._problem))
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended.set()
+
+    def written_files(self) -> bytes:
+        """For the master: this rank's files, or why there are none, as JSON; waits for them."""
+        self._here.wait()
+        files = [[f.name, f.size, list(f.checksums)] for f in self._files]
+        random = self.order.random if self.order.random_differs else None
+        return json.dumps([self._problem, files, random]).encode()
+
+    def wait(self, timeout: float | None) -> None:
+        """Return when the checkpoint is complete; see ``Saving.wait``."""
+        if not self.ended.wait(timeout):
+            raise TimeoutError(f"the checkpoint {self._folder.path!r} was not written in {timeout} s")
+        if self.error is None and self._run.rank:
+            problem = self._run.pull(0, SaveOutcome(self.order.number)).decode()
+            self.error = StateError(problem) if problem else None
+        if self.error is not None:
+            raise self.error
+
+    def outcome(self) -> bytes:
+        """For other ranks: why the save failed, or nothing; waits for its end."""
+        self.ended.wait()
+        return b"" if self.error is None else str(self.error).encode()
+
+    # -- this rank's files -------------------------------------------------------------------------
+
+    def _write_files(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.complete()
+        taken: dict[str, list[Tensor]] = {}
+        files: dict[int, list[Parcel]] = {}
+        for parcel in self._parcels:
+            files.setdefault(parcel.piece.file, []).append(parcel)
+        for at, parcels in sorted(files.items()):
+            name = self._file_name(self._run.rank, at)
+            header, entries = self._header([(parcel.name, parcel.piece) for parcel in parcels])
+            by_name = {parcel.name: parcel for parcel in parcels}
+            writer = BlockWriter(self._folder.create(name))
+            try:
+                writer.write(memoryview(header))
+                for entry in entries:
+                    writer.write(contents(self._tensor(by_name[entry.name], taken)))
+                writer.close()
+            except BaseException:
+                writer.abandon()
+                raise
+            self._files.append(FileRecord(name, writer.size, tuple(writer.checksums)))
+
+    def _tensor(self, parcel: Parcel, taken: dict[str, list[Tensor]]) -> Tensor:
+        """The contents of a parcel; those of the snapshot are let go of once they are written."""
+        if parcel.copy is not None:
+            return parcel.copy
+        assert self._snapshot is not None
+        if parcel.variable not in taken:
+            taken[parcel.variable] = self._snapshot.take(parcel.variable)
+        tensor, taken[parcel.variable][parcel.at] = taken[parcel.variable][parcel.at], torch.empty(0)
+        return tensor
+
+    def _file_name(self, rank: int, at: int) -> str:
+        more = f"-{at + 1}" if at else ""
+        return f"{self.order.prefix}rank-{rank:05d}{more}{SUFFIX}"
+
+    def _header(self, pieces: Sequence[tuple[str, Piece]]) -> tuple[bytes, list[Entry]]:
+        return header_of([(name, self.order.dtypes[name], piece.offsets, piece.shape) for name, piece in pieces])
+
+    # -- the whole, on the master ------------------------------------------------------------------
+
+    def _conclude(self) -> None:
+        """Write the manifest when all ranks have written their files.  Raises StateError, and the run's failure."""
+        files, problems, states = list[FileRecord](), list[str](), list[Any]()
+        for rank in range(self._run.world):
+            said = self._run.pull(rank, WrittenFiles(self.order.number)) if rank else self.written_files()
+            problem, some, random = json.loads(said)
+            problems += [problem] if problem else []
+            states.append(random)
+            files += [FileRecord(name, size, tuple(checksums)) for name, size, checksums in some]
+        if not self.order.random_differs:
+            states = [] if self.order.random is None else [self.order.random]
+        try:
+            if problems:
+                raise StateError(self._failed("; ".join(problems)))
+            self._check(files)
+            self._folder.put(MANIFEST, self._manifest(files, states).to_json())
+        except OSError as error:
+            self._remove(lambda name: name.startswith(f"{self.order.prefix}rank-"))
+            raise StateError(self._failed(_told(error))) from error
+        except StateError:
+            self._remove(lambda name: name.startswith(f"{self.order.prefix}rank-"))
+            raise
+        kept = {file.name for file in files}
+        self._remove(lambda name: name.endswith((SUFFIX, PART)) and name not in kept)  # of the one that this replaces
+        self._complete(self._folder)
+
+    def _check(self, files: Sequence[FileRecord]) -> None:
+        """Raise StateError unless the master sees all files, and the folder is still this run's.  Raises OSError."""
+        there = self._folder.files()
+        for file in files:
+            if there.get(file.name) != file.size:
+                raise StateError(self._failed(
+                    f"{file.name}, which another rank has written, is not there for the master, or not whole; "
+                    f"expected: a folder that all nodes share"
+                ))  # fmt: skip
+        assert self.order.lock is not None
+        self.order.lock.check()
+
+    def _manifest(self, files: Sequence[FileRecord], random: Sequence[Any]) -> Manifest:
+        order = self.order
+        numbers = {file.name: number for number, file in enumerate(files)}
+        by_file: dict[tuple[int, int], list[tuple[str, Piece]]] = {}
+        for layout, pieces in zip(order.layouts, order.pieces, strict=True):
+            for piece in pieces:
+                by_file.setdefault((piece.rank, piece.file), []).append((layout.name, piece))
+        begins = {
+            (rank, file, entry.name): entry.begin
+            for (rank, file), some in by_file.items()
+            for entry in self._header(some)[1]
+        }
+
+        def stored(name: str, piece: Piece) -> StoredPiece:
+            number = numbers[self._file_name(piece.rank, piece.file)]
+            return StoredPiece(number, begins[piece.rank, piece.file, name], piece.offsets, piece.shape)
+
+        tensors = {
+            layout.name: TensorRecord(
+                entry_name(order.dtypes[layout.name]), layout.shape, tuple(stored(layout.name, p) for p in pieces)
+            )
+            for layout, pieces in zip(order.layouts, order.pieces, strict=True)
+        }
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return Manifest(order.step, self._run.world, order.objects, tuple(random), tensors, tuple(files), now)
+
+    def _remove(self, which: Callable[[str], bool]) -> None:
+        """Remove these files, as far as the storage lets them be removed."""
+        with suppress(OSError):
+            for name in self._folder.files():
+                if which(name):
+                    self._folder.remove(name)
+
+    def _failed(self, why: str) -> str:
+        return f"the checkpoint {self._folder.path!r} was not written: {why}; older checkpoints are as they were"
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
