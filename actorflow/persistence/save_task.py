@@ -20,7 +20,7 @@ from torch import Tensor
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.persistence.container import SUFFIX, BlockWriter, Entry, entry_name, header_of
 from actorflow.persistence.folder_lock import FolderLock
-from actorflow.persistence.manifest import MANIFEST, FileRecord, Manifest, StoredPiece, TensorRecord
+from actorflow.persistence.manifest import MANIFEST, FileRecord, Manifest, StoredPiece, TensorRecord, read_manifest
 from actorflow.persistence.piece_assignment import Piece, TensorLayout
 from actorflow.persistence.storage import PART, Folder
 from actorflow.runtime.snapshot import Snapshot
@@ -83,6 +83,7 @@ class SaveTask:
         self.order = order
         self.ended = threading.Event()  # the checkpoint is complete, or has failed; on other ranks: this rank's part
         self.error: BaseException | None = None  # why, once it has ended
+        self.told = False  # the error was raised in the script
         self._run, self._folder = run, order.folder
         self._parcels, self._snapshot, self._complete = parcels, snapshot, complete
         self._here = threading.Event()  # this rank's files are durable, or could not be written
@@ -127,6 +128,7 @@ class SaveTask:
             problem = self._run.pull(0, SaveOutcome(self.order.number)).decode()
             self.error = StateError(problem) if problem else None
         if self.error is not None:
+            self.told = True
             raise self.error
 
     def outcome(self) -> bytes:
@@ -192,16 +194,26 @@ class SaveTask:
             if problems:
                 raise StateError(self._failed("; ".join(problems)))
             self._check(files)
-            self._folder.put(MANIFEST, self._manifest(files, states).to_json())
+            manifest = self._manifest(files, states)
+            self._put(manifest)
         except OSError as error:
-            self._remove(lambda name: name.startswith(f"{self.order.prefix}rank-"))
+            self._remove_unnamed()
             raise StateError(self._failed(_told(error))) from error
         except StateError:
-            self._remove(lambda name: name.startswith(f"{self.order.prefix}rank-"))
+            self._remove_unnamed()
             raise
-        kept = {file.name for file in files}
-        self._remove(lambda name: name.endswith((SUFFIX, PART)) and name not in kept)  # of the one that this replaces
+        self._remove_unnamed()
         self._complete(self._folder)
+
+    def _put(self, manifest: Manifest) -> None:
+        """Write the manifest.  Raises OSError, unless it is there nevertheless."""
+        try:
+            self._folder.put(MANIFEST, manifest.to_json())
+        except OSError:
+            with suppress(OSError):
+                if self._folder.get(MANIFEST) == manifest.to_json():
+                    return
+            raise
 
     def _check(self, files: Sequence[FileRecord]) -> None:
         """Raise StateError unless the master sees all files, and the folder is still this run's.  Raises OSError."""
@@ -241,11 +253,14 @@ class SaveTask:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return Manifest(order.step, self._run.world, order.objects, tuple(random), tensors, tuple(files), now)
 
-    def _remove(self, which: Callable[[str], bool]) -> None:
-        """Remove these files, as far as the storage lets them be removed."""
-        with suppress(OSError):
+    def _remove_unnamed(self) -> None:
+        """Remove the files that the folder's manifest does not name: of the checkpoint before, or of a failed save."""
+        named: set[str] = set()
+        with suppress(OSError, StateError):
+            with suppress(FileNotFoundError):
+                named = {file.name for file in read_manifest(self._folder).files}
             for name in self._folder.files():
-                if which(name):
+                if name.endswith((SUFFIX, PART)) and name not in named:
                     self._folder.remove(name)
 
     def _failed(self, why: str) -> str:

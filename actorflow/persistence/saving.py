@@ -102,9 +102,9 @@ class _Saver:
         background.start(task.carry_out, f"actorflow-save-{number}", task.stop)
 
     def finish(self) -> None:
-        """Wait until the save that is under way, if any, has ended."""
+        """Wait until the save that is under way, if any, has ended; raises its error unless the handle has done so."""
         task, self.pending = self.pending, None
-        if task is not None:
+        if task is not None and not task.told:
             task.wait(None)
 
     def _notify(self) -> None:

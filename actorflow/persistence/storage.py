@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -14,6 +15,7 @@ from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Folder", "LocalFolder", "NewFile", "RangeReader", "RemoteFolder", "open_folder", "path_of"]
 
+_NOT_FOR_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # of file systems that cannot sync a folder
 PART = ".part"  # ends the name of a file that is being written and will be renamed
 
 
@@ -203,8 +205,9 @@ def _sync_folder(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
-    except OSError:  # some network file systems cannot do it for a folder
-        pass
+    except OSError as error:
+        if error.errno not in _NOT_FOR_FOLDERS:
+            raise
     finally:
         os.close(fd)
 
