@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = ["ForeignCheckpoint", "open_foreign", "safetensors_state"]
 
 INDEX = SUFFIX + ".index.json"  # ends the name of the file that says which tensor is in which file
 DCP_METADATA = ".metadata"
+OWN_FILE = re.compile(r"(\d+-)?rank-\d+(-\d+)?" + re.escape(SUFFIX))  # as a save names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,11 @@ def open_foreign(path: str | os.PathLike[str], trusted: bool) -> ForeignCheckpoi
             raise StateError(f"{text}/{index} cannot be read: {type(error).__name__}: {error}") from error
         return _of_safetensors(text, folder, names)
     names = sorted(name for name in there if name.endswith(SUFFIX))
+    if any(OWN_FILE.fullmatch(name) for name in names):
+        raise StateError(
+            f"{text!r} is no whole checkpoint: it has no {MANIFEST}, because its save did not end; another step's was "
+            f"expected"
+        )
     return _of_safetensors(text, folder, names) if names else None
 
 

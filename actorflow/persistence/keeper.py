@@ -14,7 +14,7 @@ from actorflow.control import cluster as clusters
 from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint
 from actorflow.persistence.loading import Loaded, load_found, verified
 from actorflow.persistence.objects import has_state
-from actorflow.persistence.saving import Saving, begin_save
+from actorflow.persistence.saving import Saving, begin_save, finish_saves
 from actorflow.persistence.storage import Folder, open_folder
 from actorflow_compiler.core.errors import StateError
 
@@ -77,6 +77,7 @@ class Keeper:
         if self._asked:
             return self._resumed
         self._asked = True
+        finish_saves()
         objects = {name: value for name, value in self._objects.items() if has_state(value)}
         for found in self._candidates():
             problem = verified(found)

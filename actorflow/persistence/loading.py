@@ -18,6 +18,7 @@ from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_
 from actorflow.persistence.foreign import open_foreign
 from actorflow.persistence.objects import has_state, names_of_parameters, state_of, with_indices
 from actorflow.persistence.random_states import set_random_states
+from actorflow.persistence.saving import finish_saves
 from actorflow.persistence.state_tree import decode
 from actorflow.persistence.storage import Folder, open_folder
 from actorflow.persistence.stored import StoredState
@@ -67,6 +68,7 @@ def load_checkpoint(
                 f"are in what flow.checkpoint.load returns, {name!r} among them"
             )
     _refuse_in_step()
+    finish_saves()  # it may be what is to be loaded
     foreign = open_foreign(path, trusted) if step is None else None
     if foreign is not None:
         _load_states(foreign.path, foreign.states(objects), objects, strict, foreign.missing)
@@ -76,6 +78,7 @@ def load_checkpoint(
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[Loaded, dict[str, Any]]:
     """The newest checkpoint in a folder: as values, and as trees of tensors that are read when they are needed."""
+    finish_saves()
     found = find_checkpoint(open_folder(path), None)
     manifest, state = found.manifest, found.state
     assert manifest is not None
