@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from actorflow.commands.checkpoint import checkpoint
 from actorflow.commands.options import ARGUMENTS, DEVICE_KIND, SCRIPT, ScriptCommand
 from actorflow.commands.run import run
 from actorflow.commands.status import status
@@ -30,6 +31,7 @@ def main() -> None:
       actorflow run train.py --devices 4            four devices on this machine
       actorflow plan train.py --devices 4           what would run where, without running it
       actorflow trace FOLDER                        what a run with --trace FOLDER waited for
+      actorflow checkpoint list FOLDER              which checkpoints there are; show, verify, export
       actorflow status                              what running jobs are at, and who waits for whom
       actorflow doctor                              what would keep several machines from a run
     """  # noqa: D301 -- click's own mark
@@ -38,6 +40,7 @@ def main() -> None:
 main.add_command(run)
 main.add_command(trace)
 main.add_command(status)
+main.add_command(checkpoint)
 
 
 @main.command(cls=ScriptCommand, short_help="Compile a script's step and show the plan, without running it.")

@@ -128,15 +128,14 @@ def decode(said: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def names_in(said: Any) -> list[str]:
-    """The names of the tensors in JSON that ``encode`` made, in order."""
-    found: list[str] = []
-
-    def note(name: str) -> Tensor:
-        found.append(name)
-        return torch.zeros(())
-
-    decode(said, note)
-    return found
+    """The names of the tensors in JSON that ``encode`` made, in order; of forms that are not known here, too."""
+    if isinstance(said, list):
+        return [name for item in said for name in names_in(item)]
+    if not isinstance(said, dict):
+        return []
+    if len(said) == 1 and said.keys() <= {TENSOR, "$array"}:
+        return [*said.values()]
+    return [name for item in said.values() for name in names_in(item)]
 
 
 def _ordered(given: Any) -> OrderedDict[Any, Any]:

@@ -1,7 +1,8 @@
-"""Format bytes, seconds, floating-point operations, ranges of ranks and tables as text for people."""
+"""Format bytes, seconds, floating-point operations, ranges of ranks and tables as text for people; read bytes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -15,6 +16,20 @@ def bytes_text(n: float) -> str:
         if size < 1023.95 or unit == "TiB":
             break
     return f"{size:.1f} {unit}"
+
+
+def bytes_of(text: str) -> float | None:
+    """The bytes that a text says, more than 0: "20GB" (powers of 1000), "512MiB" (of 1024), "100"; else None."""
+    units: dict[str, int] = {"": 1, "b": 1, **{f"{u}b": 1000**i for i, u in enumerate("kmgt", 1)}}
+    units |= {f"{u}ib": 1024**i for i, u in enumerate("kmgt", 1)}
+    found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in units:
+        return None
+    try:
+        count = float(found[1]) * units[found[2]]
+    except ValueError:
+        return None
+    return count if count > 0 else None
 
 
 def flop_text(flops: float) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.sbp import B, Sbp
+from actorflow_compiler.core.units import bytes_of
 
 
 class ParallelMode(StrEnum):
@@ -90,16 +90,9 @@ def goal_of(parallel: object, memory_budget: object) -> Goal:
 
 
 def _bytes(budget: object) -> float:
-    units: dict[str, int] = {"": 1, "b": 1, **{f"{u}b": 1000**i for i, u in enumerate("kmgt", 1)}}
-    units |= {f"{u}ib": 1024**i for i, u in enumerate("kmgt", 1)}
-    found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", str(budget).lower())
-    if found and found[2] in units and not isinstance(budget, bool):
-        try:
-            count = float(found[1]) * units[found[2]]
-        except ValueError:
-            count = 0.0
-        if count > 0:
-            return count
+    count = None if isinstance(budget, bool) else bytes_of(str(budget))
+    if count is not None:
+        return count
     raise LayoutError(
         f'memory_budget={budget!r} was found; a number of bytes or a text such as "20GB" or "512MiB" was expected'
     )
