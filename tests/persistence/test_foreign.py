@@ -1,0 +1,91 @@
+"""What torch, Hugging Face and torch's distributed checkpoints have written is loaded; what does not fit is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint import save as dcp_save
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import actorflow as flow
+from actorflow_compiler.core.errors import StateError
+
+
+def mlp(seed: int, width: int = 64) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    mine, others = one.state_dict(), other.state_dict()
+    return mine.keys() == others.keys() and all(mine[name].equal(others[name]) for name in mine)
+
+
+@pytest.mark.parametrize("form", ["state dictionary", "several by name", "safetensors", "folder", "distributed"])
+@pytest.mark.parametrize("deferred", [False, True], ids=["real", "deferred"])
+def test_a_model_is_loaded_from_what_others_have_written(form: str, deferred: bool, tmp_path: Path) -> None:
+    source, path = mlp(0), tmp_path / "there"
+    if form == "state dictionary":
+        torch.save(source.state_dict(), path)
+    elif form == "several by name":
+        torch.save({"model": source.state_dict(), "epoch": 3}, path)
+    elif form == "safetensors":
+        path = tmp_path / "there.safetensors"
+        save_file(source.state_dict(), path)
+    elif form == "folder":
+        path.mkdir()
+        save_file({"0.weight": source[0].weight, "0.bias": source[0].bias}, path / "model-1.safetensors")
+        save_file({"2.weight": source[2].weight, "2.bias": source[2].bias}, path / "model-2.safetensors")
+    else:
+        dcp_save({"model": source.state_dict()}, checkpoint_id=str(path), no_dist=True)
+        with pytest.raises(StateError, match=r"is a pickle.*trusted=True"):
+            flow.checkpoint.load(path, model=mlp(1))
+    if deferred:
+        with flow.deferred_init():
+            model = mlp(1)
+    else:
+        model = mlp(1)
+    flow.checkpoint.load(path, model=model, trusted=form == "distributed")
+    assert same(flow.materialize(model), source)
+
+
+def test_a_folder_of_hugging_face_without_its_tied_weight_is_loaded(tmp_path: Path) -> None:
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=16)
+    torch.manual_seed(0)
+    source = GPT2LMHeadModel(config)
+    source.save_pretrained(tmp_path, max_shard_size="10KB")
+    torch.manual_seed(1)
+    model = GPT2LMHeadModel(config)
+    flow.checkpoint.load(tmp_path, model=model)
+    assert same(model, source)
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_another_model_is_refused_with_the_nearest_name_and_nothing_is_changed(tmp_path: Path) -> None:
+    flow.checkpoint.save(tmp_path, model=mlp(0), wait=True)
+    wider, before = mlp(1, 65), mlp(1, 65)
+    with pytest.raises(StateError, match=r"model\.0\.weight has shape \[65, 32\].*\[64, 32\]; nothing was loaded"):
+        flow.checkpoint.load(tmp_path, model=wider)
+    assert same(wider, before)
+    named = nn.Sequential()
+    named.add_module("0", nn.Linear(32, 64))
+    named.add_module("2_", nn.Linear(64, 4))
+    with pytest.raises(StateError, match=r"model has 2_\.weight, which .* has not \(the nearest is 2\.weight\)"):
+        flow.checkpoint.load(tmp_path, model=named)
+    with pytest.raises(StateError, match=r"modle is not in the checkpoint \(the nearest is model\)"):
+        flow.checkpoint.load(tmp_path, modle=mlp(0))
+    with pytest.raises(StateError, match=r"epoch is a int; an object with load_state_dict\(\) was expected"):
+        flow.checkpoint.load(tmp_path, model=mlp(0), epoch=0)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.pt").write_text("nonsense")
+    with pytest.raises(StateError, match=r"text\.pt' cannot be read as a file of torch\.save"):
+        flow.checkpoint.load(tmp_path / "text.pt", model=mlp(0))
+    (tmp_path / "text.safetensors").write_text("nonsense")
+    with pytest.raises(StateError, match=r"text\.safetensors is no whole safetensors file"):
+        flow.checkpoint.load(tmp_path / "text.safetensors", model=mlp(0))
