@@ -173,7 +173,13 @@ def load_found(
     assert manifest is not None
     if verify and (problem := verified(found)):
         raise StateError(problem)
-    path = found.folder.path
+    path, problem = found.folder.path, ""
+    try:
+        for file in state.files:
+            file.open()  # what is read later may be removed by then, as older than those that a Keeper keeps
+    except StateError as error:
+        problem = str(error)
+    _agree(run, "flow.checkpoint.load: files", problem)
     said = {name: one for name, one in manifest.objects.items() if name in objects}
 
     missing = {name: _nearest(name, manifest.objects) for name in objects if name not in said}

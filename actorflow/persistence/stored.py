@@ -50,6 +50,10 @@ class StoredFile:
             )
         return reader
 
+    def open(self) -> None:
+        """Open it now, so that it can be read when its name is gone, where the storage can.  Raises StateError."""
+        _ = self._reader
+
     def read(self, start: int, stop: int) -> Tensor:
         """Some bytes of the file, as a uint8 tensor; the blocks in which they lie are checked.  Raises StateError."""
         checksums = self._record.checksums

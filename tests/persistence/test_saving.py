@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import subprocess
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -130,6 +131,17 @@ def test_what_an_optimizer_keeps_stays_in_the_file_until_it_is_needed(tmp_path: 
     flow.checkpoint.load(tmp_path, model=other.model, optimizer=other.optimizer)
     moments = [state["exp_avg"] for state in other.optimizer.state.values()]
     assert any(isinstance(moment, DeferredTensor) for moment in moments)
+
+
+def test_a_folder_may_be_removed_when_it_is_loaded(tmp_path: Path) -> None:
+    it = training(width=128)
+    it.step(X)
+    flow.checkpoint.save(tmp_path / "run", model=it.model, optimizer=it.optimizer, wait=True)
+    expected = it.step(X).item(), it.step(X).item()
+    other = training(seed=2, width=128)
+    flow.checkpoint.load(tmp_path / "run", model=other.model, optimizer=other.optimizer)
+    shutil.rmtree(tmp_path / "run")
+    assert (other.step(X).item(), other.step(X).item()) == expected
 
 
 def test_parameters_in_another_order_find_what_the_optimizer_keeps_of_them(tmp_path: Path) -> None:
