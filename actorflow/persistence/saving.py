@@ -84,8 +84,8 @@ class _Saver:
         self._known = threading.Condition()
         self._run: Alone | Cluster | None = None  # in which requests are answered
 
-    def begin(self, run: Alone | Cluster, task: SaveTask) -> None:
-        """Carry out a save in the background."""
+    def serve(self, run: Alone | Cluster) -> None:
+        """Answer other ranks' requests from now on; before they can make any."""
         if self._run is not run:
             self._run = run
             run.serve(WrittenFiles, lambda request: [self._of(run, request.save).written_files()])
@@ -93,6 +93,9 @@ class _Saver:
             run.on_failure(lambda _: self._notify())
             if isinstance(run, Alone) or clusters.joined_late():
                 atexit.register(_finish_at_exit)
+
+    def begin(self, task: SaveTask) -> None:
+        """Carry out a save in the background."""
         number = task.order.number
         with self._known:
             self._tasks = {n: one for n, one in self._tasks.items() if n >= number - 1}
@@ -145,6 +148,7 @@ def begin_save(
     random = random_states(None if runtime is None else runtime.seed) if with_random else None
     number = _saver.number
     _saver.number += 1
+    _saver.serve(run)
     said, lock = _agree(run, root, folder, found.digest(folder, step), random)
     pieces = assign_pieces(found.layouts, run.world)
     parcels = _parcels(found, pieces, run.rank, table)
@@ -164,7 +168,7 @@ def begin_save(
         lock,
     )
     task = SaveTask(run, order, parcels, snapshot, complete)
-    _saver.begin(run, task)
+    _saver.begin(task)
     return Saving(folder, step, task)
 
 

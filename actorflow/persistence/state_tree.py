@@ -117,7 +117,10 @@ def decode(said: Any, tensor: Callable[[str], Tensor]) -> Any:
     if kind == "$array":
         return tensor(given).numpy()
     if kind == "$generator":
-        generator = torch.Generator(given[0])
+        try:
+            generator = torch.Generator(given[0])
+        except RuntimeError as error:
+            raise StateError(f"a generator on {given[0]} was saved, which is not here: {error}") from error
         generator.set_state(_tensor_of(given[1]))
         return generator
     if kind not in _READ:

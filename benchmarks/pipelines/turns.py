@@ -85,7 +85,7 @@ class Group:
 
     def make(self, name: str, steps: int) -> str:
         """Prepare a contender and take its first steps; why it does not run, or nothing."""
-        answers = self._all("make", name, steps)
+        answers = self._answers("make", name, steps)
         failed = [text for what, text, _ in answers if what == "failed"]
         if not failed:
             self.notes[name] = {k: v for _, notes, _ in answers for k, v in notes.items()}
@@ -94,7 +94,7 @@ class Group:
     def turn(self, name: str, steps: int) -> Turn:
         """Let a contender take some steps."""
         start = time.perf_counter()
-        answers = self._all("turn", name, steps)
+        answers = self._answers("turn", name, steps)
         seconds = time.perf_counter() - start
         done = [result for _, result, _ in answers]
         (loss,) = {loss for _, loss in done if loss is not None}
@@ -116,7 +116,13 @@ class Group:
         if not self.process.wait():
             shutil.rmtree(self.log.parent)
 
-    def _all(self, *message: Any) -> list[Any]:
+    def _answers(self, *message: Any) -> list[Any]:
+        answers = self.ask(*message)
+        self.rest += [idle for *_, idle in answers]
+        return answers
+
+    def ask(self, *message: Any) -> list[Any]:
+        """Send a message to all ranks; their answers."""
         for rank in self.ranks:
             rank.send(message)
         end = time.monotonic() + PATIENCE
@@ -130,7 +136,6 @@ class Group:
                 answers.append(rank.recv())
             except (EOFError, ConnectionError) as error:
                 raise Lost(f"{self.name}, rank {number}: ended during {message}; see {self.log}") from error
-        self.rest += [idle for *_, idle in answers]
         return answers
 
     @property
@@ -141,7 +146,7 @@ class Group:
 
 def start(name: str, ranks: int, command: Callable[[str], Sequence[str]], environment: Mapping[str, str]) -> Group:
     """Start ``command(address)``, whose ranks come to ``address``; raises Lost where they do not."""
-    folder = Path(tempfile.mkdtemp(prefix="pipeline-benchmark-"))
+    folder = Path(tempfile.mkdtemp(prefix="benchmark-"))
     address, log = str(folder / "referee"), folder / "log"
     with Listener(address) as listener, log.open("wb") as output:
         listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]

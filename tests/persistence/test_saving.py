@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import actorflow as flow
 import warm
 from actorflow.deferred import DeferredTensor
-from actorflow.persistence import folder_lock
+from actorflow.persistence import folder_lock, saving
 from actorflow.persistence.loading import read_checkpoint
 from actorflow.persistence.state_tree import decode, encode
 from actorflow_compiler.core.errors import StateError
@@ -265,3 +265,18 @@ def test_a_save_that_failed_is_told_by_the_next_one(tmp_path: Path) -> None:
         flow.checkpoint.save(tmp_path, a=3)
     flow.checkpoint.save(tmp_path, a=4, wait=True)
     assert read_checkpoint(tmp_path)[0]["a"] == 4
+
+
+def test_requests_of_other_ranks_are_answered_before_any_can_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver, agree, ready = saving._Saver(), saving._agree, []
+
+    def agreeing(run: Any, *rest: Any) -> Any:  # once all have agreed, another rank may be ahead of this one
+        ready.append(saver._run is run)
+        return agree(run, *rest)
+
+    monkeypatch.setattr(saving, "_saver", saver)
+    monkeypatch.setattr(saving, "_agree", agreeing)
+    flow.checkpoint.save(tmp_path, a=1, wait=True)
+    assert ready == [True]
