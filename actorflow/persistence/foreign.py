@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from actorflow import deferred
 from actorflow.deferred.tape import Indices
 from actorflow.persistence.container import SUFFIX, entry_name, read_header
-from actorflow.persistence.manifest import MANIFEST, FileRecord, StoredPiece, TensorRecord
+from actorflow.persistence.manifest import MANIFEST, OWN_FILE, FileRecord, StoredPiece, TensorRecord
 from actorflow.persistence.storage import Folder, LocalFolder, open_folder, path_of
 from actorflow.persistence.stored import SMALL, StoredFile, StoredState
 from actorflow_compiler.core.errors import StateError
@@ -30,7 +29,6 @@ __all__ = ["ForeignCheckpoint", "open_foreign", "safetensors_state"]
 
 INDEX = SUFFIX + ".index.json"  # ends the name of the file that says which tensor is in which file
 DCP_METADATA = ".metadata"
-OWN_FILE = re.compile(r"(\d+-)?rank-\d+(-\d+)?" + re.escape(SUFFIX))  # as a save names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +106,11 @@ def safetensors_state(folder: Folder, names: Sequence[str]) -> StoredState:
             ends = [offset + size for offset, size in zip(entry.offsets, entry.shape, strict=True)]
             if known is None:
                 tensors[entry.name] = TensorRecord(entry_name(entry.dtype), tuple(ends), (piece,))
+            elif any(other.offsets == entry.offsets for other in known.pieces):
+                raise StateError(
+                    f"{entry.name} is in {names[known.pieces[0].file]} and in {name} of {folder.path!r}; one of "
+                    f"each name was expected: name the file to load"
+                )
             else:
                 shape = tuple(map(max, known.shape, ends))
                 tensors[entry.name] = TensorRecord(known.dtype, shape, (*known.pieces, piece))

@@ -13,6 +13,7 @@ from typing import Any
 from actorflow.control import cluster as clusters
 from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint
 from actorflow.persistence.loading import Loaded, load_found, verified
+from actorflow.persistence.manifest import MANIFEST, OWN_FILE
 from actorflow.persistence.objects import has_state
 from actorflow.persistence.saving import Saving, begin_save, finish_saves
 from actorflow.persistence.storage import Folder, open_folder
@@ -21,6 +22,12 @@ from actorflow_compiler.core.errors import StateError
 __all__ = ["Keeper"]
 
 LOOKS = 10  # times that a rank looks at the clock within ``every_seconds``
+
+
+def _is_ours(folder: Folder) -> bool:
+    """Whether a folder holds nothing but what a save has written."""
+    files = folder.files()
+    return bool(files) and not folder.folders() and all(n == MANIFEST or OWN_FILE.fullmatch(n) for n in files)
 
 
 class Keeper:
@@ -179,7 +186,7 @@ class Keeper:
         for found in checkpoints_in(self._root):
             if found.manifest is not None and left:
                 left -= 1
-            elif found.folder.path != folder.path:
+            elif found.folder.path != folder.path and _is_ours(found.folder):
                 with suppress(OSError):  # it stays, and is removed with the next
                     found.folder.remove_all()
 

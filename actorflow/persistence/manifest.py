@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from actorflow.persistence.storage import Folder
 from actorflow.support.version import __version__
 from actorflow_compiler.core.errors import StateError
 
-__all__ = ["FORMAT", "MANIFEST", "FileRecord", "Manifest", "StoredPiece", "TensorRecord", "read_manifest"]
+__all__ = ["FORMAT", "MANIFEST", "FileRecord", "Manifest", "OWN_FILE", "StoredPiece", "TensorRecord", "read_manifest"]
 
 MANIFEST = "manifest.json"
+OWN_FILE = re.compile(r"(\d+-)?rank-\d{5,}(-\d+)?\.safetensors|manifest\.json\.part")  # what a save writes beside it
 FORMAT = "actorflow checkpoint"
 VERSION = 1  # of the format; a reader refuses later ones
 

@@ -24,7 +24,7 @@ class TensorLayout:
     name: str
     shape: tuple[int, ...]
     itemsize: int  # bytes
-    placement: Placement | None = None  # None: every rank holds it whole
+    placement: Placement | None = None  # None: the script has it, and rank 0's counts, as in the first call of a job
     sbp: NdSbp = ()  # without partial sums
 
 
@@ -81,7 +81,7 @@ def _rectangles(
     """The different rectangles of a tensor: (start in the whole, start in the holders' part, shape, holders)."""
     zeros = (0,) * len(layout.shape)
     if layout.placement is None or not math.prod(layout.shape):
-        ranks = range(world) if layout.placement is None else sorted(set(layout.placement.ranks))
+        ranks = [0] if layout.placement is None else sorted(set(layout.placement.ranks))
         return [(zeros, zeros, layout.shape, ranks)]
     holders: dict[Region, list[int]] = {}
     for index, rank in enumerate(layout.placement.ranks):

@@ -20,9 +20,17 @@ from torch import Tensor
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.persistence.container import SUFFIX, BlockWriter, Entry, entry_name, header_of
 from actorflow.persistence.folder_lock import FolderLock
-from actorflow.persistence.manifest import MANIFEST, FileRecord, Manifest, StoredPiece, TensorRecord, read_manifest
+from actorflow.persistence.manifest import (
+    MANIFEST,
+    OWN_FILE,
+    FileRecord,
+    Manifest,
+    StoredPiece,
+    TensorRecord,
+    read_manifest,
+)
 from actorflow.persistence.piece_assignment import Piece, TensorLayout
-from actorflow.persistence.storage import PART, Folder
+from actorflow.persistence.storage import Folder
 from actorflow.runtime.snapshot import Snapshot
 from actorflow.support.requests import Request
 from actorflow_compiler.core.errors import ActorflowError, ClusterError, StateError
@@ -260,7 +268,7 @@ class SaveTask:
             with suppress(FileNotFoundError):
                 named = {file.name for file in read_manifest(self._folder).files}
             for name in self._folder.files():
-                if name.endswith((SUFFIX, PART)) and name not in named:
+                if OWN_FILE.fullmatch(name) and name not in named:
                     self._folder.remove(name)
 
     def _failed(self, why: str) -> str:

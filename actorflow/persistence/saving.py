@@ -25,16 +25,16 @@ from actorflow import deferred
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.deferred import DeferredTensor
-from actorflow.persistence.container import SUFFIX, code_of
+from actorflow.persistence.container import code_of
 from actorflow.persistence.folder_lock import FolderLock, lock_folder
 from actorflow.persistence.folders import step_folder
-from actorflow.persistence.manifest import MANIFEST
+from actorflow.persistence.manifest import MANIFEST, OWN_FILE
 from actorflow.persistence.objects import names_of_parameters, state_of
 from actorflow.persistence.piece_assignment import Piece, TensorLayout, assign_pieces
 from actorflow.persistence.random_states import random_states
 from actorflow.persistence.save_task import Parcel, SaveOrder, SaveOutcome, SaveTask, WrittenFiles
 from actorflow.persistence.state_tree import encode
-from actorflow.persistence.storage import PART, Folder, open_folder
+from actorflow.persistence.storage import Folder, open_folder
 from actorflow.runtime.snapshot import Cut
 from actorflow.session import process
 from actorflow.standins.owned_tensor import real_value
@@ -81,6 +81,7 @@ class _Saver:
         self.number = 0  # of the next save
         self.pending: SaveTask | None = None
         self._tasks: dict[int, SaveTask] = {}  # that other ranks may still ask about: the last two
+        self._outcomes: dict[int, bytes] = {}  # how those before them ended
         self._known = threading.Condition()
         self._run: Alone | Cluster | None = None  # in which requests are answered
 
@@ -89,7 +90,7 @@ class _Saver:
         if self._run is not run:
             self._run = run
             run.serve(WrittenFiles, lambda request: [self._of(run, request.save).written_files()])
-            run.serve(SaveOutcome, lambda request: [self._of(run, request.save).outcome()])
+            run.serve(SaveOutcome, lambda request: [self._outcome(run, request.save)])
             run.on_failure(lambda _: self._notify())
             if isinstance(run, Alone) or clusters.joined_late():
                 atexit.register(_finish_at_exit)
@@ -98,7 +99,8 @@ class _Saver:
         """Carry out a save in the background."""
         number = task.order.number
         with self._known:
-            self._tasks = {n: one for n, one in self._tasks.items() if n >= number - 1}
+            for old in [n for n in self._tasks if n < number - 1]:
+                self._outcomes[old] = self._tasks.pop(old).outcome()
             self._tasks[number] = task
             self._known.notify_all()
         self.pending = task
@@ -113,6 +115,9 @@ class _Saver:
     def _notify(self) -> None:
         with self._known:
             self._known.notify_all()
+
+    def _outcome(self, run: Alone | Cluster, number: int) -> bytes:
+        return self._outcomes[number] if number in self._outcomes else self._of(run, number).outcome()
 
     def _of(self, run: Alone | Cluster, number: int) -> SaveTask:
         with self._known:
@@ -252,7 +257,7 @@ def _prepare(root: Folder, folder: Folder) -> tuple[FolderLock, str]:
     there = folder.files()
     if MANIFEST not in there:  # what a save has left that did not end
         for name in there:
-            if name.endswith((SUFFIX, PART)):
+            if OWN_FILE.fullmatch(name):
                 folder.remove(name)
         return lock, ""
     count = 2

@@ -89,3 +89,25 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.safetensors").write_text("nonsense")
     with pytest.raises(StateError, match=r"text\.safetensors is no whole safetensors file"):
         flow.checkpoint.load(tmp_path / "text.safetensors", model=mlp(0))
+
+
+def test_two_files_with_tensors_of_the_same_names_are_refused(tmp_path: Path) -> None:
+    source = mlp(0)
+    save_file(source.state_dict(), tmp_path / "model.safetensors")
+    halves = {name: tensor.half() for name, tensor in source.state_dict().items()}
+    save_file(halves, tmp_path / "model.fp16.safetensors")
+    with pytest.raises(StateError, match=r"is in model\.fp16\.safetensors and in model\.safetensors"):
+        flow.checkpoint.load(tmp_path, model=mlp(1))
+    flow.checkpoint.load(tmp_path / "model.safetensors", model=(model := mlp(1)))
+    assert same(model, source)
+
+
+def test_files_of_others_stay_where_checkpoints_are_saved_and_removed(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "big.part", "step-00000001/pytorch_model.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("precious")
+    flow.checkpoint.save(tmp_path, model=mlp(0), wait=True)
+    list(flow.checkpoint.Keeper(tmp_path, model=mlp(0), every=1, keep=1).steps(4))
+    for name in ("model.safetensors", "big.part", "step-00000001/pytorch_model.bin"):
+        assert (tmp_path / name).read_text() == "precious", name
+    assert not (tmp_path / "step-00000002").exists()

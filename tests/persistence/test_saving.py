@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import actorflow as flow
 import warm
+from actorflow.control import cluster
 from actorflow.deferred import DeferredTensor
 from actorflow.persistence import folder_lock, saving
 from actorflow.persistence.loading import read_checkpoint
@@ -280,3 +281,11 @@ def test_requests_of_other_ranks_are_answered_before_any_can_ask(
     monkeypatch.setattr(saving, "_agree", agreeing)
     flow.checkpoint.save(tmp_path, a=1, wait=True)
     assert ready == [True]
+
+
+def test_handles_of_many_saves_can_be_awaited(tmp_path: Path) -> None:
+    handles = [flow.checkpoint.save(tmp_path, step=step, a=step) for step in range(5)]
+    for handle in handles:
+        handle.wait(60)
+    first = min(saving._saver._outcomes)
+    assert saving._saver._outcome(cluster.current(), first) == b""  # for another rank that asks late
