@@ -40,9 +40,9 @@ def save(
     changes it.  The handle that is returned waits for the end, or raises; so do the next save and the script's end.
 
     ``objects`` are modules, optimizers, schedules, scalers, loaders, and whatever else has ``state_dict()`` and
-    ``load_state_dict()``; and values: tensors, arrays, numbers, texts, None, and lists, tuples, sets and dictionaries
-    of them.  ``random``: the state of torch's, Python's and NumPy's random generators, and of jobs' random ops, is
-    saved, too, so that a run goes on exactly.
+    ``load_state_dict()``; and values, of which rank 0's are saved: tensors, arrays, numbers, texts, None, and lists,
+    tuples, sets and dictionaries of them.  ``random``: the state of torch's, Python's and NumPy's random generators,
+    and of jobs' random ops, is saved, too, so that a run goes on exactly.
 
     With ``step``, the checkpoint is the folder ``step-…`` in ``path``, else ``path`` itself.  One that is there is
     replaced, as a whole or not at all.  ``path`` may be a URL that fsspec knows.  All nodes must see the folder.
@@ -54,8 +54,7 @@ def save(
 
     >>> flow.checkpoint.save("runs/a", model=model, optimizer=optimizer, step=step, epoch=3)
     """
-    if step is not None and (type(step) is not int or step < 0):
-        raise StateError(f"step={step!r} was found; a number from 0 on, or None, was expected")
+    step = _checked(step, wait=wait, random=random)
     if not objects:
         if step is not None:
             raise StateError("flow.checkpoint.save was called without objects; model=model, for example, was expected")
@@ -96,9 +95,24 @@ def load(
     Raises StateError, on every rank and before anything is changed: for a checkpoint that is not there, not whole or
     damaged, or of another model.
     """
+    step = _checked(step, random=random, verify=verify, strict=strict, trusted=trusted)
     if not objects:
         return classic.load(path)
     return load_checkpoint(path, objects, step, random, verify, strict, trusted)
+
+
+def _checked(step: Any, **flags: Any) -> int | None:
+    """The step as a number.  Raises StateError if it is none, or a flag is neither True nor False."""
+    for name, flag in flags.items():
+        if type(flag) is not bool:
+            raise StateError(
+                f"{name}={type(flag).__name__} was found; True or False was expected: a value needs another name"
+            )
+    if step is None:
+        return None
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+        raise StateError(f"step={step!r} was found; a number from 0 on, or None, was expected")
+    return int(step)
 
 
 def get(path: str | os.PathLike[str]) -> dict[str, Tensor]:

@@ -249,19 +249,26 @@ def ranks_of(side: str, setting: Setting) -> Iterator[Group]:
             launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count, script]
         return [sys.executable, *launch, address, setting.to_json()]
 
-    group = start(side, setting.ranks, command, {"OMP_NUM_THREADS": "1"})
+    group = start(side, setting.ranks, command, {"OMP_NUM_THREADS": "1", "TMPDIR": tempfile.gettempdir()})
     pids: list[int] = []
     try:
         pids = group.ask("pid")
         yield group
     except BaseException:
-        print(group.log.read_text()[-4000:], file=sys.stderr)
-        for pid in pids:  # whoever failed, the others may wait for it without end
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        close(group, pids)
+        if group.log.exists():  # it does where the group, too, has failed
+            print(group.log.read_text()[-4000:], file=sys.stderr)
         raise
-    finally:
-        group.close()
+    close(group, pids)
+
+
+def close(group: Group, pids: Sequence[int]) -> None:
+    """End the processes of a group, also those that wait for one that has failed."""
+    group.close()
+    for pid in pids:
+        with suppress(OSError):  # it has ended, as it should; another's process has not this script's name
+            if b"checkpoints" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
 
 
 def fitting(rounds: int, end: float) -> Iterator[int]:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from actorflow.persistence.container import SUFFIX, dtype_named, entry_name
+from actorflow.persistence.container import SUFFIX, dtype_name, dtype_named
 from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint
 from actorflow.persistence.foreign import DCP_METADATA, open_foreign
 from actorflow.persistence.manifest import MANIFEST, Manifest, read_manifest
@@ -235,7 +235,7 @@ def _show_tables(objects: Mapping[str, Sequence[_Line]], values: Mapping[str, st
     if wanted:
         table = _table("tensor", "dtype", "shape", "size>", *(["files"] if any(line.files for line in wanted) else []))
         for line in wanted:
-            cells = [line.name, entry_name(line.dtype), str(list(line.shape)), bytes_text(line.nbytes)]
+            cells = [line.name, dtype_name(line.dtype), str(list(line.shape)), bytes_text(line.nbytes)]
             table.add_row(*cells, *([", ".join(line.files)] if line.files else []))
         console.print()
         console.print(table)

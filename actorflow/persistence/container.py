@@ -26,7 +26,7 @@ __all__ = [
     "SUFFIX",
     "code_of",
     "dtype_named",
-    "entry_name",
+    "dtype_name",
     "header_of",
     "read_header",
 ]
@@ -59,14 +59,14 @@ class Entry:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def entry_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """The dtype as manifests name it: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def code_of(name: str, dtype: torch.dtype) -> str:
     """The format's code of a dtype.  Raises StateError, with the tensor's name, for one that it does not have."""
-    code = _CODES.get(entry_name(dtype))
+    code = _CODES.get(dtype_name(dtype))
     if code is None:
         raise StateError(
             f"{name} is {dtype}, which the safetensors format does not have; it has {', '.join(_CODES)}; save a view "
@@ -86,9 +86,10 @@ def dtype_named(name: str) -> torch.dtype:
 def header_of(wanted: Sequence[tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]]]) -> tuple[bytes, list[Entry]]:
     """The first bytes of a file with these (name, dtype, offsets, shape), and its entries in the order of the file.
 
-    Entries with the longest items come first, so that each begins at a multiple of its item's size.
+    Entries with the longest items come first, so that each begins at a multiple of its item's size; of these the
+    smallest, so that what is read at once when a checkpoint is loaded lies in few blocks.
     """
-    ordered = sorted(wanted, key=lambda one: -one[1].itemsize)
+    ordered = sorted(wanted, key=lambda one: (-one[1].itemsize, torch.Size(one[3]).numel()))
     begins: dict[str, int] = {}
     said: dict[str, Any] = {}
     end = 0

@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.utils import _pytree as pytree
 
 from actorflow import deferred
+from actorflow.deferred import DeferredTensor
 from actorflow.deferred.tape import Indices
-from actorflow.persistence.container import SUFFIX, entry_name, read_header
+from actorflow.persistence.container import SUFFIX, dtype_name, read_header
+from actorflow.persistence.folders import step_of
 from actorflow.persistence.manifest import MANIFEST, OWN_FILE, FileRecord, StoredPiece, TensorRecord
 from actorflow.persistence.storage import Folder, LocalFolder, open_folder, path_of
 from actorflow.persistence.stored import SMALL, StoredFile, StoredState
@@ -37,7 +40,6 @@ class ForeignCheckpoint:
 
     path: str
     state: Mapping[str, Any]
-    missing: Mapping[str, str]
 
     def states(self, objects: Mapping[str, Any]) -> dict[str, Any]:
         """The state of each object: by the object's name where the file has all of them, else all of it for the one.
@@ -45,13 +47,20 @@ class ForeignCheckpoint:
         Raises StateError if it is not clear what belongs to which object.
         """
         if all(isinstance(self.state.get(name), Mapping) for name in objects):
-            return {name: self.state[name] for name in objects}
+            return {name: _owned(self.state[name], objects[name]) for name in objects}
         if len(objects) != 1:
             raise StateError(
                 f"{self.path!r} is the state of one object, or has other names ({', '.join(list(self.state)[:5])}, …); "
                 f"{', '.join(objects)} were asked for: load one of them alone"
             )
-        return dict.fromkeys(objects, self.state)
+        return {name: _owned(self.state, value) for name, value in objects.items()}
+
+
+def _owned(state: Any, value: Any) -> Any:
+    """The state for an object; what it does not copy itself, as modules do, is no part of a file in memory."""
+    if isinstance(value, nn.Module):
+        return state
+    return pytree.tree_map_only(Tensor, lambda t: t if isinstance(t, DeferredTensor) else t.clone(), state)
 
 
 def open_foreign(path: str | os.PathLike[str], trusted: bool) -> ForeignCheckpoint | None:
@@ -62,16 +71,16 @@ def open_foreign(path: str | os.PathLike[str], trusted: bool) -> ForeignCheckpoi
         parent, _, name = text.rpartition("/")
         return _of_safetensors(text, open_folder(parent or "."), [name])
     if local is not None and local.is_file():
-        return ForeignCheckpoint(text, _of_torch(local), {})
+        return ForeignCheckpoint(text, _of_torch(local))
     folder = open_folder(text)
     try:
         there = folder.files()
     except OSError as error:
         raise StateError(f"the folder {text!r} cannot be read: {error}") from error
-    if MANIFEST in there:
+    if MANIFEST in there or any(step_of(name) is not None for name in folder.folders()):
         return None
     if DCP_METADATA in there:
-        return ForeignCheckpoint(text, _of_dcp(folder, trusted), {})
+        return ForeignCheckpoint(text, _of_dcp(folder, trusted))
     index = next((name for name in sorted(there) if name.endswith(INDEX)), None)
     if index is not None:
         try:
@@ -105,7 +114,7 @@ def safetensors_state(folder: Folder, names: Sequence[str]) -> StoredState:
             known = tensors.get(entry.name)
             ends = [offset + size for offset, size in zip(entry.offsets, entry.shape, strict=True)]
             if known is None:
-                tensors[entry.name] = TensorRecord(entry_name(entry.dtype), tuple(ends), (piece,))
+                tensors[entry.name] = TensorRecord(dtype_name(entry.dtype), tuple(ends), (piece,))
             elif any(other.offsets == entry.offsets for other in known.pieces):
                 raise StateError(
                     f"{entry.name} is in {names[known.pieces[0].file]} and in {name} of {folder.path!r}; one of "
@@ -120,7 +129,7 @@ def safetensors_state(folder: Folder, names: Sequence[str]) -> StoredState:
 
 def _of_safetensors(path: str, folder: Folder, names: Sequence[str]) -> ForeignCheckpoint:
     state = safetensors_state(folder, names)
-    return ForeignCheckpoint(path, {name: state.tensor(name) for name in state.records}, {})
+    return ForeignCheckpoint(path, {name: state.tensor(name) for name in state.records})
 
 
 def _of_torch(path: Path) -> Mapping[str, Any]:
@@ -212,7 +221,14 @@ def _nested(flat: Mapping[str, Any], paths: Any) -> Mapping[str, Any]:
 def _lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    items = {key: _lists(item) if key != "state" else item for key, item in value.items()}  # an optimizer's: by number
+    items = {key: _numbered(item) if key == "state" else _lists(item) for key, item in value.items()}
     if items and set(items) == set(range(len(items))):
         return [items[number] for number in range(len(items))]
     return items
+
+
+def _numbered(state: Any) -> Any:
+    """What an optimizer keeps, by the numbers of its parameters, which are texts in the names of tensors."""
+    if not isinstance(state, dict):
+        return state
+    return {int(key) if isinstance(key, str) and key.isdigit() else key: _lists(item) for key, item in state.items()}

@@ -15,7 +15,7 @@ from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_
 from actorflow.persistence.loading import Loaded, load_found, verified
 from actorflow.persistence.manifest import MANIFEST, OWN_FILE
 from actorflow.persistence.objects import has_state
-from actorflow.persistence.saving import Saving, begin_save, finish_saves
+from actorflow.persistence.saving import Saving, begin_save, finish_saves, refuse_in_step
 from actorflow.persistence.storage import Folder, open_folder
 from actorflow_compiler.core.errors import StateError
 
@@ -81,6 +81,7 @@ class Keeper:
         Checkpoints that are not whole or damaged are named on rank 0, and ignored.  Raises StateError, on every rank,
         if the newest whole one does not fit the objects.
         """
+        refuse_in_step("a Keeper")
         if self._asked:
             return self._resumed
         self._asked = True

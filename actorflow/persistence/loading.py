@@ -18,11 +18,10 @@ from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_
 from actorflow.persistence.foreign import open_foreign
 from actorflow.persistence.objects import has_state, names_of_parameters, state_of, with_indices
 from actorflow.persistence.random_states import set_random_states
-from actorflow.persistence.saving import finish_saves
+from actorflow.persistence.saving import finish_saves, refuse_in_step
 from actorflow.persistence.state_tree import decode
 from actorflow.persistence.storage import Folder, open_folder
 from actorflow.persistence.stored import StoredState
-from actorflow.session import process
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Loaded", "find_checkpoint", "load_checkpoint", "load_found", "read_checkpoint", "verified"]
@@ -67,11 +66,11 @@ def load_checkpoint(
                 f"{name} is a {type(value).__qualname__}; an object with load_state_dict() was expected: plain values "
                 f"are in what flow.checkpoint.load returns, {name!r} among them"
             )
-    _refuse_in_step()
+    refuse_in_step("load")
     finish_saves()  # it may be what is to be loaded
     foreign = open_foreign(path, trusted) if step is None else None
     if foreign is not None:
-        _load_states(foreign.path, foreign.states(objects), objects, strict, foreign.missing)
+        _load_states(foreign.path, foreign.states(objects), objects, strict, {})
         return Loaded(foreign.path, None, {})
     return load_found(find_checkpoint(open_folder(path), step), objects, with_random, verify, strict)
 
@@ -185,6 +184,8 @@ def load_found(
     missing = {name: _nearest(name, manifest.objects) for name in objects if name not in said}
     states = {name: decode(one, state.tensor) for name, one in said.items()}
     _load_states(path, states, objects, strict, missing)
+    for file in state.files:
+        file.forget()
     if with_random and manifest.random:
         of_ranks = manifest.random if len(manifest.random) > 1 else manifest.random * run.world
         set_random_states(of_ranks[run.rank] if run.rank < len(of_ranks) else of_ranks[0])
@@ -307,7 +308,3 @@ def _nearest(name: str, others: Sequence[str] | Mapping[str, Any]) -> str:
     return f" (the nearest is {near[0]})" if near else ""
 
 
-def _refuse_in_step() -> None:
-    session = process.started()
-    if session is not None and session.context.capturing:
-        raise StateError("flow.checkpoint.load was called in a job's step; expected: between calls of jobs")

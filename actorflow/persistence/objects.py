@@ -43,13 +43,14 @@ def state_of(name: str, value: Any, names: Mapping[int, str]) -> Any:
 def names_of_parameters(objects: Mapping[str, Any]) -> dict[int, str]:
     """The names of the parameters of all modules among the objects, by id.
 
-    A parameter of several modules, or with several names, has its first; with several modules names begin with theirs.
+    They begin with the module's: a module may be loaded without others that it was saved with.  A parameter of several
+    modules, or with several names, has its first.
     """
-    modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
     found: dict[int, str] = {}
-    for prefix, module in modules.items():
-        for name, parameter in module.named_parameters():
-            found.setdefault(id(parameter), f"{prefix}.{name}" if len(modules) > 1 else name)
+    for prefix, module in objects.items():
+        if isinstance(module, nn.Module):
+            for name, parameter in module.named_parameters(prefix):
+                found.setdefault(id(parameter), name)
     return found
 
 

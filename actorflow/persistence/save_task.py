@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from actorflow.control.cluster import Alone, Cluster
-from actorflow.persistence.container import SUFFIX, BlockWriter, Entry, entry_name, header_of
+from actorflow.persistence.container import SUFFIX, BlockWriter, Entry, dtype_name, header_of
 from actorflow.persistence.folder_lock import FolderLock
 from actorflow.persistence.manifest import (
     MANIFEST,
@@ -254,7 +254,7 @@ class SaveTask:
 
         tensors = {
             layout.name: TensorRecord(
-                entry_name(order.dtypes[layout.name]), layout.shape, tuple(stored(layout.name, p) for p in pieces)
+                dtype_name(order.dtypes[layout.name]), layout.shape, tuple(stored(layout.name, p) for p in pieces)
             )
             for layout, pieces in zip(order.layouts, order.pieces, strict=True)
         }

@@ -44,7 +44,7 @@ from actorflow.variables.variable_table import VariableTable
 from actorflow_compiler.core.errors import ClusterError, StateError
 from actorflow_compiler.core.sbp import PartialSum
 
-__all__ = ["Saving", "begin_save", "finish_saves"]
+__all__ = ["Saving", "begin_save", "finish_saves", "refuse_in_step"]
 
 
 class Saving:
@@ -131,6 +131,13 @@ _saver = _Saver()
 finish_saves = _saver.finish
 
 
+def refuse_in_step(what: str) -> None:
+    """Raise StateError if a step of a job is being captured; ``what`` was called in it."""
+    session = process.started()
+    if session is not None and session.context.capturing:
+        raise StateError(f"flow.checkpoint: {what} was called in a job's step; expected: between calls of jobs")
+
+
 def begin_save(
     path: str | os.PathLike[str],
     objects: Mapping[str, Any],
@@ -141,9 +148,8 @@ def begin_save(
     """Begin to save; see ``actorflow.checkpoint.save``.  ``complete`` is called on rank 0 when the checkpoint is."""
     root = open_folder(path)
     folder = root if step is None else step_folder(root, step)
+    refuse_in_step("save")
     run, session = clusters.current(), process.started()
-    if session is not None and session.context.capturing:
-        raise StateError("flow.checkpoint.save was called in a job's step; expected: between calls of jobs")
     _saver.finish()
     if run.settings.pretend:  # actorflow plan
         return Saving(folder, step, None)
@@ -198,7 +204,14 @@ def _contents(objects: Mapping[str, Any], table: VariableTable | None) -> _Conte
     layouts = []
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_meta:
-            raise StateError(f"{name} is a {tensor.layout} tensor on {tensor.device}; a strided one was expected")
+            raise StateError(
+                f"{name} is a {tensor.layout} tensor on {tensor.device}; a strided one that has values was expected"
+            )
+        if getattr(tensor, "is_global", False):
+            raise StateError(
+                f"{name} is a global tensor, which a checkpoint cannot hold; its whole value was expected: "
+                f"tensor.to_global(sbp=flow.sbp.broadcast).to_local()"
+            )
         code_of(name, tensor.dtype)
         shape, itemsize = tuple(tensor.shape), tensor.dtype.itemsize
         variable = None if table is None else table.variable_of(tensor)

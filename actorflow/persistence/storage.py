@@ -92,10 +92,8 @@ def path_of(path: str | os.PathLike[str]) -> str:
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """The folder with this path or URL, which need not exist.  Raises StateError for a URL of an unknown kind."""
     text = path_of(path)
-    if "://" not in text:
-        return LocalFolder(Path(text))
-    if text.startswith("file://"):
-        return LocalFolder(Path(text.removeprefix("file://")))
+    if "://" not in text or text.startswith("file://"):
+        return LocalFolder(Path(text.removeprefix("file://")).absolute())  # the script may change its folder meanwhile
     import fsspec
 
     try:

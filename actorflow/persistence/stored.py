@@ -30,6 +30,7 @@ class StoredFile:
 
     def __init__(self, folder: Folder, record: FileRecord) -> None:
         self._folder, self._record = folder, record
+        self._block: tuple[int, Tensor] | None = None  # the last single block that was read, and where it begins
 
     @property
     def path(self) -> str:
@@ -60,6 +61,8 @@ class StoredFile:
         lo, hi = (
             (start // BLOCK * BLOCK, min(-(-stop // BLOCK) * BLOCK, self._record.size)) if checksums else (start, stop)
         )
+        if self._block is not None and self._block[0] == lo and hi <= lo + BLOCK:
+            return self._block[1][start - lo : stop - lo]
         try:
             data = self._reader.read(lo, hi)
         except OSError as error:
@@ -72,7 +75,14 @@ class StoredFile:
                         f"{self.path} is damaged: bytes {at} to {min(at + BLOCK, hi)} are not those that were written "
                         f"(their checksum differs)"
                     )
-        return torch.frombuffer(data, dtype=torch.uint8)[start - lo : stop - lo]
+        found = torch.frombuffer(data, dtype=torch.uint8)
+        if checksums and hi <= lo + BLOCK:  # small tensors lie side by side
+            self._block = lo, found
+        return found[start - lo : stop - lo]
+
+    def forget(self) -> None:
+        """Let go of the block that was read last."""
+        self._block = None
 
     def verify(self) -> None:
         """Read the whole file and check it.  Raises StateError."""

@@ -111,3 +111,39 @@ def test_files_of_others_stay_where_checkpoints_are_saved_and_removed(tmp_path: 
     for name in ("model.safetensors", "big.part", "step-00000001/pytorch_model.bin"):
         assert (tmp_path / name).read_text() == "precious", name
     assert not (tmp_path / "step-00000002").exists()
+
+
+@pytest.mark.parametrize("form", ["torch", "distributed"])
+def test_what_an_optimizer_keeps_comes_from_other_makers_too(form: str, tmp_path: Path) -> None:
+    def trained(seed: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = mlp(seed)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(steps):
+            model(torch.ones(2, 32)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    model, optimizer = trained(0, 2)
+    saved, path = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved"
+    if form == "torch":
+        torch.save(saved, path)
+    else:
+        dcp_save(saved, checkpoint_id=str(path), no_dist=True)
+    other, again = trained(1, 0)
+    flow.checkpoint.load(path, model=other, optimizer=again, trusted=True)
+    if form == "torch":
+        path.write_bytes(b"")  # what was loaded is no part of the file
+    state, expected = flow.materialize(again).state_dict()["state"], optimizer.state_dict()["state"]
+    assert state.keys() == expected.keys()
+    for number, kept in expected.items():
+        assert state[number]["step"] == kept["step"] == 2
+        assert state[number]["exp_avg"].equal(kept["exp_avg"])
+
+
+def test_checkpoints_of_steps_count_and_not_a_file_of_another_maker_beside_them(tmp_path: Path) -> None:
+    source, model = mlp(0), mlp(1)
+    flow.checkpoint.save(tmp_path, model=source, step=7, wait=True)
+    save_file(mlp(2).state_dict(), tmp_path / "model.safetensors")
+    assert flow.checkpoint.load(tmp_path, model=model).step == 7
+    assert same(model, source)

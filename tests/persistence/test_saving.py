@@ -289,3 +289,66 @@ def test_handles_of_many_saves_can_be_awaited(tmp_path: Path) -> None:
         handle.wait(60)
     first = min(saving._saver._outcomes)
     assert saving._saver._outcome(cluster.current(), first) == b""  # for another rank that asks late
+
+
+def test_a_call_that_is_given_up_gives_up_the_save_behind_it(tmp_path: Path) -> None:
+    table = nn.Embedding(4, 2)
+
+    @flow.global_function(type="predict")
+    def look(rows: Tensor) -> Tensor:
+        return table(rows).sum()
+
+    look(torch.tensor([1])).item()
+    lost = look(torch.tensor([9]))
+    handle = flow.checkpoint.save(tmp_path, model=table)
+    with pytest.raises(StateError, match=r"was not written: rank 0: .*index out of range"):
+        handle.wait()
+    with pytest.raises(flow.ActorError):
+        lost.item()
+    flow.checkpoint.save(tmp_path, model=table, wait=True)
+
+
+def test_a_global_tensor_is_refused(tmp_path: Path) -> None:
+    whole = flow.ones(4, placement=flow.placement("cpu", [0]), sbp=flow.sbp.split(0))
+    with pytest.raises(StateError, match=r"value\.0 is a global tensor, which a checkpoint cannot hold"):
+        flow.checkpoint.save(tmp_path, value=[whole])
+
+
+def test_a_relative_folder_is_the_one_at_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    handle = flow.checkpoint.save("runs", a=torch.zeros(1000, 1000))
+    monkeypatch.chdir("/")
+    handle.wait()
+    assert (tmp_path / "runs" / "manifest.json").exists()
+
+
+def test_a_module_and_its_optimizer_are_loaded_without_the_others_that_were_saved(tmp_path: Path) -> None:
+    it, other = training(), training(seed=4)
+    it.step(X)
+    flow.checkpoint.save(tmp_path, model=it.model, ema=nn.Linear(2, 2), optimizer=it.optimizer)
+    expected = it.step(X).item()
+    flow.checkpoint.load(tmp_path, model=other.model, optimizer=other.optimizer)
+    assert other.step(X).item() == expected
+
+
+@pytest.mark.parametrize("options", [{"random": np.random.default_rng()}, {"wait": "no"}], ids=["random", "wait"])
+def test_a_value_with_the_name_of_an_option_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="True or False was expected: a value needs another name"):
+        flow.checkpoint.save(tmp_path, a=1, **options)
+
+
+def test_a_job_s_step_neither_saves_nor_loads(tmp_path: Path) -> None:
+    keeper = flow.checkpoint.Keeper(tmp_path, a=1, every=1)
+    for what in (
+        lambda: flow.checkpoint.save(tmp_path, a=1),
+        lambda: flow.checkpoint.load(tmp_path, model=nn.Linear(1, 1)),
+        lambda: keeper.step(0),
+    ):
+
+        @flow.global_function
+        def step(x: Tensor, what: Any = what) -> Tensor:
+            what()
+            return x
+
+        with pytest.raises(flow.ActorflowError, match="called in a job's step"):
+            step(X)
