@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from actorflow.launch import slurm
 from actorflow.rendezvous.engines import RAY, SLURM, TORCHRUN, EngineProcess, find_process
-from actorflow.rendezvous.options import JOIN_TIMEOUT, LOCAL, ON, DeviceType, LiveMode
+from actorflow.rendezvous.options import JOIN_TIMEOUT, LOCAL, MAX_RESTARTS, ON, DeviceType, LiveMode
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -29,6 +29,7 @@ class LaunchFlags:
     master_port: int | None = None
     ctrl_port: int | None = None
     join_timeout: float = JOIN_TIMEOUT.default  # seconds
+    max_restarts: int = MAX_RESTARTS.default
     token_file: str | None = None
     insecure: bool = False
     on: str = ON.default
@@ -77,6 +78,7 @@ def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Setting
     return replace(
         placed,
         join_timeout=flags.join_timeout,
+        max_restarts=flags.max_restarts,
         interface=flags.interface or "",
         log_dir=flags.log_dir or "",
         live=flags.live_mode,

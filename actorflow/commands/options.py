@@ -42,7 +42,7 @@ def _writable(context: click.Context, parameter: click.Parameter, value: str | N
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _TYPES: dict[ValueKind, click.ParamType[Any]] = {
     ValueKind.COUNT: click.IntRange(1),
-    ValueKind.RANK: click.IntRange(0),
+    ValueKind.NUMBER: click.IntRange(0),
     ValueKind.PORT: click.IntRange(1, 65535),
     ValueKind.SECONDS: click.FloatRange(0, min_open=True),
     ValueKind.TEXT: click.STRING,

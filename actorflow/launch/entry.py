@@ -165,6 +165,8 @@ def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
         WORLD_SIZE=str(settings.world),
         LOCAL_WORLD_SIZE=str(settings.devices),
         GROUP_WORLD_SIZE=str(settings.nnodes),
+        TORCHELASTIC_RESTART_COUNT=str(settings.attempt),
+        TORCHELASTIC_MAX_RESTARTS=str(settings.max_restarts),
     )
     if isinstance(run, Cluster):
         store = run.store()

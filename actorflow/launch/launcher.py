@@ -1,290 +1,98 @@
-"""Start this node's ranks under torch's elastic agent, watch them to their end, and report what failed."""
+"""Run a script on this node: attempt after attempt, while ranks fail and restarts are left."""
 
 from __future__ import annotations
 
-import logging
-import os
-import re
-import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
-import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
-from actorflow.launch.log_disk import is_full
-from actorflow.launch.log_files import LogTransfer, NoLogTransfer, log_path
-from actorflow.launch.watch import RankWatch, WatchFindings
-from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
+from actorflow.launch.attempt import AttemptResult, run_attempt
+from actorflow.launch.rounds import OneNode, Rounds
 from actorflow.rendezvous.script_request import RunShape, check_token
 from actorflow.rendezvous.settings import Settings
-from actorflow.status.sockets import RunInfo, announce_run, ask_ranks, on_signal
-from actorflow.status.text import to_text
-from actorflow.tracing import folder as traces
-from actorflow.tracing.partial_trace import trace_note
 from actorflow_compiler.core.errors import ClusterError
 
-SHUTDOWN = 3  # seconds between asking ranks to end and killing them
-MALLOC = {  # make the C library keep freed memory: fetching it from the kernel anew costs 2% of a step
-    "MALLOC_ARENA_MAX": "1",  # only the main arena is ever kept
-    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),  # bytes
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # bytes, the largest value that it accepts
-}
-TAIL = 15  # lines of a failed rank's errors that are shown
+__all__ = ["launch"]
 
 
 def launch(run: Settings) -> int:
     """Run the script on this node's ranks until all have ended; returns the exit status of the run.
 
-    0 when every rank came to its end; 130 after Ctrl-C and 143 after SIGTERM; else the status with
-    which a script exited, or 1.  After a failure it prints which rank failed, how, and which ranks noticed.
+    0 when every rank came to its end; 130 after Ctrl-C and 143 after SIGTERM; else the status with which a script
+    exited, or 1.  After a failure it prints which rank failed, how, and which ranks noticed, and starts all ranks
+    again while restarts are left (``--max-restarts``).
     """
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    log_dir = run.log_dir or tempfile.mkdtemp(prefix="actorflow-logs-")
-    Path(log_dir).mkdir(parents=True, exist_ok=True)
-    if run.trace and run.launcher_number == 0:
-        traces.clear(run.trace)
-    if run.world > 1:
-        console.print(_greeting(run, log_dir), style="dim")
-    logs = _logs(console, run, log_dir)
-    watch = RankWatch(logs.send_to)
-    about = RunInfo(os.getpid(), run.script, run.argv, run.world, tuple(run.launcher_ranks), time.time(), log_dir)
-    announce_run(watch.address, about)
-    with (
-        _reserved_port(run) as port,
-        _environment(_variables(_rank_settings(run, port, log_dir, watch.address, logs.port))),
-        _signals_kept(),
-        on_signal(lambda: _print_status(console, watch.address, about)),
-    ):
-        watch.start()
-        codes, interrupted = _supervise(run, log_dir)
-    findings = watch.close()
-    _warn_of_disk(console, run, log_dir)
-    logs.finish(not codes and interrupted is None and findings.wanted is None)
-    if interrupted is None and not codes:
-        if not run.log_dir:
-            shutil.rmtree(log_dir, ignore_errors=True)
-        return 0 if findings.wanted is None else _restart(console, run, findings.wanted)
-    if interrupted is not None:
-        console.print(f"actorflow: ended by {interrupted.name}")
-    code = _report(console, run, log_dir, findings, codes) if interrupted is None else 128 + interrupted
-    _say_where_output_is(console, run, log_dir)
-    return code
-
-
-def _print_status(console: Console, launcher: str, about: RunInfo) -> None:
-    """Print what the ranks are doing, and which rank waits for which."""
-    console.print(to_text(about, ask_ranks(launcher, about)), end="")
-
-
-def _restart(console: Console, run: Settings, shape: RunShape) -> int:
-    """Restart the script with the shape that it asks for (``flow.config``, ``flow.env.machine``)."""
     try:
-        check_token(shape, run.token)
+        while True:
+            result = _run(console, run)
+            if result.wanted is None:
+                return result.status
+            run = _reshaped(console, run, result.wanted)
     except ClusterError as e:
         console.print(f"actorflow: {e}", style="bold red")
         return 1
+    except KeyboardInterrupt:  # while this node waits for others
+        console.print("actorflow: ended by SIGINT")
+        return 128 + signal.SIGINT
+
+
+def _run(console: Console, run: Settings) -> AttemptResult:
+    """All attempts of a run of this shape; the result of the last one.  Raises ClusterError if nodes do not meet."""
+    result: AttemptResult | None = None
+    failed = False
+    log_dir = run.log_dir or tempfile.mkdtemp(prefix="actorflow-logs-")
+    try:
+        with _rounds(console, run) as rounds:
+            while (part := _next(rounds, result)) is not None:
+                folder = str(Path(log_dir, f"attempt-{part.attempt}")) if part.attempt else log_dir
+                result = run_attempt(console, part, folder, rounds.attend)
+                failed = failed or result.status != 0
+            return result or AttemptResult(rounds.status)
+    finally:
+        if not run.log_dir and (run.world == 1 or not failed):  # the only rank has printed to the terminal
+            shutil.rmtree(log_dir, ignore_errors=True)
+
+
+def _rounds(console: Console, run: Settings) -> Rounds:
+    """What decides whether there is a next attempt, and with which nodes."""
+    return OneNode(run, lambda text: console.print(f"actorflow: {text}"))
+
+
+def _next(rounds: Rounds, before: AttemptResult | None) -> Settings | None:
+    """This node's part of the next attempt; SIGTERM ends a wait for other nodes as Ctrl-C does."""
+
+    def end(number: int, _frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        return rounds.next(before)
+    earlier = signal.signal(signal.SIGTERM, end)
+    try:
+        return rounds.next(before)
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+def _reshaped(console: Console, run: Settings, shape: RunShape) -> Settings:
+    """The run in the shape that its script asks for (``flow.config``, ``flow.env.machine``).
+
+    Raises ClusterError for several nodes without a secret.
+    """
+    check_token(shape, run.token)
     console.print(f"actorflow: the script asks for {shape.spoken}: it starts anew", style="dim")
     port = run.master_port or shape.port
-    return launch(
-        replace(
-            run.with_shape(shape.devices, shape.nnodes, shape.node_rank),
-            master_host=shape.master_addr,
-            master_port=port,
-            log_dir=run.log_dir or shape.log_dir,
-            given=frozenset({"devices", "nodes", "port"} if port else {"devices", "nodes"}),
-        )
-    )
-
-
-def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
-    """This launcher's part in gathering all nodes' logs on the master's; a run continues even if it fails."""
-    if run.launchers == 1:
-        return NoLogTransfer()
-    from actorflow.launch.log_gather import LogKeeper, LogSender
-
-    if run.launcher_number:
-        return LogSender(run.launcher_number, run.launcher_ranks, log_dir, run.token)
-    keeper = LogKeeper(range(1, run.launchers), len(run.launcher_ranks), log_dir, run.bind_host(), run.token)
-    try:
-        keeper.start()
-    except ClusterError as e:
-        console.print(f"actorflow: logs of other nodes stay there: {e}", style="bold")
-    return keeper
-
-
-def _supervise(run: Settings, log_dir: str) -> tuple[dict[int, int], signal.Signals | None]:
-    """Run the ranks under torch's agent; returns the exit statuses of failed ranks, and the signal that ended it."""
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, launch_agent
-
-    from actorflow.launch.rank_logs import RankLogs
-
-    config = LaunchConfig(
-        min_nodes=1,  # each node has an agent of its own; nodes meet when their ranks join
-        max_nodes=1,
-        nproc_per_node=len(run.launcher_ranks),
-        logs_specs=RankLogs(log_dir, run.launcher_ranks.start),
-        run_id=uuid.uuid4().hex,
-        role="actorflow",
-        rdzv_endpoint="127.0.0.1:0",
-        rdzv_backend="static",
-        rdzv_configs={"rank": 0},
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # our own report is shorter
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    # the agent fills in templates such as ${local_rank} in arguments; "$$" is a plain "$"
-    script = [argument.replace("$", "$$") for argument in (run.script, *run.argv)]
-    arguments = ["-u", "-P", "-m", "actorflow.launch.entry", *script]
-    try:
-        launch_agent(config, sys.executable, arguments)
-    except ChildFailedError as e:
-        return {run.launcher_ranks.start + local: failure.exitcode for local, failure in e.failures.items()}, None
-    except SignalException as e:
-        return {}, signal.Signals(e.sigval)
-    except KeyboardInterrupt:  # before the agent has its handlers
-        return {}, signal.SIGINT
-    return {}, None
-
-
-def _report(console: Console, run: Settings, log_dir: str, findings: WatchFindings, codes: dict[int, int]) -> int:
-    """Print what happened; returns the exit status."""
-    failure = _first_failure(findings, codes)
-    code = _exit_status_of(failure, codes.get(failure.rank, 1)) if failure.kind == FailureKind.ENDED else 1
-    console.print(f"actorflow: {failure.text}", style="bold red")
-    if failure.rank != 0 and failure.kind not in (FailureKind.CALL, FailureKind.JOIN):
-        path = log_path(log_dir, failure.rank, "stderr")  # exists for another node's rank only if logs are gathered
-        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        if lines:
-            console.print(f"actorflow: the last lines of {path}:")
-            console.print("\n".join(f"  {line}" for line in lines[-TAIL:]))
-    return code if code > 0 else 1
-
-
-def _say_where_output_is(console: Console, run: Settings, log_dir: str) -> None:
-    """After a failure: print where the logs and the trace are."""
-    if run.world > 1:
-        whose = "all" if run.launchers > 1 and run.launcher_number == 0 else "this node's"
-        console.print(f"actorflow: logs of {whose} ranks are in {log_dir}", style="dim")
-    elif not run.log_dir:  # the only rank has printed to the terminal
-        shutil.rmtree(log_dir, ignore_errors=True)
-    if run.trace and run.launcher_number == 0 and (line := trace_note(run.trace, range(run.world))):
-        console.print(f"actorflow: {line}", style="dim")
-
-
-def _warn_of_disk(console: Console, run: Settings, log_dir: str) -> None:
-    """Warn of lost output if the disk is full; the scripts themselves get no error."""
-    if run.world > 1 and is_full(log_dir):
-        console.print(f"actorflow: the disk of {log_dir} is full: what ranks print there is lost", style="bold red")
-
-
-def _exit_status_of(failure: Failure, code: int) -> int:
-    """The exit status of a script; the status it reported, if the rank was killed for ending too slowly."""
-    said = re.search(r"exit status (\d+)", failure.cause)
-    return int(said[1]) if said is not None and code <= 0 else code
-
-
-def _first_failure(findings: WatchFindings, codes: dict[int, int]) -> Failure:
-    """The first failure, with its exact cause if this node knows it."""
-    died = dict(findings.deaths)
-    for failure in findings.failures:
-        if failure.kind not in LOST or failure.rank not in codes or failure.rank not in died:
-            return failure
-        cause = _status(codes[failure.rank])  # more exact than what its peers could see
-        return Failure(failure.rank, failure.host, failure.pid, FailureKind.KILLED, cause, failure.noticed_by)
-    rank, pid = next(iter(findings.deaths), (min(codes), 0))
-    pid = pid or findings.started.get(rank, 0)
-    return Failure(rank, socket.gethostname(), pid, FailureKind.KILLED, _status(codes.get(rank, 1)), LAUNCHER)
-
-
-def _status(code: int) -> str:
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit status {code}"
-
-
-def _greeting(run: Settings, log_dir: str) -> str:
-    first, last = run.launcher_ranks[0], run.launcher_ranks[-1]
-    ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
-    node = f"node {run.node} of {run.nnodes}, " if run.nnodes > 1 else ""
-    kept = "" if run.log_dir else ", kept where the run fails, or with --log-dir"
-    return f"actorflow: {node}{ranks}; output of ranks other than 0 in {log_dir}{kept}"
-
-
-def _rank_settings(run: Settings, port: int, log_dir: str, launcher: str, logs_port: int) -> Settings:
-    """The settings of the launcher's ranks: the run's, with this launcher's ports and folders."""
     return replace(
-        run,
+        run.with_shape(shape.devices, shape.nnodes, shape.node_rank),
+        master_host=shape.master_addr,
         master_port=port,
-        reserved_port=run.reserved_port or not run.master_port,
-        log_dir=log_dir,
-        launcher=launcher,
-        launcher_pid=os.getpid(),
-        logs_port=logs_port,
-        token=run.token or (secrets.token_hex(16) if run.launchers == 1 else ""),
+        log_dir=run.log_dir or shape.log_dir,
+        given=frozenset({"devices", "nodes", "port"} if port else {"devices", "nodes"}),
     )
-
-
-def _variables(run: Settings) -> dict[str, str]:
-    """The environment of the ranks, on top of our own."""
-    variables = run.to_env()
-    variables["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED", "0")  # equal on all ranks
-    variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN)
-    variables |= {name: value for name, value in MALLOC.items() if name not in os.environ}
-    if "OMP_NUM_THREADS" not in os.environ:
-        variables["OMP_NUM_THREADS"] = str(run.threads)
-    return variables
-
-
-@contextmanager
-def _reserved_port(run: Settings) -> Iterator[int]:
-    """The master's port: the one given, else a free one that is held until the ranks have ended."""
-    if run.master_port:
-        yield run.master_port
-        return
-    with socket.socket() as holder:  # bound, never listening: only the master's server gets connections
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((run.master_host, 0))
-        yield holder.getsockname()[1]
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Restore the signal handlers that the agent replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

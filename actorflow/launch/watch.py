@@ -45,6 +45,7 @@ class WatchFindings:
     started: dict[int, int] = field(default_factory=dict)  # rank -> pid
     killed: set[int] = field(default_factory=set)  # ranks that the watch ended itself
     wanted: RunShape | None = None  # the shape with which the script asks to be restarted
+    regroup: bool = False  # the ranks ended so that waiting nodes can be taken in
 
 
 class RankWatch:

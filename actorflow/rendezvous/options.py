@@ -24,7 +24,7 @@ class ValueKind(enum.StrEnum):
     SWITCH = "switch"  # --insecure; in a variable 0 or 1
     TOGGLE = "toggle"  # --local/--no-local; in a variable 0 or 1
     COUNT = "count"  # an integer from 1
-    RANK = "rank"  # an integer from 0
+    NUMBER = "number"  # an integer from 0
     PORT = "port"
     SECONDS = "seconds"
     TEXT = "text"
@@ -55,7 +55,7 @@ class DeviceType(enum.StrEnum):
 
 _FROM_TEXT: dict[ValueKind, Callable[[str], Any]] = {
     ValueKind.COUNT: int,
-    ValueKind.RANK: int,
+    ValueKind.NUMBER: int,
     ValueKind.PORT: int,
     ValueKind.SECONDS: float,
     ValueKind.NAMES: lambda text: frozenset(filter(None, text.split(","))),
@@ -144,7 +144,7 @@ NNODES = LaunchOption(
 )
 NODE_RANK = LaunchOption(
     "node_rank",
-    _K.RANK,
+    _K.NUMBER,
     "Which of them this one is.  [default: 0]",
     variable="ACTORFLOW_NODE_RANK",
     for_ranks=True,
@@ -162,6 +162,16 @@ JOIN_TIMEOUT = LaunchOption(
     variable="ACTORFLOW_JOIN_TIMEOUT",
     user_variable=True,
     for_ranks=True,
+)
+MAX_RESTARTS = LaunchOption(
+    "max_restarts",
+    _K.NUMBER,
+    "How often all ranks start again when one fails; a script with a Keeper then goes on from its last checkpoint.",
+    default=0,
+    show_default=True,
+    variable="ACTORFLOW_MAX_RESTARTS",
+    for_ranks=True,
+    by_driver=True,
 )
 TOKEN_FILE = LaunchOption(
     "token_file",
@@ -269,6 +279,7 @@ RUN_OPTIONS = (  # of ``actorflow run``, in the order of its help
     MASTER_PORT,
     CTRL_PORT,
     JOIN_TIMEOUT,
+    MAX_RESTARTS,
     TOKEN_FILE,
     INSECURE,
     ON,
@@ -290,6 +301,7 @@ _FOR_RANKS_ALONE = (  # variables from a launcher to its ranks, without an optio
     LaunchOption("own_cores", _K.SWITCH, variable="ACTORFLOW_OWN_CORES", for_ranks=True),
     LaunchOption("given", _K.NAMES, variable="ACTORFLOW_GIVEN", for_ranks=True),
     LaunchOption("reserved_port", _K.SWITCH, variable="ACTORFLOW_RESERVED_PORT", for_ranks=True),
+    LaunchOption("attempt", _K.NUMBER, default=0, variable="ACTORFLOW_ATTEMPT", for_ranks=True),
     LaunchOption("logs_port", _K.PORT, variable="ACTORFLOW_LOGS_PORT", for_ranks=True),
     LaunchOption("launcher", _K.TEXT, variable="ACTORFLOW_LAUNCHER", for_ranks=True),
     LaunchOption("launcher_pid", _K.COUNT, variable="ACTORFLOW_LAUNCHER_PID", for_ranks=True),

@@ -85,6 +85,8 @@ class Settings:
     measure: bool = False  # for ``actorflow plan``: measure this machine's costs first
     live: LiveMode = LiveMode.AUTO
     trace: str = ""  # folder for traces; empty: none are recorded
+    max_restarts: int = 0  # how often all ranks start again after a failure
+    attempt: int = 0  # which start of the ranks this is
     logs_port: int = 0  # on which node 0's launcher receives the logs of all nodes; 0: it does not
 
     @property

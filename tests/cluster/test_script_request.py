@@ -15,10 +15,9 @@ from rich.console import Console
 
 import actorflow as flow
 from actorflow.cli import run
-from actorflow.launch import launcher as launch
-from actorflow.launch.watch import WatchFindings
+from actorflow.launch import attempt, launcher
 from actorflow.rendezvous import start
-from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.rendezvous.reports import parse
 from actorflow.rendezvous.script_request import RunShape, ScriptRequest, check_token, restart_shape
 from actorflow.rendezvous.settings import Settings
@@ -286,19 +285,13 @@ def test_a_rank_that_is_one_of_too_few_tells_its_launcher_and_leaves_with_the_ot
     assert left == ["goodbye"]
 
 
-def test_the_launcher_starts_no_nodes_that_share_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_launcher_starts_no_nodes_that_share_no_secret() -> None:
     asks = RunShape(1, 2, 0, "10.0.0.1", 9988, False, "")
-    assert launch._restart(Console(stderr=True, width=500), Settings(script="train.py"), asks) == 1
-    assert "export ACTORFLOW_TOKEN=" in capsys.readouterr().err
+    with pytest.raises(ClusterError, match="export ACTORFLOW_TOKEN="):
+        launcher._reshaped(Console(stderr=True), Settings(script="train.py"), asks)
 
 
-def test_a_scripts_exit_status_is_kept_where_its_process_was_too_slow_to_end(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    failure = Failure(0, "host", 1, "ended", "ended with exit status 3", 0)
+def test_a_scripts_exit_status_is_kept_where_its_process_was_too_slow_to_end() -> None:
+    failure = Failure(0, "host", 1, FailureKind.ENDED, "ended with exit status 3", 0)
     for code in (3, -9):  # it ended by itself, or the watch has killed it after a while
-        status = launch._report(
-            Console(stderr=True), Settings(script="train.py"), "logs", WatchFindings([failure]), {0: code}
-        )
-        assert status == 3
-    assert "ended with exit status 3" in capsys.readouterr().err
+        assert attempt._exit_status_of(failure, code) == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.launch import launcher as launch
+from actorflow.launch import attempt as launch
 from actorflow.launch.log_files import log_path
 from actorflow.launch.log_gather import LogKeeper, LogSender
 from actorflow.rendezvous.settings import Settings

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 import warm
 from actorflow.cli import main
-from actorflow.launch import launcher as launching
+from actorflow.launch import attempt as launching
+from actorflow.launch import launcher
 from actorflow.rendezvous import options
 from actorflow.rendezvous.elastic import torch_settings
 from actorflow.rendezvous.settings import Settings
@@ -63,7 +64,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
     for name in (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(launching, "launch", launch)
+    monkeypatch.setattr(launcher, "launch", launch)
     return found
 
 
