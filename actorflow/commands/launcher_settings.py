@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from actorflow.launch import slurm
 from actorflow.rendezvous.engines import RAY, SLURM, TORCHRUN, EngineProcess, find_process
-from actorflow.rendezvous.options import JOIN_TIMEOUT, LOCAL, MAX_RESTARTS, ON, DeviceType, LiveMode
+from actorflow.rendezvous.options import JOIN_TIMEOUT, LOCAL, MAX_RESTARTS, ON, DeviceType, LiveMode, NodeCount
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -23,7 +23,7 @@ class LaunchFlags:
     """The options of ``actorflow run`` as the command line gives them, and the secret; None where it says nothing."""
 
     devices: int | None = None
-    nnodes: int | None = None
+    nnodes: NodeCount | None = None
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
@@ -45,8 +45,23 @@ class LaunchFlags:
 
     @property
     def port(self) -> int:
-        """The port of the master's control server; 0 for any."""
-        return self.ctrl_port or self.master_port or 0
+        """The port on node 0 at which nodes find each other; 0 for any."""
+        return (self.master_port if self.restarts else None) or self.ctrl_port or self.master_port or 0
+
+    @property
+    def least_nodes(self) -> int:
+        """With how many nodes the run goes on where others are missing; 0: none may be."""
+        return self.nnodes.least if self.nnodes is not None and self.elastic else 0
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the run goes on with fewer nodes."""
+        return self.nnodes is not None and self.nnodes.least < self.nnodes.most
+
+    @property
+    def restarts(self) -> bool:
+        """Whether there may be several attempts."""
+        return self.max_restarts > 0 or self.elastic
 
     @property
     def gpus(self) -> bool:
@@ -74,11 +89,21 @@ def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Setting
         raise ClusterError(
             "--insecure contradicts the token that --token-file or ACTORFLOW_TOKEN gives; drop one of them"
         )
+    if flags.restarts and process is not None and (process.tasks > 1 or process.engine is not SLURM):
+        name = "--nnodes MIN:MAX" if flags.elastic else "--max-restarts"
+        raise ClusterError(
+            f"{name} needs one launcher on each node, and {process.engine.name} starts one for each device and "
+            "restarts them itself: give its own options, or start `actorflow run` on each node (srun "
+            "--ntasks-per-node 1)"
+        )
     placed = _by_flags(flags) if process is None else _by_engine(flags, process, environ)
     return replace(
         placed,
         join_timeout=flags.join_timeout,
         max_restarts=flags.max_restarts,
+        least_nodes=flags.least_nodes,
+        most_nodes=placed.nnodes if flags.elastic else 0,
+        ctrl_port=flags.ctrl_port or 0 if flags.restarts and flags.master_port else 0,
         interface=flags.interface or "",
         log_dir=flags.log_dir or "",
         live=flags.live_mode,
@@ -90,7 +115,7 @@ def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Setting
 
 
 def _by_flags(flags: LaunchFlags) -> Settings:
-    nnodes, node = flags.nnodes or 1, flags.node_rank or 0
+    nnodes, node = 1 if flags.nnodes is None else flags.nnodes.most, flags.node_rank or 0
     if node >= nnodes:
         raise ClusterError(f"--node-rank {node} is not below --nnodes {nnodes}")
     if nnodes > 1:
@@ -110,6 +135,7 @@ def _by_flags(flags: LaunchFlags) -> Settings:
         master_host=(flags.master_addr if nnodes > 1 else None) or "127.0.0.1",
         master_port=flags.port,
         token=flags.token,
+        numbered=flags.node_rank is not None or not flags.elastic,
         given=_names({"devices": flags.devices, "nodes": flags.nnodes, "port": flags.port}),
     )
 
@@ -144,7 +170,7 @@ def _check(flags: LaunchFlags, process: EngineProcess) -> None:
     """Raise ClusterError where a flag says what the engine says otherwise."""
     p = process
     said = (
-        ("--nnodes", flags.nnodes, p.nnodes, f"{p.engine.nnodes}={p.nnodes}"),
+        ("--nnodes", flags.nnodes and flags.nnodes.most, p.nnodes, f"{p.engine.nnodes}={p.nnodes}"),
         ("--node-rank", flags.node_rank, p.node, f"{p.engine.node}={p.node}"),
         ("--devices", flags.devices if p.tasks > 1 else None, p.tasks, f"{p.tasks} processes on each node"),
     )

@@ -34,7 +34,7 @@ def on_ray(context: click.Context, flags: LaunchFlags) -> int:
                 argv=tuple(parameters["arguments"]),
                 options=tuple(_passed_on(context)),
                 devices=flags.devices,
-                nnodes=flags.nnodes,
+                nnodes=None if flags.nnodes is None else flags.nnodes.most,
                 gpus=flags.gpus,
                 token=flags.token,
                 timeout=flags.join_timeout,
@@ -51,6 +51,11 @@ def _check(flags: LaunchFlags) -> None:
                 f"{flag} {value} contradicts --on ray, which starts the ranks on all nodes of the Ray cluster by "
                 "itself; drop one of them"
             )
+    if flags.restarts:
+        raise ClusterError(
+            "--max-restarts and --nnodes MIN:MAX are not there with --on ray; start `actorflow run` on each node, or "
+            "have Ray start the run again (a job's max_retries)"
+        )
     if flags.insecure:
         raise ClusterError("--insecure contradicts --on ray, which gives the ranks a secret by itself; drop it")
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from actorflow.rendezvous.options import DEVICE_TYPE, RUN_OPTIONS, LaunchOption, ValueKind
+from actorflow.rendezvous.options import DEVICE_TYPE, RUN_OPTIONS, LaunchOption, NodeCount, ValueKind
 from actorflow.support.output_paths import why_not_writable
 
 __all__ = [
@@ -40,8 +40,24 @@ def _writable(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class _NodeCountType(click.ParamType[NodeCount]):
+    """``4`` or ``2:4``."""
+
+    name = "nodes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NodeCount:
+        """The count; BadParameter for a text that is none."""
+        try:
+            return value if isinstance(value, NodeCount) else NodeCount.from_text(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
 _TYPES: dict[ValueKind, click.ParamType[Any]] = {
     ValueKind.COUNT: click.IntRange(1),
+    ValueKind.NODES: _NodeCountType(),
     ValueKind.NUMBER: click.IntRange(0),
     ValueKind.PORT: click.IntRange(1, 65535),
     ValueKind.SECONDS: click.FloatRange(0, min_open=True),
@@ -63,7 +79,8 @@ def click_option(option: LaunchOption) -> Callable[[_Command], _Command]:
     if option.kind is ValueKind.FOLDER:
         more["callback"] = writable_folder
     kind = click.Choice(option.choices) if option.choices else _TYPES[option.kind]
-    return click.option(option.flag, type=kind, metavar=option.metavar, **more)
+    flags = filter(None, (option.flag, option.also, option.name))
+    return click.option(*flags, type=kind, metavar=option.metavar, **more)
 
 
 def run_options(command: _Command) -> _Command:

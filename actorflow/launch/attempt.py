@@ -23,6 +23,7 @@ from actorflow.launch.log_disk import is_full
 from actorflow.launch.log_files import LogTransfer, NoLogTransfer, log_path
 from actorflow.launch.watch import RankWatch, WatchFindings
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
+from actorflow.rendezvous.network import hold_port
 from actorflow.rendezvous.script_request import RunShape
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import RunInfo, announce_run, ask_ranks, on_signal
@@ -246,10 +247,8 @@ def _reserved_port(run: Settings) -> Iterator[int]:
     if run.master_port:
         yield run.master_port
         return
-    with socket.socket() as holder:  # bound, never listening: only the master's server gets connections
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((run.master_host, 0))
-        yield holder.getsockname()[1]
+    with hold_port(run.master_host) as holder:
+        yield int(holder.getsockname()[1])
 
 
 @contextmanager

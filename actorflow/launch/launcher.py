@@ -14,7 +14,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from actorflow.launch.attempt import AttemptResult, run_attempt
-from actorflow.launch.rounds import OneNode, Rounds
+from actorflow.launch.rounds import OneNode, Rounds, SeveralNodes
 from actorflow.rendezvous.script_request import RunShape, check_token
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
@@ -63,7 +63,11 @@ def _run(console: Console, run: Settings) -> AttemptResult:
 
 def _rounds(console: Console, run: Settings) -> Rounds:
     """What decides whether there is a next attempt, and with which nodes."""
-    return OneNode(run, lambda text: console.print(f"actorflow: {text}"))
+
+    def say(text: str) -> None:
+        console.print(f"actorflow: {text}")
+
+    return SeveralNodes(run, say) if run.meets else OneNode(run, say)
 
 
 def _next(rounds: Rounds, before: AttemptResult | None) -> Settings | None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol, Self
 
 from actorflow.launch.attempt import AttemptResult
+from actorflow.launch.meeting import AttendedSeat, HostedSeat, Seat
+from actorflow.launch.node_assembly import NodeAssembly
+from actorflow.rendezvous.addresses import is_own, resolve
 from actorflow.rendezvous.failure import FailureKind
+from actorflow.rendezvous.network import hold_port
 from actorflow.rendezvous.settings import Settings
+from actorflow.rendezvous.ticket import own_ticket
+from actorflow.rendezvous.waiting_nodes import say_whether_nodes_wait
+from actorflow_compiler.core.errors import ClusterError
 
-__all__ = ["OneNode", "Rounds"]
+__all__ = ["OneNode", "Rounds", "SeveralNodes"]
 
 
 class Rounds(AbstractContextManager["Rounds"], Protocol):
@@ -60,3 +68,122 @@ class OneNode(Rounds):
 
     def attend(self, launcher: str) -> None:
         """See ``Rounds``; no node is waited for."""
+
+
+class SeveralNodes(Rounds):
+    """``Rounds`` of a run whose launchers meet before each attempt, in that of node 0.
+
+    Without a number of its own, the launcher that can listen on the master's address is node 0's.
+    """
+
+    def __init__(self, run: Settings, say: Callable[[str], object]) -> None:
+        self.status = 0
+        self._run, self._say = run, say
+        self._ticket = own_ticket(run)
+        self._seat: Seat | None = None
+        self._launcher = ""  # of the attempt under way, on node 0
+        self._waiting = 0  # nodes that could be taken in
+        self._held: socket.socket | None = None  # the port of the attempt's master
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._seat is not None:
+            self._seat.leave(self.status)
+        if self._held is not None:
+            self._held.close()
+
+    def next(self, before: AttemptResult | None) -> Settings | None:
+        """See ``Rounds``; node 0 counts the restarts."""
+        if before is not None:
+            self.status = before.status
+            if before.failure is None and not before.regroup:
+                return None
+        failed = before is not None and before.failure is not None
+        while True:
+            try:
+                self._seat = self._seat or self._take_seat()
+                self._seat.ready(failed)
+                return self._await_attempt(self._seat)
+            except ConnectionError as error:
+                if self._seat is None:
+                    raise ClusterError(f"{error} (--join-timeout). {self._advice}") from error
+                self._say(f"{error}: waiting for it to come back")
+                self._seat.leave(1)
+                self._seat, failed = None, False  # a new launcher there knows nothing of the failure
+
+    def attend(self, launcher: str) -> None:
+        """See ``Rounds``."""
+        self._launcher = launcher
+        self._show_waiting(self._waiting)
+
+    def _await_attempt(self, seat: Seat) -> Settings | None:
+        while True:
+            item = seat.next()
+            match item.WhichOneof("kind"):
+                case "attempt":
+                    found = item.attempt
+                    return replace(
+                        self._run.with_shape(self._run.devices, found.nnodes, found.node),
+                        attempt=found.number,
+                        master_port=found.port,
+                        reserved_port=self._held is not None,
+                    )
+                case "note":
+                    self._say(item.note)
+                case "refused":
+                    raise ClusterError(item.refused)
+                case _:
+                    self.status = self.status or item.over.status
+                    if item.over.text:
+                        self._say(item.over.text)
+                    return None
+
+    def _take_seat(self) -> Seat:
+        run = self._run
+        if run.node == 0 and (run.numbered or any(map(is_own, resolve(run.master_host)))):
+            try:
+                return self._host()
+            except ClusterError:
+                if run.numbered:
+                    raise  # else another launcher on this machine has the port, and is node 0's
+        wanted = run.node if run.numbered else None
+        self._say(f"meeting the other nodes at {run.master_address}")
+        return AttendedSeat(self._ticket, wanted, run.master_address, run.token, run.join_timeout)
+
+    def _host(self) -> Seat:
+        run = self._run
+        assembly = NodeAssembly(
+            self._ticket, run.least_nodes or run.nnodes, run.nnodes, run.join_timeout, run.max_restarts
+        )
+        return HostedSeat(
+            self._ticket,
+            assembly,
+            (run.bind_host(), run.master_port),
+            run.token,
+            self._port,
+            self._show_waiting,
+            self._say,
+        )
+
+    def _port(self) -> int:
+        """A port for the next attempt's master, held for it unless the command line names it."""
+        if self._run.ctrl_port:
+            return self._run.ctrl_port
+        if self._held is not None:
+            self._held.close()
+        self._held = hold_port(self._run.bind_host())
+        return int(self._held.getsockname()[1])
+
+    def _show_waiting(self, count: int) -> None:
+        self._waiting = count
+        if self._launcher:
+            say_whether_nodes_wait(self._launcher, count > 0)
+
+    @property
+    def _advice(self) -> str:
+        return (
+            "Start the run on every node, with the same --nnodes, --devices, --master-addr and --master-port; "
+            "`actorflow doctor` looks for what is between them."
+        )

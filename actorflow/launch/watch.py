@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
-from actorflow.rendezvous.reports import LogsKept, Notice, RankFinished, RankReport, RankStarted, next_report
+from actorflow.rendezvous.reports import LogsKept, Notice, RankFinished, RankReport, RankStarted, Regroup, next_report
 from actorflow.rendezvous.script_request import RunShape
 
 GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
@@ -117,6 +117,8 @@ class RankWatch:
             self._finished.add(report.rank)
         elif isinstance(report, RunShape):
             self.findings.wanted = report
+        elif isinstance(report, Regroup):
+            self.findings.regroup = True
         elif isinstance(report, Notice):
             _say(report.text)
         elif isinstance(report, LogsKept):

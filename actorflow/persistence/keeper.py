@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from actorflow.control import cluster as clusters
+from actorflow.control.regroup import regroup, should_regroup
 from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint
 from actorflow.persistence.loading import Loaded, load_found, verified
 from actorflow.persistence.manifest import MANIFEST, OWN_FILE
@@ -110,7 +111,8 @@ class Keeper:
         """
         for number in range(self.start, total):
             yield number
-            self.step(number)
+            if number < total - 1:
+                self.step(number)
         if self._last < total - 1 and total > 0:
             self.save(total - 1)
         self.wait()
@@ -118,12 +120,18 @@ class Keeper:
     def step(self, number: int, **values: Any) -> Saving | None:
         """Step ``number`` has been done: save if it is time to.  ``values`` are saved beside the objects.
 
-        Returns the handle of a save that has begun, or None.
+        Returns the handle of a save that has begun, or None.  Where nodes wait to be taken in (``actorflow run
+        --nnodes MIN:MAX``), every rank's script ends once the save is complete (SystemExit), and starts again with them.
         """
         self.resume()
         if not self._due(number):
             return None
-        return self.save(number, **values)
+        saving = self.save(number, **values)
+        if should_regroup(clusters.current()):
+            self._say(f"nodes have come: the run starts again with them behind step {number}")
+            saving.wait()
+            regroup(clusters.current())
+        return saving
 
     def save(self, number: int, **values: Any) -> Saving:
         """Save now, as the state after step ``number``; see ``flow.checkpoint.save``."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from actorflow.rendezvous.engines import MASTER_VARIABLE, TORCHRUN, half_set
+from actorflow.rendezvous.network import hold_port
 from actorflow.rendezvous.options import LOCAL, TOKEN, TRACE, read_user_variables
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
@@ -146,8 +146,6 @@ def _store(settings: Settings) -> Any:
 
 def hold_free_port(host: str) -> int:
     """A free port of this machine, reserved for the life of this process by a bound socket that never listens."""
-    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    holder.bind((host, 0))
+    holder = hold_port(host)
     _kept.append(holder)
     return int(holder.getsockname()[1])

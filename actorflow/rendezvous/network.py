@@ -14,6 +14,14 @@ LIBRARIES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables that tell 
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # documentation addresses, which are reached by the default route
 
 
+def hold_port(host: str) -> socket.socket:
+    """A bound socket that never listens, so that its port stays free for a server that may share it."""
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind((host, 0))
+    return holder
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address reaches this host alone."""
     try:

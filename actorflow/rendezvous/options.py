@@ -24,6 +24,7 @@ class ValueKind(enum.StrEnum):
     SWITCH = "switch"  # --insecure; in a variable 0 or 1
     TOGGLE = "toggle"  # --local/--no-local; in a variable 0 or 1
     COUNT = "count"  # an integer from 1
+    NODES = "nodes"  # "4", or "2:4"
     NUMBER = "number"  # an integer from 0
     PORT = "port"
     SECONDS = "seconds"
@@ -34,6 +35,25 @@ class ValueKind(enum.StrEnum):
     NAMES = "names"  # a set; in a variable with commas between them
     LIVE_MODE = "live mode"
     DEVICE_TYPE = "device type"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCount:
+    """How many nodes a run has: as many as ``most``, and where some are missing, no fewer than ``least``."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def from_text(cls, text: str) -> NodeCount:
+        """The count in "4" or "2:4"; raises ValueError for another text."""
+        found = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+        if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]):
+            raise ValueError(f"{text!r} was found; a number from 1 on, or MIN:MAX such as 2:4, was expected")
+        return cls(int(found[1]), int(found[2] or found[1]))
+
+    def __str__(self) -> str:
+        return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
 
 
 class LiveMode(enum.StrEnum):
@@ -55,6 +75,7 @@ class DeviceType(enum.StrEnum):
 
 _FROM_TEXT: dict[ValueKind, Callable[[str], Any]] = {
     ValueKind.COUNT: int,
+    ValueKind.NODES: int,  # in a variable for ranks: those of the attempt
     ValueKind.NUMBER: int,
     ValueKind.PORT: int,
     ValueKind.SECONDS: float,
@@ -75,6 +96,7 @@ class LaunchOption:
     show_default: bool = False
     choices: tuple[str, ...] = ()
     metavar: str | None = None
+    also: str = ""  # another flag for it
     variable: str = ""  # the environment variable; empty: it has none
     user_variable: bool = False  # without the flag, the command line takes the variable's value
     for_ranks: bool = False  # the launcher sets the variable for its ranks, which read it into ``Settings``
@@ -136,8 +158,11 @@ DEVICES = LaunchOption(
 )
 NNODES = LaunchOption(
     "nnodes",
-    _K.COUNT,
-    "Nodes in the run.  [default: 1]",
+    _K.NODES,
+    "Nodes in the run; MIN:MAX goes on with fewer where some are lost, and takes them in again when they come back.  "
+    "[default: 1]",
+    metavar="N|MIN:MAX",
+    also="--nodes",
     variable="ACTORFLOW_NNODES",
     for_ranks=True,
     by_driver=True,
@@ -301,6 +326,7 @@ _FOR_RANKS_ALONE = (  # variables from a launcher to its ranks, without an optio
     LaunchOption("own_cores", _K.SWITCH, variable="ACTORFLOW_OWN_CORES", for_ranks=True),
     LaunchOption("given", _K.NAMES, variable="ACTORFLOW_GIVEN", for_ranks=True),
     LaunchOption("reserved_port", _K.SWITCH, variable="ACTORFLOW_RESERVED_PORT", for_ranks=True),
+    LaunchOption("most_nodes", _K.NUMBER, default=0, variable="ACTORFLOW_MOST_NODES", for_ranks=True),
     LaunchOption("attempt", _K.NUMBER, default=0, variable="ACTORFLOW_ATTEMPT", for_ranks=True),
     LaunchOption("logs_port", _K.PORT, variable="ACTORFLOW_LOGS_PORT", for_ranks=True),
     LaunchOption("launcher", _K.TEXT, variable="ACTORFLOW_LAUNCHER", for_ranks=True),

@@ -28,6 +28,11 @@ class RankFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class Regroup:
+    """All ranks end now, so that nodes that wait are taken in."""
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """A text to print on this node's terminal while a rank waits."""
 
@@ -42,13 +47,14 @@ class LogsKept:
 
 
 # a ``RunShape`` asks for more devices or nodes than the run has: the ranks end and are started anew
-RankReport = RankStarted | RankFinished | Failure | RunShape | Notice | LogsKept
+RankReport = RankStarted | RankFinished | Failure | RunShape | Regroup | Notice | LogsKept
 
 _KINDS: dict[str, type[RankReport]] = {
     "started": RankStarted,
     "finished": RankFinished,
     "failed": Failure,
     "wanted": RunShape,
+    "regroup": Regroup,
     "notice": Notice,
     "kept": LogsKept,
 }

@@ -131,11 +131,19 @@ def _spans(ranks: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs())
 
 
-def _mismatch(name: str, a: Ticket, b: Ticket) -> str:
+def difference(own: Ticket, other: Ticket) -> str:
+    """A text that shows both values, if a node's launcher would run something else than node 0's; empty if not."""
+    name = next((name for name, _, _ in _EQUAL if getattr(own, name) != getattr(other, name)), None)
+    places = tuple(f"the launcher on {ticket.host} (pid {ticket.pid})" for ticket in (own, other))
+    return "" if name is None else _mismatch(name, own, other, places, "the nodes do")
+
+
+def _mismatch(
+    name: str, a: Ticket, b: Ticket, places: tuple[str, ...] | None = None, who: str = "ranks do"
+) -> str:
     label, advice = next((label, advice) for field, label, advice in _EQUAL if field == name)
-    return (
-        f"ranks do not agree on the {label}:\n  {a.place}: {_shown(name, a)}\n  {b.place}: {_shown(name, b)}\n{advice}"
-    )
+    first, second = places or (a.place, b.place)
+    return f"{who} not agree on the {label}:\n  {first}: {_shown(name, a)}\n  {second}: {_shown(name, b)}\n{advice}"
 
 
 def _shown(name: str, ticket: Ticket) -> str:

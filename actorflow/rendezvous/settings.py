@@ -85,6 +85,10 @@ class Settings:
     measure: bool = False  # for ``actorflow plan``: measure this machine's costs first
     live: LiveMode = LiveMode.AUTO
     trace: str = ""  # folder for traces; empty: none are recorded
+    least_nodes: int = 0  # with which the run goes on where others are missing; 0: none may be
+    most_nodes: int = 0  # that the run may grow to; 0: it keeps its number
+    numbered: bool = True  # this launcher's node has its number from the command line or an engine
+    ctrl_port: int = 0  # of the master's server, where ``master_port`` is that of the launchers' meeting; 0: any
     max_restarts: int = 0  # how often all ranks start again after a failure
     attempt: int = 0  # which start of the ranks this is
     logs_port: int = 0  # on which node 0's launcher receives the logs of all nodes; 0: it does not
@@ -119,6 +123,11 @@ class Settings:
         """The ranks that this process's launcher starts."""
         count = self.devices // self.tasks
         return range(self.launcher_number * count, (self.launcher_number + 1) * count)
+
+    @property
+    def meets(self) -> bool:
+        """Whether the launchers of the run meet before each attempt."""
+        return self.nnodes > 1 and (self.max_restarts > 0 or 0 < self.least_nodes < self.nnodes)
 
     @property
     def leads(self) -> bool:

@@ -266,3 +266,45 @@ class LogPiece(_message.Message):
 class LogsKept(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class NodeReady(_message.Message):
+    __slots__ = ("ticket", "node", "failed")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    node: int
+    failed: bool
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., node: _Optional[int] = ..., failed: bool = ...) -> None: ...
+
+class MeetingItem(_message.Message):
+    __slots__ = ("attempt", "note", "refused", "over")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    attempt: Attempt
+    note: str
+    refused: str
+    over: Over
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., note: _Optional[str] = ..., refused: _Optional[str] = ..., over: _Optional[_Union[Over, _Mapping]] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("number", "node", "nnodes", "port")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NNODES_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    node: int
+    nnodes: int
+    port: int
+    def __init__(self, number: _Optional[int] = ..., node: _Optional[int] = ..., nnodes: _Optional[int] = ..., port: _Optional[int] = ...) -> None: ...
+
+class Over(_message.Message):
+    __slots__ = ("status", "text")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    status: int
+    text: str
+    def __init__(self, status: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...

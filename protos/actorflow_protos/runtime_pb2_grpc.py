@@ -164,3 +164,68 @@ class LogCollector(object):
             actorflow__protos_dot_runtime__pb2.LogsKept.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+
+class MeetingStub(object):
+    """Where the launchers of a run's nodes meet before each attempt: that of node 0.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Meet = channel.stream_stream(
+                '/actorflow.runtime.Meeting/Meet',
+                request_serializer=actorflow__protos_dot_runtime__pb2.NodeReady.SerializeToString,
+                response_deserializer=actorflow__protos_dot_runtime__pb2.MeetingItem.FromString,
+                )
+
+
+class MeetingServicer(object):
+    """Where the launchers of a run's nodes meet before each attempt: that of node 0.
+    """
+
+    def Meet(self, request_iterator, context):
+        """One stream for the life of a launcher; its end is the launcher's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_MeetingServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Meet': grpc.stream_stream_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=actorflow__protos_dot_runtime__pb2.NodeReady.FromString,
+                    response_serializer=actorflow__protos_dot_runtime__pb2.MeetingItem.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'actorflow.runtime.Meeting', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Meeting(object):
+    """Where the launchers of a run's nodes meet before each attempt: that of node 0.
+    """
+
+    @staticmethod
+    def Meet(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(request_iterator, target, '/actorflow.runtime.Meeting/Meet',
+            actorflow__protos_dot_runtime__pb2.NodeReady.SerializeToString,
+            actorflow__protos_dot_runtime__pb2.MeetingItem.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
