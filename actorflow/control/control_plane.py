@@ -238,6 +238,11 @@ class ControlPlane:
         await self._unless_failed(channel.channel_ready(), timeout)
         call = PeerStub(channel).Link(metadata=self._metadata())
         if not door.is_accepted(await self._unless_failed(call.initial_metadata(), timeout)):
+            if await call.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise ClusterError(
+                    f"what listens at {address} is no rank: where a run has restarts, its launchers meet at that port. "
+                    "Give every node the same --max-restarts and --nnodes."
+                )
             if await call.code() is not grpc.StatusCode.UNAUTHENTICATED:
                 raise ClusterError(f"rank {peer} ({address}) refused rank {self.rank}: {await call.details()}")
             raise ClusterError(

@@ -154,12 +154,8 @@ class NodeAssembly:
                 return [End(f"no restart is left (--max-restarts {self._restarts})")]
         ready = [key for key, node in self._nodes.items() if node.ready]
         late = now >= self._since + self._limit
-        ending = len(ready) < len(self._nodes)
-        if HOST in ready and (
-            len(ready) >= self._most
-            or (self._size and len(ready) >= self._size and not ending)
-            or (late and len(ready) >= self._least)
-        ):
+        complete = len(ready) >= (self._size or self._most) and len(ready) == len(self._nodes)  # none still ends
+        if HOST in ready and (complete or (late and len(ready) >= self._least)):
             return [self._begin(sorted(ready, key=self._precedence)[: self._most])]
         if late and HOST in ready:
             return [End(f"{self.missing()} after {self._limit:g} s (--join-timeout)")]

@@ -121,7 +121,7 @@ class Keeper:
         """Step ``number`` has been done: save if it is time to.  ``values`` are saved beside the objects.
 
         Returns the handle of a save that has begun, or None.  Where nodes wait to be taken in (``actorflow run
-        --nnodes MIN:MAX``), every rank's script ends once the save is complete (SystemExit), and starts again with them.
+        --nnodes MIN:MAX``), all scripts end once the save is complete (SystemExit), and start again with them.
         """
         self.resume()
         if not self._due(number):

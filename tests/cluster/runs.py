@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -40,13 +40,22 @@ class Run:
         """The exit status; raises subprocess.TimeoutExpired after ``limit`` seconds."""
         return self.process.wait(limit)
 
-    def wait_for(self, paths: Sequence[Path]) -> list[str]:
-        """What the run's ranks have written to these files, once all are there; they have to be renamed into place."""
+    def until(self, there: Callable[[], bool]) -> None:
+        """Wait until something is so, while the run goes on."""
         deadline = time.monotonic() + LIMIT
-        while not all(path.exists() for path in paths):
+        while not there():
             assert time.monotonic() < deadline, self.output
             assert self.process.poll() is None, self.output
             time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End the launcher at once, as when its host loses its power; its ranks end with it."""
+        self.process.kill()
+        self.process.wait(LIMIT)
+
+    def wait_for(self, paths: Sequence[Path]) -> list[str]:
+        """What the run's ranks have written to these files, once all are there; they have to be renamed into place."""
+        self.until(lambda: all(path.exists() for path in paths))
         return [path.read_text() for path in paths]
 
     @property

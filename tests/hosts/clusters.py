@@ -15,9 +15,17 @@ TOKEN = "a secret of the tests"
 class Cluster:
     """Some hosts, each with one rank where a test says nothing else; what is started on them, and its end."""
 
-    def __init__(self, hosts: Sequence[Host], scripts: str, outputs: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        scripts: str,
+        shared: tuple[Path, str],
+        outputs: Path,
+        env: Mapping[str, str],
+    ) -> None:
         self.hosts = list(hosts)
         self.scripts = scripts  # the folder of tests/hosts/scripts on each host
+        self.shared_here, self.shared = shared  # a folder that all hosts see: its path on this machine, and on theirs
         self._outputs = outputs
         self.env = {"ACTORFLOW_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", **env}
         self._count = itertools.count()
@@ -37,7 +45,7 @@ class Cluster:
         *arguments: str,
         options: Sequence[str] = (),
         host: Host | None = None,
-        nodes: int | None = None,
+        nodes: int | str | None = None,
         devices: int = 1,
         master: str | None = None,
         **env: str,

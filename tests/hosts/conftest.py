@@ -13,7 +13,7 @@ import pytest
 
 from hosts.clusters import Cluster
 from hosts.containers import SCRIPTS as MOUNTED
-from hosts.containers import containers
+from hosts.containers import SHARED, containers
 from hosts.machines import Host
 from hosts.namespaces import namespaces
 
@@ -29,22 +29,32 @@ def on_docker() -> bool:
 
 
 @pytest.fixture(scope="session")
-def machines(on_docker: bool) -> Iterator[Sequence[Host]]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all hosts see and can write to."""
+    folder = tmp_path_factory.mktemp("shared")
+    folder.chmod(0o777)  # the user of containers is another one
+    return folder
+
+
+@pytest.fixture(scope="session")
+def machines(on_docker: bool, shared: Path) -> Iterator[Sequence[Host]]:
     """The hosts, which all tests share."""
     count = int(os.environ.get("ACTORFLOW_NODES", "4"))
     assert count in (2, 4), "ACTORFLOW_NODES is 2 or 4"
-    with (containers if on_docker else namespaces)(count) as made:
+    with containers(count, shared) if on_docker else namespaces(count) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def whole(machines: Sequence[Host], on_docker: bool, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+def whole(
+    machines: Sequence[Host], on_docker: bool, shared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Cluster:
     """All hosts as one cluster."""
     outputs = tmp_path_factory.mktemp("outputs")
     if on_docker:
-        return Cluster(machines, MOUNTED, outputs, {"PYTHONPATH": "/opt/examples"})
+        return Cluster(machines, MOUNTED, (shared, SHARED), outputs, {"PYTHONPATH": "/opt/examples"})
     cache = {"ACTORFLOW_CACHE": str(outputs / "cache")}
-    return Cluster(machines, str(HERE / "scripts"), outputs, cache)
+    return Cluster(machines, str(HERE / "scripts"), (shared, str(shared)), outputs, cache)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from hosts.machines import Host, is_ours, run
 HERE = Path(__file__).parent
 COMPOSE = HERE.parents[1] / "docker" / "compose.yml"
 SCRIPTS = "/scripts"  # where containers have tests/hosts/scripts
+SHARED = "/shared"  # and the folder that all of them see
 IMAGE = os.environ.get("ACTORFLOW_IMAGE", "actorflow-hosts")
 NAME = os.environ.get("ACTORFLOW_HOSTS_NAME", f"afh{os.getpid()}")  # what ours have in theirs
 
@@ -141,8 +142,8 @@ def up(project: str, count: int, *files: Path, **settings: str) -> Iterator[list
 
 
 @contextmanager
-def containers(count: int) -> Iterator[list[Host]]:
-    """So many idle hosts; they end with the block."""
+def containers(count: int, shared: Path) -> Iterator[list[Host]]:
+    """So many idle hosts, which all see a folder of this machine; they end with the block."""
     assert shutil.which("docker"), "ACTORFLOW_HOSTS=docker, and there is no docker"
-    with up(NAME, count, COMPOSE, HERE / "idle.yml", SCRIPTS=str(HERE / "scripts")) as names:
+    with up(NAME, count, COMPOSE, HERE / "idle.yml", SCRIPTS=str(HERE / "scripts"), SHARED=str(shared)) as names:
         yield [Container(name) for name in names]

@@ -1,0 +1,156 @@
+"""Launchers of several nodes meet before each attempt: a run goes on with fewer nodes, and takes them in again."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import warm
+from actorflow.launch.meeting import AttendedSeat, HostedSeat
+from actorflow.launch.node_assembly import NodeAssembly
+from actorflow.rendezvous.roster import Ticket
+from actorflow_compiler.core.errors import ClusterError
+from cluster.ranks import LIMIT, free_port
+from cluster.runs import Run
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "restarted.py"
+OWN = Ticket(0, 0, 2, 1, "a", 1, "", "1.0", "3.11", "2.13", "train.py", "d1", ())
+
+
+class Hosted:
+    """A meeting for up to two nodes on a free port, and what it says."""
+
+    def __init__(self, least: int = 1) -> None:
+        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.port = free_port()
+        self.seat = HostedSeat(
+            OWN, NodeAssembly(OWN, least, 2, LIMIT, 1), ("127.0.0.1", self.port), "secret", lambda: 4242,
+            self.waiting.put, self.said.put,
+        )  # fmt: skip
+
+    def guest(self, token: str = "secret", **ticket: str) -> AttendedSeat:
+        own = replace(OWN, host="b", pid=2, **ticket)  # type: ignore[arg-type]
+        return AttendedSeat(own, None, f"127.0.0.1:{self.port}", token, LIMIT)
+
+
+@contextmanager
+def meeting(least: int = 1) -> Iterator[Hosted]:
+    hosted = Hosted(least)
+    try:
+        yield hosted
+    finally:
+        hosted.seat.leave(0)
+
+
+def test_all_hear_their_numbers_and_the_port_and_of_the_end() -> None:
+    with meeting() as here:
+        there = here.guest()
+        here.seat.ready(False)
+        there.ready(False)
+        for seat, node in ((here.seat, 0), (there, 1)):
+            attempt = seat.next().attempt
+            assert (attempt.number, attempt.node, attempt.nnodes, attempt.port) == (0, node, 2, 4242)
+        here.seat.leave(3)
+        assert there.next().over.status == 3
+        there.leave(0)
+
+
+def test_a_launcher_with_another_token_is_turned_away_and_one_with_another_script_refused() -> None:
+    with meeting() as here:
+        here.seat.ready(False)
+        stranger = here.guest(token="guess")
+        stranger.ready(False)
+        with pytest.raises(ClusterError, match="turned this one away: their tokens differ"):
+            stranger.next()
+        other = here.guest(digest="d2")
+        other.ready(False)
+        assert "the nodes do not agree on the script" in other.next().refused
+        there = here.guest()
+        there.ready(False)
+        assert here.seat.next().attempt.nnodes == 2  # they harmed nobody
+
+
+def test_a_launcher_that_is_gone_is_noticed_by_its_stream() -> None:
+    with meeting() as here:
+        there = here.guest()
+        here.seat.ready(False)
+        there.ready(False)
+        assert here.seat.next().attempt.nnodes == 2
+        later = here.guest()
+        later.ready(False)
+        assert "takes the place of a node that is lost" in later.next().note
+        there.leave(1)
+        here.seat.ready(True)
+        assert later.next().attempt.node == 1
+        later.leave(0)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with meeting() as here, pytest.raises(ClusterError, match=str(here.port)):
+        HostedSeat(
+            OWN, NodeAssembly(OWN, 1, 2, 1.0, 0), ("127.0.0.1", here.port), "", lambda: 1, lambda _: None,
+            lambda _: None,
+        )  # fmt: skip
+
+
+def launched(
+    tmp_path: Path, port: int, *options: str, script: tuple[str, ...], nodes: str, token: str = "secret"
+) -> Run:
+    place = ["--nodes", nodes, "--devices", "1", "--master-addr", "127.0.0.1", "--master-port", str(port), *options]
+    return Run(
+        tmp_path, SCRIPT, *place, "--", str(tmp_path / "checkpoints"), str(tmp_path / "losses"), *script,
+        env={"ACTORFLOW_TOKEN": token, "OMP_NUM_THREADS": "1"}, python=warm.python(),
+    )  # fmt: skip
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def losses(tmp_path: Path) -> dict[int, set[tuple[str, int]]]:
+    """Step → what attempts have found: the loss and the number of ranks."""
+    found: dict[int, set[tuple[str, int]]] = {}
+    for line in (tmp_path / "losses").read_text().splitlines() if (tmp_path / "losses").exists() else ():
+        number, loss, _, world = line.split()
+        found.setdefault(int(number), set()).add((loss, int(world)))
+    return found
+
+
+def test_ranks_of_two_nodes_start_again_together_bit_for_bit(tmp_path: Path) -> None:
+    port, script = free_port(), ("12", "3", "0:1:5", "1:0:8")
+    options = ("--max-restarts", "2")
+    runs = [launched(tmp_path, port, *options, "--node-rank", n, script=script, nodes="2") for n in ("1", "0")]
+    assert [run.wait() for run in runs] == [0, 0], "\n".join(run.output for run in runs)
+    assert all(len(found) == 1 for found in losses(tmp_path).values())
+    assert sorted(losses(tmp_path)) == list(range(12))
+
+
+def test_a_run_goes_on_with_fewer_nodes_and_takes_one_in_again_at_a_checkpoint(tmp_path: Path) -> None:
+    port, script = free_port(), ("30", "3", "0:hold:8", "1:hold:14")
+    options = ("--join-timeout", "4")
+    first = launched(tmp_path, port, *options, script=script, nodes="1:2")
+    first.until(lambda: is_listening(port))
+    second = launched(tmp_path, port, *options, script=script, nodes="1:2")
+    first.until(lambda: 7 in losses(tmp_path))
+    second.kill()
+    first.until(lambda: 13 in losses(tmp_path))
+    third = launched(tmp_path, port, *options, script=script, nodes="1:2")
+    third.until(lambda: "taken in at its Keeper's next checkpoint" in third.output)
+    (tmp_path / "checkpoints.14").touch()
+    assert [first.wait(), third.wait()] == [0, 0], first.output + third.output
+    found = losses(tmp_path)
+    assert sorted(found) == list(range(30))
+    worlds = [max(world for _, world in found[step]) for step in (7, 10, 13, 29)]
+    assert worlds == [2, 1, 1, 2]
+    assert "nodes have come: the run starts again with them behind step 14" in first.output
+    for values in found.values():
+        numbers = [float.fromhex(loss) for loss, _ in values]
+        assert max(numbers) - min(numbers) < 1e-5 * max(numbers)

@@ -1,0 +1,55 @@
+"""Train with a Keeper and be killed at some steps; rank 0 of each attempt adds its losses to a file.
+
+restarted.py FOLDER LOSSES STEPS EVERY [ATTEMPT:RANK:STEP …]; ATTEMPT:RANK:save kills a rank while a save is under way,
+and before STEP in ATTEMPT:hold:STEP all ranks wait until a file FOLDER.STEP is there.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import actorflow as flow
+
+folder, losses, steps, every, *kills = sys.argv[1:]
+rank, attempt = flow.env.rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+killed_at = {when for a, r, when in (kill.split(":") for kill in kills) if (a, r) == (attempt, str(rank))}
+held_at = {when for a, r, when in (kill.split(":") for kill in kills) if (a, r) == (attempt, "hold")}
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 128), nn.ReLU(), nn.Dropout(0.3), nn.Linear(128, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+
+
+@flow.global_function
+def step(x: torch.Tensor) -> torch.Tensor:
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def die_while_writing(event: str, arguments: tuple[object, ...]) -> None:
+    """An audit hook: kill this rank when it has opened its file of a checkpoint."""
+    if event == "open" and str(arguments[0]).startswith(folder) and int(str(arguments[2])) & os.O_WRONLY:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+keeper = flow.checkpoint.Keeper(folder, model=model, optimizer=optimizer, scheduler=scheduler, every=int(every), keep=2)
+for number in keeper.steps(int(steps)):
+    while str(number) in held_at and not Path(f"{folder}.{number}").exists():
+        time.sleep(0.02)
+    loss = float(step(torch.randn(6, 8)))
+    if str(number) in killed_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "save" in killed_at and number == 2 * int(every):
+        sys.addaudithook(die_while_writing)
+    scheduler.step()
+    if rank == 0:
+        with open(losses, "a") as file:
+            file.write(f"{number} {loss.hex()} {attempt} {os.environ['WORLD_SIZE']}\n")
