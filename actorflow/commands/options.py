@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -42,7 +42,13 @@ def _writable(context: click.Context, parameter: click.Parameter, value: str | N
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-class _NodeCountType(click.ParamType[NodeCount]):
+if TYPE_CHECKING:  # it is generic since click 8.2
+    _NodeCountBase = click.ParamType[NodeCount]
+else:
+    _NodeCountBase = click.ParamType
+
+
+class _NodeCountType(_NodeCountBase):
     """``4`` or ``2:4``."""
 
     name = "nodes"

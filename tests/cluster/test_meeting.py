@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import warm
+from actorflow.cli import main
 from actorflow.launch.meeting import AttendedSeat, HostedSeat
 from actorflow.launch.node_assembly import NodeAssembly
 from actorflow.rendezvous.roster import Ticket
@@ -154,3 +156,28 @@ def test_a_run_goes_on_with_fewer_nodes_and_takes_one_in_again_at_a_checkpoint(t
     for values in found.values():
         numbers = [float.fromhex(loss) for loss, _ in values]
         assert max(numbers) - min(numbers) < 1e-5 * max(numbers)
+
+
+@pytest.mark.parametrize("text", ["0", "4:2", "2:", ":4", "two", "-1", "2:4:8", "2.0"])
+def test_a_wrong_number_of_nodes_is_shown_with_what_was_expected(text: str) -> None:
+    done = CliRunner().invoke(main, ["run", str(SCRIPT), "--nodes", text])
+    assert done.exit_code == 2
+    assert f"{text!r} was found; a number from 1 on, or MIN:MAX such as 2:4, was expected" in flat(done.output)
+
+
+def test_nodes_that_come_and_go_need_what_several_nodes_need() -> None:
+    for options, text in (
+        ([], "4 nodes need --master-addr"),
+        (["--master-addr", "127.0.0.1", "--master-port", "4242"], "several nodes need a shared secret"),
+        (["--node-rank", "4"], "--node-rank 4 is not below --nnodes 4"),
+        (["--on", "ray"], "--max-restarts and --nnodes MIN:MAX are not there with --on ray"),
+        (["--max-restarts", "-1"], "-1 is not in the range"),
+    ):
+        done = CliRunner().invoke(main, ["run", str(SCRIPT), "--nodes", "2:4", *options], env={"ACTORFLOW_TOKEN": ""})
+        assert done.exit_code == 2
+        assert text in flat(done.output)
+
+
+def flat(text: str) -> str:
+    """A message of the command line, without its frame and its line breaks."""
+    return " ".join(text.replace("│", " ").split())

@@ -18,6 +18,7 @@ from actorflow.cli import run
 from actorflow.launch import attempt, launcher
 from actorflow.rendezvous import start
 from actorflow.rendezvous.failure import Failure, FailureKind
+from actorflow.rendezvous.options import NodeCount
 from actorflow.rendezvous.reports import parse
 from actorflow.rendezvous.script_request import RunShape, ScriptRequest, check_token, restart_shape
 from actorflow.rendezvous.settings import Settings
@@ -246,8 +247,8 @@ def test_the_launcher_is_told_on_its_command_line_all_that_the_script_asks_for(m
     with run.make_context("run", command[4:], resilient_parsing=True) as context:
         found = context.params
     told = {
-        "arguments": ("--lr", "0.1"), "devices": 2, "nnodes": 3, "node_rank": 1, "master_addr": "10.0.0.1",
-        "master_port": 9988, "insecure": True, "log_dir": "logs",
+        "arguments": ("--lr", "0.1"), "devices": 2, "nnodes": NodeCount(3, 3), "node_rank": 1,
+        "master_addr": "10.0.0.1", "master_port": 9988, "insecure": True, "log_dir": "logs",
     }  # fmt: skip
     assert {name: found[name] for name in told} == told
 

@@ -16,7 +16,7 @@ from actorflow.commands import on_ray
 from actorflow.commands.launcher_settings import LaunchFlags, launcher_settings
 from actorflow.launch import slurm
 from actorflow.rendezvous.engines import ENGINES, RAY, SLURM, TORCHRUN, Engine, EngineProcess, find_process, hosts_of
-from actorflow.rendezvous.options import ON
+from actorflow.rendezvous.options import ON, NodeCount
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -221,7 +221,7 @@ def test_a_home_that_cannot_be_written_says_what_else_gives_a_secret(tmp_path: P
 
 
 def test_flags_go_before_an_engines_variables(home: dict[str, str]) -> None:
-    flags = LaunchFlags(nnodes=2, node_rank=1, master_addr="10.9.9.9", master_port=4242, token="mine")
+    flags = LaunchFlags(nnodes=NodeCount(2, 2), node_rank=1, master_addr="10.9.9.9", master_port=4242, token="mine")
     found = launcher_settings(flags, slurm_of(2, 1, node=1) | home)
     assert (found.master_host, found.master_port, found.token) == ("10.9.9.9", 4242, "mine")
     assert "port" in found.given
@@ -230,13 +230,15 @@ def test_flags_go_before_an_engines_variables(home: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (LaunchFlags(nnodes=3), r"--nnodes 3 contradicts Slurm.*SLURM_STEP_NUM_NODES=2.*--on none"),
+        (LaunchFlags(nnodes=NodeCount(3, 3)), r"--nnodes 3 contradicts Slurm.*SLURM_STEP_NUM_NODES=2.*--on none"),
         (LaunchFlags(node_rank=0), r"--node-rank 0 contradicts Slurm.*SLURM_NODEID=1"),
         (
             LaunchFlags(devices=4),
             r"--devices 4 contradicts Slurm.*2 processes on each node, each of which is one device",
         ),
         (LaunchFlags(insecure=True, token="x"), r"--insecure contradicts the token"),
+        (LaunchFlags(max_restarts=1), r"--max-restarts needs one launcher on each node, and Slurm starts one for each"),
+        (LaunchFlags(nnodes=NodeCount(1, 2)), r"--nnodes MIN:MAX needs one launcher on each node"),
     ],
 )
 def test_flags_that_contradict_an_engine_are_an_error(flags: LaunchFlags, text: str, home: dict[str, str]) -> None:
