@@ -7,13 +7,16 @@ library it is a file of ordinary tensors.
 
 from __future__ import annotations
 
+import functools
 import json
+import mmap
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from actorflow.persistence.storage import NewFile, RangeReader
@@ -21,7 +24,9 @@ from actorflow_compiler.core.errors import StateError
 
 __all__ = [
     "BLOCK",
+    "BUFFER",
     "BlockWriter",
+    "Bytes",
     "Entry",
     "SUFFIX",
     "code_of",
@@ -33,6 +38,7 @@ __all__ = [
 
 SUFFIX = ".safetensors"
 BLOCK = 1 << 20  # bytes of a file that have a checksum together
+BUFFER = 4 * BLOCK  # bytes that are gathered before they are written
 _MOST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _CODES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
@@ -41,6 +47,8 @@ _CODES = {
     "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "complex64": "C64",
 }  # fmt: skip
 _DTYPES = {code: name for name, code in _CODES.items()}
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class Entry:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """The dtype as manifests name it: "float32"."""
     return str(dtype).removeprefix("torch.")
@@ -103,10 +112,7 @@ def header_of(wanted: Sequence[tuple[str, torch.dtype, tuple[int, ...], tuple[in
     text = json.dumps({"__metadata__": metadata, **said}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     begin = 8 + len(text)
-    entries = [
-        Entry(name, dtype, offsets, shape, begin + begins[name])
-        for name, dtype, offsets, shape in ordered
-    ]
+    entries = [Entry(name, dtype, offsets, shape, begin + begins[name]) for name, dtype, offsets, shape in ordered]
     return struct.pack("<Q", len(text)) + text, entries
 
 
@@ -144,34 +150,62 @@ def _entry(
 
 
 class BlockWriter:
-    """Writes a file, and keeps the checksum (CRC-32) of each of its blocks."""
+    """Writes a file, and keeps the checksum (CRC-32) of each of its blocks.
+
+    What is written is gathered in a buffer first, a block at a time, so that its checksum is computed while it is in
+    the processor's cache, and the file gets few large writes from memory that begins at a page.
+    """
 
     def __init__(self, file: NewFile) -> None:
         self._file = file
+        memory = mmap.mmap(-1, BUFFER, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._buffer: Bytes = np.frombuffer(memory, np.uint8)
+        self._filled = 0  # bytes in the buffer
         self._checksum = 0
         self.size = 0
         self.checksums: list[int] = []
 
     def write(self, data: memoryview) -> None:
         """Append bytes.  Raises OSError."""
-        while data:
-            some = data[: BLOCK - self.size % BLOCK]
-            self._file.write(some)
-            self._checksum = zlib.crc32(some, self._checksum)
-            self.size += len(some)
+        if data.nbytes:
+            source = np.frombuffer(data, np.uint8)
+
+            def copy(start: int, out: Bytes) -> None:
+                out[:] = source[start : start + len(out)]
+
+            self.fill(len(source), copy)
+
+    def fill(self, nbytes: int, copy: Callable[[int, Bytes], None]) -> None:
+        """Append bytes: ``copy(start, out)`` writes those from number ``start`` on to ``out``.  Raises OSError."""
+        start = 0
+        while start < nbytes:
+            count = min(BLOCK - self.size % BLOCK, nbytes - start)
+            some = self._buffer[self._filled : self._filled + count]
+            copy(start, some)
+            self._checksum = zlib.crc32(some.data, self._checksum)
+            start += count
+            self.size += count
+            self._filled += count
             if self.size % BLOCK == 0:
                 self._end_block()
-            data = data[len(some) :]
+            if self._filled == BUFFER:
+                self._flush()
 
     def close(self) -> None:
         """Make the file durable.  Raises OSError."""
         if self.size % BLOCK:
             self._end_block()
+        self._flush()
         self._file.close()
 
     def abandon(self) -> None:
         """Stop writing, after an error."""
         self._file.abandon()
+
+    def _flush(self) -> None:
+        filled, self._filled = self._filled, 0
+        if filled:
+            self._file.write(self._buffer[:filled].data)
 
     def _end_block(self) -> None:
         self.checksums.append(self._checksum)

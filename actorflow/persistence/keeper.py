@@ -202,4 +202,3 @@ class Keeper:
     def _say(self, text: str) -> None:
         if clusters.current().rank == 0:
             print(f"actorflow: {text}", file=sys.stderr, flush=True)
-

@@ -306,5 +306,3 @@ def _with_tied(module: nn.Module, own: Mapping[str, Any], state: Mapping[str, An
 def _nearest(name: str, others: Sequence[str] | Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(name, list(others), n=1)
     return f" (the nearest is {near[0]})" if near else ""
-
-

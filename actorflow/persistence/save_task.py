@@ -1,15 +1,16 @@
 """Carry out a save in the background: write this rank's files and, on the master, the manifest of all.
 
-The snapshot of the plans' variables is completed first, then the files are written and made durable.  The master
+What the snapshot holds of the plans' variables is written to files, which are made durable.  The master
 hears from all ranks, and writes the manifest last; until it is there, the folder is no checkpoint.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -148,8 +149,7 @@ class SaveTask:
 
     def _write_files(self) -> None:
         if self._snapshot is not None:
-            self._snapshot.complete()
-        taken: dict[str, list[Tensor]] = {}
+            self._snapshot.begin_to_read()
         files: dict[int, list[Parcel]] = {}
         for parcel in self._parcels:
             files.setdefault(parcel.piece.file, []).append(parcel)
@@ -161,22 +161,21 @@ class SaveTask:
             try:
                 writer.write(memoryview(header))
                 for entry in entries:
-                    writer.write(contents(self._tensor(by_name[entry.name], taken)))
+                    self._write(by_name[entry.name], entry.nbytes, writer)
                 writer.close()
             except BaseException:
                 writer.abandon()
                 raise
             self._files.append(FileRecord(name, writer.size, tuple(writer.checksums)))
 
-    def _tensor(self, parcel: Parcel, taken: dict[str, list[Tensor]]) -> Tensor:
-        """The contents of a parcel; those of the snapshot are let go of once they are written."""
+    def _write(self, parcel: Parcel, nbytes: int, writer: BlockWriter) -> None:
+        """Write the contents of a parcel; those of the snapshot are let go of then."""
         if parcel.copy is not None:
-            return parcel.copy
+            writer.write(contents(parcel.copy))
+            return
         assert self._snapshot is not None
-        if parcel.variable not in taken:
-            taken[parcel.variable] = self._snapshot.take(parcel.variable)
-        tensor, taken[parcel.variable][parcel.at] = taken[parcel.variable][parcel.at], torch.empty(0)
-        return tensor
+        writer.fill(nbytes, functools.partial(self._snapshot.read, parcel.variable, parcel.at))
+        self._snapshot.let_go(parcel.variable, parcel.at)
 
     def _file_name(self, rank: int, at: int) -> str:
         more = f"-{at + 1}" if at else ""
@@ -210,7 +209,7 @@ class SaveTask:
         except StateError:
             self._remove_unnamed()
             raise
-        self._remove_unnamed()
+        self._remove_but(file.name for file in files)
         self._complete(self._folder)
 
     def _put(self, manifest: Manifest) -> None:
@@ -262,13 +261,19 @@ class SaveTask:
         return Manifest(order.step, self._run.world, order.objects, tuple(random), tensors, tuple(files), now)
 
     def _remove_unnamed(self) -> None:
-        """Remove the files that the folder's manifest does not name: of the checkpoint before, or of a failed save."""
-        named: set[str] = set()
+        """Remove the files that the folder's manifest does not name, of a save that failed."""
         with suppress(OSError, StateError):
+            named: list[str] = []
             with suppress(FileNotFoundError):
-                named = {file.name for file in read_manifest(self._folder).files}
+                named = [file.name for file in read_manifest(self._folder).files]
+            self._remove_but(named)
+
+    def _remove_but(self, named: Iterable[str]) -> None:
+        """Remove the files that saves have written, of the checkpoint before, for example, but for these."""
+        kept = {*named}
+        with suppress(OSError):
             for name in self._folder.files():
-                if OWN_FILE.fullmatch(name) and name not in named:
+                if OWN_FILE.fullmatch(name) and name not in kept:
                     self._folder.remove(name)
 
     def _failed(self, why: str) -> str:

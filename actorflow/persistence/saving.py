@@ -25,7 +25,7 @@ from actorflow import deferred
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.deferred import DeferredTensor
-from actorflow.persistence.container import code_of
+from actorflow.persistence.container import code_of, dtype_name, dtype_named
 from actorflow.persistence.folder_lock import FolderLock, lock_folder
 from actorflow.persistence.folders import step_folder
 from actorflow.persistence.manifest import MANIFEST, OWN_FILE
@@ -164,14 +164,13 @@ def begin_save(
     pieces = assign_pieces(found.layouts, run.world)
     parcels = _parcels(found, pieces, run.rank, table)
     snapshot = None if runtime is None else runtime.worker.snapshot(_cuts(parcels))
-    dtypes = {name: tensor.dtype for name, tensor in found.tensors.items()}
     order = SaveOrder(
         number,
         folder,
         step,
         found.objects,
         found.layouts,
-        dtypes,
+        found.dtypes,
         pieces,
         said.prefix,
         random,
@@ -190,10 +189,11 @@ class _Contents:
     objects: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     layouts: tuple[TensorLayout, ...]
+    dtypes: Mapping[str, torch.dtype]
 
     def digest(self, folder: Folder, step: int | None) -> str:
         """A text that is equal on two ranks that save tensors of the same names and shapes to the same place."""
-        said = [folder.path, step, [(one.name, one.shape, str(self.tensors[one.name].dtype)) for one in self.layouts]]
+        said = [folder.path, step, [(one.name, one.shape, dtype_name(self.dtypes[one.name])) for one in self.layouts]]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
@@ -201,8 +201,17 @@ def _contents(objects: Mapping[str, Any], table: VariableTable | None) -> _Conte
     names = names_of_parameters(objects)
     tensors: dict[str, Tensor] = {}
     said = {name: encode(state_of(name, value, names), name, tensors) for name, value in objects.items()}
-    layouts = []
+    layouts, dtypes = [], {}
     for name, tensor in tensors.items():
+        variable = None if table is None else table.variable_of(tensor)
+        if variable is not None:  # it answers at once, where its stand-in has to be asked
+            dtypes[name] = dtype = dtype_named(variable.dtype)
+            if any(isinstance(entry, PartialSum) for entry in variable.sbp):
+                layouts.append(TensorLayout(name, variable.shape, dtype.itemsize))
+            else:
+                sbp = variable.sbp
+                layouts.append(TensorLayout(name, variable.shape, dtype.itemsize, variable.placement, sbp))
+            continue
         if tensor.layout != torch.strided or tensor.is_meta:
             raise StateError(
                 f"{name} is a {tensor.layout} tensor on {tensor.device}; a strided one that has values was expected"
@@ -212,14 +221,11 @@ def _contents(objects: Mapping[str, Any], table: VariableTable | None) -> _Conte
                 f"{name} is a global tensor, which a checkpoint cannot hold; its whole value was expected: "
                 f"tensor.to_global(sbp=flow.sbp.broadcast).to_local()"
             )
-        code_of(name, tensor.dtype)
-        shape, itemsize = tuple(tensor.shape), tensor.dtype.itemsize
-        variable = None if table is None else table.variable_of(tensor)
-        if variable is None or any(isinstance(entry, PartialSum) for entry in variable.sbp):
-            layouts.append(TensorLayout(name, shape, itemsize))
-        else:
-            layouts.append(TensorLayout(name, shape, itemsize, variable.placement, variable.sbp))
-    return _Contents(said, tensors, tuple(layouts))
+        dtypes[name] = dtype = tensor.dtype
+        layouts.append(TensorLayout(name, tuple(tensor.shape), dtype.itemsize))
+    for name, dtype in dtypes.items():
+        code_of(name, dtype)
+    return _Contents(said, tensors, tuple(layouts), dtypes)
 
 
 @dataclass(frozen=True, slots=True)

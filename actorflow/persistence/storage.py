@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
 import shutil
@@ -16,6 +17,7 @@ from actorflow_compiler.core.errors import StateError
 __all__ = ["Folder", "LocalFolder", "NewFile", "RangeReader", "RemoteFolder", "open_folder", "path_of"]
 
 _NOT_FOR_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # of file systems that cannot sync a folder
+PAGE = 4096  # bytes; writes past the page cache are of whole pages, and begin at one
 PART = ".part"  # ends the name of a file that is being written and will be renamed
 
 
@@ -178,13 +180,43 @@ class LocalFolder:
 
 
 class _LocalFile:
+    """Writes whole pages past the page cache, where the file system can: the copy into it costs more than the rest."""
+
     def __init__(self, path: Path) -> None:
         self._folder = path.parent
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._size = 0
+        self._direct = False  # whether writes go past the page cache now
+        self._refused = not hasattr(os, "O_DIRECT")  # they cannot
 
     def write(self, data: memoryview) -> None:
+        self._set_direct(not (len(data) % PAGE or self._size % PAGE))
         while data:
-            data = data[os.write(self._fd, data) :]
+            try:
+                written = os.write(self._fd, data)
+            except OSError as error:
+                if not self._direct or error.errno != errno.EINVAL:
+                    raise
+                self._refuse()
+                continue
+            if written % PAGE:
+                self._set_direct(False)
+            self._size += written
+            data = data[written:]
+
+    def _set_direct(self, direct: bool) -> None:
+        if direct != self._direct and not self._refused:
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_DIRECT if direct else 0)
+            except OSError:
+                self._refused = True
+            else:
+                self._direct = direct
+
+    def _refuse(self) -> None:
+        """Write through the page cache from now on: the file system wants it, or larger pages."""
+        self._set_direct(False)
+        self._refused, self._direct = True, False
 
     def close(self) -> None:
         os.fsync(self._fd)

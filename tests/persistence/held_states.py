@@ -13,7 +13,7 @@ __all__ = ["NEW", "OLD", "equal", "load", "save"]
 
 OLD, NEW = (
     {
-        "a": torch.full((300, 1000), value),
+        "a": torch.full((1500, 1000), value),
         "b": {"c": torch.full((7,), value + 0.5, dtype=torch.float64), "d": value},
         "e": [torch.full((3, 5), value + number) for number in range(16)],
     }

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import subprocess
+import threading
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from actorflow.deferred import DeferredTensor
 from actorflow.persistence import folder_lock, saving
 from actorflow.persistence.loading import read_checkpoint
 from actorflow.persistence.state_tree import decode, encode
+from actorflow.session import process
 from actorflow_compiler.core.errors import StateError
 from persistence.faulty_files import FaultyCalls, full_disk
 
@@ -299,8 +301,12 @@ def test_a_call_that_is_given_up_gives_up_the_save_behind_it(tmp_path: Path) -> 
         return table(rows).sum()
 
     look(torch.tensor([1])).item()
+    worker, begun = process.current().worker, threading.Event()
+    assert worker is not None
+    worker._compute._inbox.put(begun.wait, 100)  # the call is not over when the save begins
     lost = look(torch.tensor([9]))
     handle = flow.checkpoint.save(tmp_path, model=table)
+    begun.set()
     with pytest.raises(StateError, match=r"was not written: rank 0: .*index out of range"):
         handle.wait()
     with pytest.raises(flow.ActorError):
