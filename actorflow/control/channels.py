@@ -50,9 +50,9 @@ add_servicer = _generated.add_PeerServicer_to_server
 LogCollectorServicer = _generated.LogCollectorServicer
 LogCollectorStub = _generated.LogCollectorStub
 add_keeper = _generated.add_LogCollectorServicer_to_server
-MeetingServicer = _generated.MeetingServicer
-MeetingStub = _generated.MeetingStub
-add_meeting = _generated.add_MeetingServicer_to_server
+MeetingServicer = _generated.NodeMeetingServicer
+MeetingStub = _generated.NodeMeetingStub
+add_meeting = _generated.add_NodeMeetingServicer_to_server
 
 TOKEN_KEY = "actorflow-token"
 RANK_KEY = "actorflow-rank"

@@ -1,7 +1,7 @@
 """Decide when enough nodes are there for an attempt, and which number each has; uses no clock and no I/O.
 
 Node 0's launcher asks it.  Launchers come, say that they are ready for the next attempt, and go; the answers are
-decisions, which ``meeting`` carries out.
+decisions, which ``node_meeting`` carries out.
 """
 
 from __future__ import annotations

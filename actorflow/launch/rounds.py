@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from actorflow.launch.attempt import AttemptResult
-from actorflow.launch.meeting import AttendedSeat, HostedSeat, Seat
+from actorflow.launch.node_meeting import AttendedSeat, HostedSeat, Seat
 from actorflow.launch.node_assembly import NodeAssembly
 from actorflow.rendezvous.addresses import is_own, resolve
 from actorflow.rendezvous.failure import FailureKind

@@ -166,7 +166,7 @@ class LogCollector(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
 
-class MeetingStub(object):
+class NodeMeetingStub(object):
     """Where the launchers of a run's nodes meet before each attempt: that of node 0.
     """
 
@@ -177,13 +177,13 @@ class MeetingStub(object):
             channel: A grpc.Channel.
         """
         self.Meet = channel.stream_stream(
-                '/actorflow.runtime.Meeting/Meet',
+                '/actorflow.runtime.NodeMeeting/Meet',
                 request_serializer=actorflow__protos_dot_runtime__pb2.NodeReady.SerializeToString,
                 response_deserializer=actorflow__protos_dot_runtime__pb2.MeetingItem.FromString,
                 )
 
 
-class MeetingServicer(object):
+class NodeMeetingServicer(object):
     """Where the launchers of a run's nodes meet before each attempt: that of node 0.
     """
 
@@ -195,7 +195,7 @@ class MeetingServicer(object):
         raise NotImplementedError('Method not implemented!')
 
 
-def add_MeetingServicer_to_server(servicer, server):
+def add_NodeMeetingServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Meet': grpc.stream_stream_rpc_method_handler(
                     servicer.Meet,
@@ -204,12 +204,12 @@ def add_MeetingServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'actorflow.runtime.Meeting', rpc_method_handlers)
+            'actorflow.runtime.NodeMeeting', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
 
 
  # This class is part of an EXPERIMENTAL API.
-class Meeting(object):
+class NodeMeeting(object):
     """Where the launchers of a run's nodes meet before each attempt: that of node 0.
     """
 
@@ -224,7 +224,7 @@ class Meeting(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(request_iterator, target, '/actorflow.runtime.Meeting/Meet',
+        return grpc.experimental.stream_stream(request_iterator, target, '/actorflow.runtime.NodeMeeting/Meet',
             actorflow__protos_dot_runtime__pb2.NodeReady.SerializeToString,
             actorflow__protos_dot_runtime__pb2.MeetingItem.FromString,
             options, channel_credentials,

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import warm
 from actorflow.cli import main
-from actorflow.launch.meeting import AttendedSeat, HostedSeat
+from actorflow.launch.node_meeting import AttendedSeat, HostedSeat
 from actorflow.launch.node_assembly import NodeAssembly
 from actorflow.rendezvous.roster import Ticket
 from actorflow_compiler.core.errors import ClusterError
