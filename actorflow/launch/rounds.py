@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from actorflow.launch.attempt import AttemptResult
-from actorflow.launch.node_meeting import AttendedSeat, HostedSeat, Seat
 from actorflow.launch.node_assembly import NodeAssembly
+from actorflow.launch.node_meeting import AttendedSeat, HostedSeat, Seat
 from actorflow.rendezvous.addresses import is_own, resolve
 from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.network import hold_port

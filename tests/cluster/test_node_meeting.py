@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 import warm
 from actorflow.cli import main
-from actorflow.launch.node_meeting import AttendedSeat, HostedSeat
 from actorflow.launch.node_assembly import NodeAssembly
+from actorflow.launch.node_meeting import AttendedSeat, HostedSeat
 from actorflow.rendezvous.roster import Ticket
 from actorflow_compiler.core.errors import ClusterError
 from cluster.ranks import LIMIT, free_port
