@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from actorflow.control import cluster
 from actorflow.rendezvous import start
+from actorflow.session.plan_store import KEPT
 from matrices import thin
 from scripts.trainings import EVERY, SOME
 
@@ -143,3 +144,4 @@ def _alone_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_current", cluster._current)  # `actorflow plan` pretends another one, for good
     monkeypatch.setattr(start, "_request", start.ScriptRequest())
     monkeypatch.setattr(start, "_settled", False)
+    KEPT.forget()

@@ -7,12 +7,13 @@ import zlib
 from dataclasses import dataclass
 
 from actorflow.persistence.manifest import MANIFEST, Manifest, read_manifest
-from actorflow.persistence.storage import Folder
+from actorflow.persistence.storage import Folder, open_folder
 from actorflow.persistence.stored import StoredFile, StoredState
 from actorflow_compiler.core.errors import StateError
 
-__all__ = ["FoundCheckpoint", "checkpoints_in", "open_checkpoint", "step_folder", "step_of"]
+__all__ = ["FoundCheckpoint", "checkpoints_in", "open_checkpoint", "plans_beside", "step_folder", "step_of"]
 
+PLANS = "plans"  # the folder of compiled plans, beside checkpoints or in one
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -42,6 +43,13 @@ def step_of(name: str) -> int | None:
     """The step of a folder's name, or None."""
     found = _STEP.fullmatch(name)
     return None if found is None else int(found[1])
+
+
+def plans_beside(folder: Folder) -> Folder:
+    """The folder of the plans that belong to a folder of checkpoints, or to one; those of steps have one in common."""
+    around, _, name = folder.path.rstrip("/").rpartition("/")
+    of_step = step_of(name) is not None and not around.endswith("/") and around  # else nothing is around it
+    return (open_folder(around) if of_step else folder).sub(PLANS)
 
 
 def open_checkpoint(folder: Folder) -> FoundCheckpoint:

@@ -12,12 +12,13 @@ from typing import Any
 
 from actorflow.control import cluster as clusters
 from actorflow.control.regroup import regroup, should_regroup
-from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint
+from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint, plans_beside
 from actorflow.persistence.loading import Loaded, load_found, verified
 from actorflow.persistence.manifest import MANIFEST, OWN_FILE
 from actorflow.persistence.objects import has_state
 from actorflow.persistence.saving import Saving, begin_save, finish_saves, refuse_in_step
 from actorflow.persistence.storage import Folder, open_folder
+from actorflow.session.plan_store import KEPT
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Keeper"]
@@ -75,6 +76,7 @@ class Keeper:
         self._saving: Saving | None = None  # the last one
         self._resumed: Loaded | None = None
         self._asked = False
+        KEPT.keep_in(plans_beside(self._root))
 
     def resume(self) -> Loaded | None:
         """Load the newest checkpoint that is whole; None if there is none.  Done once; ``steps`` does it.

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
-from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint, step_folder
+from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint, plans_beside, step_folder
 from actorflow.persistence.foreign import open_foreign
 from actorflow.persistence.objects import has_state, names_of_parameters, state_of, with_indices
 from actorflow.persistence.random_states import set_random_states
@@ -22,6 +22,7 @@ from actorflow.persistence.saving import finish_saves, refuse_in_step
 from actorflow.persistence.state_tree import decode
 from actorflow.persistence.storage import Folder, open_folder
 from actorflow.persistence.stored import StoredState
+from actorflow.session.plan_store import KEPT
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Loaded", "find_checkpoint", "load_checkpoint", "load_found", "read_checkpoint", "verified"]
@@ -91,6 +92,7 @@ def find_checkpoint(root: Folder, step: int | None) -> FoundCheckpoint:
 
     The master chooses, for all ranks.  Raises StateError, on every rank.
     """
+    KEPT.read_from(plans_beside(root))
     run = clusters.current()
     problem, chosen = "", ""
     if run.rank == 0:

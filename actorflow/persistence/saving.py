@@ -27,7 +27,7 @@ from actorflow.control.cluster import Alone, Cluster
 from actorflow.deferred import DeferredTensor
 from actorflow.persistence.container import code_of, dtype_name, dtype_named
 from actorflow.persistence.folder_lock import FolderLock, lock_folder
-from actorflow.persistence.folders import step_folder
+from actorflow.persistence.folders import plans_beside, step_folder
 from actorflow.persistence.manifest import MANIFEST, OWN_FILE
 from actorflow.persistence.objects import names_of_parameters, state_of
 from actorflow.persistence.piece_assignment import Piece, TensorLayout, assign_pieces
@@ -37,6 +37,7 @@ from actorflow.persistence.state_tree import encode
 from actorflow.persistence.storage import Folder, open_folder
 from actorflow.runtime.snapshot import Cut
 from actorflow.session import process
+from actorflow.session.plan_store import KEPT
 from actorflow.standins.owned_tensor import real_value
 from actorflow.support import background
 from actorflow.support.exit_hooks import when_finished
@@ -177,7 +178,12 @@ def begin_save(
         said.random_differs,
         lock,
     )
-    task = SaveTask(run, order, parcels, snapshot, complete)
+
+    def concluded(done: Folder) -> None:
+        complete(done)
+        KEPT.keep_in(plans_beside(root))
+
+    task = SaveTask(run, order, parcels, snapshot, concluded)
     _saver.begin(task)
     return Saving(folder, step, task)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -56,11 +57,14 @@ class Place:
 
     def path(self) -> Path | None:
         """The file of this machine's measurements; None if there is no cache folder or no such device."""
-        where = directory()
-        if where is None or not count(self.device):
+        where, name = directory(), self.label()
+        if where is None or not name:
             return None
-        name = make_device(self.device).label(self.threads)
         return where / "costs" / f"torch-{torch.__version__}" / platform.node() / f"{name.replace('/', '-')}.json"
+
+    def label(self) -> str:
+        """The kind of device, as its maker calls it, and what else of it counts; empty if there is no such device."""
+        return make_device(self.device).label(self.threads) if count(self.device) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +74,22 @@ class Target:
     file: str = ""  # path of a hardware file; empty: this machine, with its stored measurements
     measure: bool = False  # measure the bodies for which no measurement is stored
     threads: int = 0  # threads of a rank; 0: as many as this process has
+    costs: Costs | None = None  # the measurements to take, where none are to be made; None: those that are stored then
+
+    def place(self, device: str) -> Place | None:
+        """The circumstances of this machine's measurements; None for the hardware of a file."""
+        return None if self.file else Place(device, self.threads or torch.get_num_threads())
 
     def hardware(
         self, device: str, plans: Callable[[], Iterable[Plan]] = tuple, doing: Callable[[str], None] = lambda _: None
     ) -> Hardware:
         """The hardware for the scheduler's cost model.  Raises HardwareError for a file that cannot be used."""
-        if self.file:
+        place = self.place(device)
+        if place is None:
             return read_hardware(self.file)
-        threads = self.threads or torch.get_num_threads()
         if self.measure:
-            return measure(plans(), device, threads, doing=doing)
-        return read(Place(device, threads)).hardware(device)
+            return measure(plans(), device, place.threads, doing=doing)
+        return (read(place) if self.costs is None else self.costs).hardware(device)
 
 
 HERE = Target()
@@ -106,18 +115,35 @@ class Costs:
             found = replace(found, latency_s=self.latency, bytes_per_s=self.bandwidth)
         return found
 
+    def to_json(self) -> dict[str, Any]:
+        """The measurements as JSON data."""
+        return {
+            "format": FORMAT, "flops_per_s": self.flops_per_s, "latency": self.latency, "bandwidth": self.bandwidth,
+            "work": self.work,
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(data: Any) -> Costs | None:
+        """The measurements of data that ``to_json`` made; None for other data."""
+        try:
+            if data["format"] != FORMAT:
+                return None
+            work = {str(name): float(seconds) for name, seconds in data["work"].items()}
+            found = Costs(work, *(float(data[name]) for name in ("flops_per_s", "latency", "bandwidth")))
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return None
+        numbers = (*work.values(), found.flops_per_s, found.latency, found.bandwidth)
+        return found if all(math.isfinite(number) and number >= 0 for number in numbers) else None
+
 
 def read(place: Place) -> Costs:
     """The stored measurements of a place; empty if there are none or the file cannot be read."""
     path = place.path()
     try:
-        found = json.loads(path.read_text()) if path is not None else {}
-        if found.pop("format", None) == FORMAT:
-            found["work"] = {str(k): float(v) for k, v in found["work"].items()}
-            return Costs(**found)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
-        pass
-    return Costs()
+        found = None if path is None else Costs.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        found = None
+    return found or Costs()
 
 
 def here(device: str, threads: int | None = None) -> Hardware:
@@ -168,10 +194,7 @@ def measure(
         costs.latency, costs.bandwidth = _probe()
     path = place.path()
     if path is not None:
-        keep(path, {
-            "format": FORMAT, "flops_per_s": costs.flops_per_s, "latency": costs.latency, "bandwidth": costs.bandwidth,
-            "work": costs.work,
-        })  # fmt: skip
+        keep(path, costs.to_json())
     return costs.hardware(device)
 
 

@@ -27,12 +27,15 @@ from actorflow.script_state.side_effects import scheduler_counts
 from actorflow.session.agreement import StateReport, check_agreement, differing_variables, unused_on_all_ranks
 from actorflow.session.compile_request import CapturedStep, CompileRequest, located
 from actorflow.session.number_reads import every_number
+from actorflow.session.plan_keys import torch_modes
+from actorflow.session.plan_store import KEPT, KeptPlan, PlanStore
 from actorflow.session.plan_summary import summary_lines
 from actorflow.session.planes import choose_planes, rank_locations
 from actorflow.session.step_effects import StepEffects
-from actorflow.support.progress import show_progress
-from actorflow_compiler.capture.request import TargetDevices
-from actorflow_compiler.compile import compile_step
+from actorflow.support.progress import Progress, show_progress
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.capture.request import StepRequest, TargetDevices
+from actorflow_compiler.compile import capture_step, lower_captured
 from actorflow_compiler.core import errors
 from actorflow_compiler.core.errors import (
     ActorflowError,
@@ -40,10 +43,12 @@ from actorflow_compiler.core.errors import (
     CaptureError,
     DeadlockError,
     LayoutError,
+    PlanError,
     StateError,
 )
 from actorflow_compiler.core.expressions import NumberSource
 from actorflow_compiler.core.garbage_collection import young_only
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
@@ -52,10 +57,12 @@ from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.text import to_text
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.plan.verify import verify
+from actorflow_compiler.reuse import check_fits, step_digest
 from actorflow_compiler.values.gradients import GRADIENT_SUFFIX
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
 from actorflow_compiler.values.variables import ScriptState
 from actorflow_scheduler.cost import variable_bytes
+from actorflow_scheduler.proof import prove
 from actorflow_scheduler.schedule import schedule
 
 __all__ = [
@@ -151,7 +158,8 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
     check_agreement(request.name, reports)
     on, devices = kinds(request, cluster.world), [one.devices for one in reports]
     check_devices(on, devices, request.defaults.settled)
-    result = make_plan(request, cluster.world)
+    request = replace(request, target=KEPT.with_costs(request.target, _main(on)))
+    result = make_plan(request, cluster.world, kept=KEPT)
     _check_scopes(result.plan, on)
     locations = rank_locations(
         cluster.machines,
@@ -185,18 +193,21 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
 
 
 @young_only()
-def make_plan(request: CompileRequest, world: int, told: bool = True) -> CompileResult:
+def make_plan(
+    request: CompileRequest, world: int, told: bool = True, kept: PlanStore | None = None
+) -> CompileResult:
     """The plan, and the step's effects on gradients, numbers and Python state.
 
     Numbers of the script become inputs of the plan if the step only computes with them.  Slow compilations show their
-    progress; with ``told``, they end with a summary of the plan.
+    progress; with ``told``, they end with a summary of the plan.  The step is captured in any case; if ``kept`` has the
+    plan of what was captured, that is taken, else the plan is compiled, and kept there.
     """
     own: list[NumberSource] = [] if request.found is None else scheduler_counts(request.found)
     before: Exception | None = None
     while request.opens:
         numbers = NumberEnv()
         try:
-            return _make_plan(request, world, told, numbers, own)
+            return _make_plan(request, world, told, kept, numbers, own)
         except RestartCapture as counting:
             own += counting.places
         except Exception as error:  # the code may not work with stand-ins: retry with the numbers themselves
@@ -207,7 +218,7 @@ def make_plan(request: CompileRequest, world: int, told: bool = True) -> Compile
         finally:
             numbers.closed = True
     try:
-        return _make_plan(request, world, told, None, ())
+        return _make_plan(request, world, told, kept, None, ())
     except CaptureError as error:
         if isinstance(before, ActorflowError) and not isinstance(before, CaptureError):
             raise before from None  # with constants the step could be captured, so the first error has another cause
@@ -217,7 +228,12 @@ def make_plan(request: CompileRequest, world: int, told: bool = True) -> Compile
 
 
 def _make_plan(
-    request: CompileRequest, world: int, told: bool, numbers: NumberEnv | None, own: Sequence[NumberSource]
+    request: CompileRequest,
+    world: int,
+    told: bool,
+    kept: PlanStore | None,
+    numbers: NumberEnv | None,
+    own: Sequence[NumberSource],
 ) -> CompileResult:
     """See ``make_plan``; ``numbers`` records how the step uses the script's numbers; None: they are constants.
 
@@ -229,27 +245,73 @@ def _make_plan(
         kind = _main(kinds(request, world))
         with _located_errors(request):
             known = replace(request.target, measure=False).hardware(kind)  # before there is a plan to measure
-            lowered = compile_step(step.request(TargetDevices(world, kind, known), doing))
-        doing("cut")
-
-        @functools.cache
-        def make(variant: Variant) -> Plan:
-            plan = lowered.cut(replace(variant, joined=request.mode.inductor))
-            return replace(_only_used(plan), mode=request.mode)
-
-        plan = make(PLAIN)
-        if not request.train:
-            _only_predicts(plan, request.function)
-        hardware = request.target.hardware(kind, lambda: (plan, make(Variant(weights=True))), doing)
-        doing("schedule")
-        memory = left_for_registers(plan, request.goal.budget)
-        try:
-            scheduled = schedule(make, hardware, memory, request.schedule)
-        except DeadlockError as error:
-            raise _deadlock_error(plan, error) from error
+            asked = step.request(TargetDevices(world, kind, known), doing)
+            captured = capture_step(asked)
+        digest = None if kept is None else kept.digest(request.name, lambda: _plan_depends_on(request, captured, asked))
+        found = None if kept is None or digest is None else _kept(kept, digest, request, captured, asked)
+        if found is not None:
+            plan, hardware = found.plan, known
+            doing.say_at_end(f"captured {request.name}, whose plan was kept in {found.folder},")
+        else:
+            plan, hardware = _compiled(request, captured, asked, doing)
+            if kept is not None and digest is not None:
+                kept.add(digest, plan, request.target, kind)
         if told:
-            doing.sum_up(lambda: summary_lines(scheduled, hardware))
-    return CompileResult(scheduled, step.effects())
+            doing.sum_up(lambda: summary_lines(plan, hardware))
+    return CompileResult(plan, step.effects())
+
+
+def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, doing: Progress) -> tuple[Plan, Hardware]:
+    """The scheduled plan of a captured step, and the hardware that it was scheduled for.
+
+    It depends on what ``_plan_depends_on`` gives, on ``captured`` and ``asked``, and on nothing else.
+    """
+    devices = asked.devices
+    with _located_errors(request):
+        lowered = lower_captured(captured, asked)
+    doing("cut")
+
+    @functools.cache
+    def make(variant: Variant) -> Plan:
+        plan = lowered.cut(replace(variant, joined=request.mode.inductor))
+        return replace(_only_used(plan), mode=request.mode)
+
+    plan = make(PLAIN)
+    if not request.train:
+        _only_predicts(plan, request.function)
+    hardware = devices.hardware
+    if request.target.measure:
+        hardware = request.target.hardware(devices.type, lambda: (plan, make(Variant(weights=True))), doing)
+    doing("schedule")
+    memory = left_for_registers(plan, request.goal.budget)
+    try:
+        return schedule(make, hardware, memory, request.schedule), hardware
+    except DeadlockError as error:
+        raise _deadlock_error(plan, error) from error
+
+
+def _plan_depends_on(request: CompileRequest, captured: Capture, asked: StepRequest) -> tuple[Any, ...]:
+    """All that ``_compiled`` depends on, beside code; torch's modes are in force where passes trace decompositions."""
+    target = request.target
+    measured = (target.measure, target.threads or torch.get_num_threads()) if target.measure else None
+    return (
+        step_digest(captured, asked), request.train, request.goal, request.schedule, request.mode, measured,
+        torch_modes(),
+    )  # fmt: skip
+
+
+def _kept(
+    kept: PlanStore, digest: str, request: CompileRequest, captured: Capture, asked: StepRequest
+) -> KeptPlan | None:
+    """The plan of this digest, if one is kept that is legal, cannot wait for ever, and is one of this step."""
+
+    def check(plan: Plan) -> Plan:
+        prove(check_fits(verify(plan), captured, asked))
+        if plan.mode != request.mode or (not request.train and written_by(plan)):
+            raise PlanError("it runs otherwise, or changes state")
+        return plan
+
+    return kept.find(digest, check)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,9 @@ from actorflow_compiler.core.torch_internals import only_dispatch, scaler_settin
 from actorflow_compiler.custom_ops.optimizers import READ
 from actorflow_compiler.values.variables import ScriptState
 
-__all__ = ["GrowingModule", "PlanKeys", "first_step_differs", "settings_lines", "refuse_mixed", "call_text"]
+__all__ = [
+    "GrowingModule", "PlanKeys", "call_text", "first_step_differs", "refuse_mixed", "settings_lines", "torch_modes",
+]  # fmt: skip
 
 BUFFER = "momentum_buffer"
 
@@ -49,7 +51,7 @@ class PlanKeys:
         with only_dispatch():  # several times faster for stand-ins
             gradients = tuple([h.tensor.requires_grad for h in self._held])
         settings = self._grouped(), _optimizers(self.state, self._fused), _scalers(self.state)
-        return arguments.key, training, gradients, _modes(), *settings, first
+        return arguments.key, training, gradients, torch_modes(), *settings, first
 
     def _grouped(self) -> tuple[tuple[int, ...], ...]:
         """The parameters of each group of each optimizer; a plan finds a group's settings by its position."""
@@ -123,7 +125,7 @@ def call_text(arguments: CallArguments, key: tuple[Any, ...]) -> str:
 def settings_lines(state: ScriptState) -> list[str]:
     """Flags and settings as lines of text, in which ranks that compile a plan find their differences."""
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
-    found = [f"autocast, modes and dtype of torch: {_modes()}"]
+    found = [f"autocast, modes and dtype of torch: {torch_modes()}"]
     found += [
         f"module {f'{root}.{n}' if n else root}: {type(m).__name__}, {'training' if m.training else 'evaluating'}"
         for root, n, m in modules
@@ -135,7 +137,8 @@ def settings_lines(state: ScriptState) -> list[str]:
     return found
 
 
-def _modes() -> tuple[Any, ...]:
+def torch_modes() -> tuple[Any, ...]:
+    """Torch's settings in this process by which ops and their decompositions are chosen."""
     kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")]
     torchs = torch.is_grad_enabled(), torch.get_default_dtype()
     strict = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

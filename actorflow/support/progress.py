@@ -28,8 +28,8 @@ class Progress:
     ``parts`` are those that are known beforehand, in order, each with what people call it; of others the name is said.
     """
 
-    def __init__(self, what: str, parts: Sequence[tuple[str, str]]) -> None:
-        self._what = what
+    def __init__(self, what: str, done: str, parts: Sequence[tuple[str, str]]) -> None:
+        self._what, self._done = what, done
         self._known = {name: f"{text} ({i} of {len(parts)})" for i, (name, text) in enumerate(parts, 1)}
         self._console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         self._status = self._console.status(f"actorflow: {what}")
@@ -47,6 +47,10 @@ class Progress:
         """Set the lines that are printed at the end, if the work took long enough to be shown."""
         self._lines = lines
 
+    def say_at_end(self, done: str) -> None:
+        """Set what is said to be done at the end, in place of what ``show_progress`` was given."""
+        self._done = done
+
     def show(self) -> None:
         """Show from now on what is done: the work takes long."""
         self.shown.set()
@@ -54,9 +58,9 @@ class Progress:
             self._status.start()
         self._say()
 
-    def end(self, done: str) -> None:
+    def end(self, seconds: float) -> None:
         """Print that the work is done, with its summary."""
-        lines = [f"actorflow: {done}", *(f"  {line}" for line in self._lines())]
+        lines = [f"actorflow: {self._done} in {seconds:.1f} s", *(f"  {line}" for line in self._lines())]
         self._console.print("\n".join(lines))
 
     def stop(self) -> None:
@@ -81,7 +85,7 @@ def show_progress(what: str, done: str, parts: Sequence[tuple[str, str]] = ()) -
 
     Gives what is told the part of the work that begins; see ``Progress``.
     """
-    work = Progress(what, parts)
+    work = Progress(what, done, parts)
     timer = threading.Timer(PATIENCE, work.show)
     timer.daemon = True
     start = time.monotonic()
@@ -94,4 +98,4 @@ def show_progress(what: str, done: str, parts: Sequence[tuple[str, str]] = ()) -
         if work.shown.is_set():
             work.stop()
     if work.shown.is_set():
-        work.end(f"{done} in {time.monotonic() - start:.1f} s")
+        work.end(time.monotonic() - start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest, capture_request
 from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.torch_internals import traced_on
@@ -25,9 +26,23 @@ def compile_step(request: StepRequest) -> LoweredStep:
     Each pass verifies the graph that it makes (``graph.verify``); layouts and program have verifiers of their own.
     Raises CaptureError, CallError, LayoutError, StateError or PlanError.
     """
+    return lower_captured(capture_step(request), request)
+
+
+@young_only()
+def capture_step(request: StepRequest) -> Capture:
+    """Capture a step, the first of the passes; it runs the step's own code.  Raises CaptureError, CallError."""
+    request.listeners.doing("capture")
+    return capture_request(request)
+
+
+@young_only()
+def lower_captured(captured: Capture, request: StepRequest) -> LoweredStep:
+    """Run the passes after capture.  What they make is a function of ``reuse.step_digest``, and of this code.
+
+    Raises CaptureError, CallError, LayoutError, StateError or PlanError.
+    """
     step, devices, doing = request.step, request.devices, request.listeners.doing
-    doing("capture")
-    captured = capture_request(request)
     doing("place")
     placed = place(captured, request)
     pieces = rewrite(placed, captured, request)

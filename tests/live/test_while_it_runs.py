@@ -247,7 +247,7 @@ def test_who_has_the_terminal_is_told_instead(capsys: pytest.CaptureFixture[str]
     heard: list[str] = []
     progress.listen(heard.append)
     try:
-        work = Progress("compiling step", (("infer", "choosing layouts"),))
+        work = Progress("compiling step", "compiled step", (("infer", "choosing layouts"),))
         work.show()
         work("infer")
         work.stop()

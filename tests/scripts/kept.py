@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import actorflow as flow
+from actorflow.session.plan_store import KEPT
 
 folder, out, *killed = sys.argv[1:]
 torch.manual_seed(0)
@@ -39,3 +40,6 @@ for number in keeper.steps(20):
 state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 with open(out, "w") as file:
     json.dump({"losses": {n: float(loss) for n, loss in losses.items()}, "state": state}, file)
+if flow.env.get_rank() == 0:
+    with open(f"{out}.plans", "w") as file:  # how many plans were not compiled
+        json.dump(KEPT.taken, file)

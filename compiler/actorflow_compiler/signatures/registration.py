@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -83,6 +84,11 @@ def register_signature(op: Any, *terms: Line, verify: bool = True) -> None:
 def find_registration(op: str) -> RegisteredSignatures | None:
     """What a user registered for an op; None if nothing."""
     return _registered.get(op)
+
+
+def registrations() -> Mapping[str, RegisteredSignatures]:
+    """All that users registered, by op."""
+    return MappingProxyType(_registered)
 
 
 def _find(op: Any) -> OpOverload:

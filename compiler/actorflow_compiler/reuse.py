@@ -1,0 +1,141 @@
+"""Digest all that the passes after capture depend on, and check that a plan read from a file fits a captured step.
+
+What follows capture is a function of this digest and of the code, so that a plan that was made for an equal digest is
+the plan that they would make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.capture.request import StepRequest
+from actorflow_compiler.core.digest import NoDigest, digest_of
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.torch_internals import traced_on
+from actorflow_compiler.custom_ops.random import SEED
+from actorflow_compiler.graph.graph import CALL_INPUTS, InputKind
+from actorflow_compiler.hints.hints import ResolvedHints
+from actorflow_compiler.plan.plan import OfInput, OfScalar, OfVariable, Plan, ToResult
+from actorflow_compiler.signatures import has_line
+from actorflow_compiler.signatures.discovery import implementation
+from actorflow_compiler.signatures.registration import registrations
+
+__all__ = ["check_fits", "step_digest"]
+
+MOST_SLOTS = 1 << 20  # of a register of a plan that is read
+
+
+def step_digest(captured: Capture, request: StepRequest) -> str:
+    """The digest of a captured step, of its request, and of what is known of how its ops may be cut.
+
+    Listeners and the function are left out, as they are done with.  Modules are named, where the request has their ids.
+    Raises NoDigest where part of it cannot be compared with another process's: an op or a signature of the script's own
+    whose code is not known.
+    """
+    step, asked = request.step, request.preferences
+    names = _names_of_modules(step.state.modules)
+    return digest_of((
+        captured,
+        (step.name, step.train, step.defined, None if step.own is None else tuple(step.own), tuple(step.arguments)),
+        tuple(names.values()),
+        (request.devices, traced_on(request.devices.type)),
+        (asked.micro_batches, asked.goal, asked.schedule, asked.explain, _hints(asked.hints, names)),
+        request.history,
+        _own_ops(captured),
+    ))  # fmt: skip
+
+
+def check_fits(plan: Plan, captured: Capture, request: StepRequest) -> Plan:
+    """Return a legal, scheduled plan of all ranks if it is one of this step.  Raises PlanError.
+
+    Its inputs, variables, constants and results have to be the step's, and its ops must be those of the step or ones
+    into which the passes may turn them.
+    """
+    graph, step = captured.graph, request.step
+
+    def check(holds: bool, what: str) -> None:
+        if not holds:
+            raise PlanError(f"plan {plan.name!r} is none of this step: {what}")
+
+    check(bool(plan.orders), "it has no orders")  # whose lengths bound how often its actors fire
+    check(plan.name == step.name and plan.world == request.devices.world and not plan.ranks, "its job or its devices")
+    inputs = {kind: {i.name: graph.metas[i.value] for i in graph.inputs if i.kind == kind} for kind in InputKind}
+    results = [(n, graph.metas[r].shape, graph.metas[r].dtype) for n, r in enumerate(graph.results)]
+    check(sorted((r.index, r.shape, r.dtype) for r in plan.results) == results, "its results")
+    check(plan.constants == captured.constants, "its constants")
+    for v in plan.variables:
+        meta, known = inputs[InputKind.VARIABLE].get(v.name), request.history.fixed.get(v.name, v)
+        check(meta is not None and (v.shape, v.dtype) == (meta.shape, meta.dtype), f"variable {v.name}")
+        check(v.kind == captured.kinds.get(v.name) and v == known, f"variable {v.name}")
+        check(all(0 <= rank < plan.world for rank in v.placement.ranks), f"variable {v.name}")
+    check(all(r.slots <= MOST_SLOTS for r in plan.registers), "its slots")
+    held = {v.name for v in plan.variables} | {c.name for c in plan.constants}
+    arguments = {name for kind in CALL_INPUTS for name in inputs[kind]}
+    for actor in plan.actors:
+        check(0 <= actor.rank < plan.world, f"the rank of actor {actor.name}")
+        for one in (*actor.operands, *actor.targets):
+            match one:
+                case OfVariable(name):
+                    check(name in held, f"variable {name}")
+                case OfInput(name):
+                    check(name in arguments, f"argument {name}")
+                case OfScalar(name):
+                    check(name == SEED or name in inputs[InputKind.SCALAR], f"number {name}")
+                case ToResult(index):
+                    check(0 <= index < len(results), f"result {index}")
+    known_ops = {n.op for n in graph.nodes}
+    for op in {s.op for body in plan.bodies for s in body.steps} - known_ops:
+        check(op.startswith("actorflow.") or has_line(op), f"op {op}")
+    return plan
+
+
+def _names_of_modules(roots: Mapping[str, nn.Module]) -> dict[int, str]:
+    """The id of each module → its name, which begins with that of its root."""
+    found: dict[int, str] = {}
+    for root_name, root in roots.items():
+        for name, module in root.named_modules():
+            found.setdefault(id(module), f"{root_name}.{name}" if name else root_name)
+    return found
+
+
+def _hints(hints: ResolvedHints, names: Mapping[int, str]) -> tuple[Any, ...]:
+    """The hints, with names in place of ids of modules."""
+
+    def named(of_modules: Mapping[int, Any]) -> dict[str, Any]:
+        return {name(module): value for module, value in of_modules.items()}
+
+    def name(module: int) -> str:
+        if module not in names:
+            raise NoDigest("a hint for a module that the search did not find")
+        return names[module]
+
+    return (
+        hints.layouts,
+        named(hints.places),
+        {name(module): named(places) for module, places in hints.around.items()},
+        tuple((pattern.origin, frozenset(map(name, pattern.modules))) for pattern in hints.patterns),
+        hints.stages,
+        named(hints.outputs),
+        hints.optimizer,
+        hints.zero,
+    )
+
+
+def _own_ops(captured: Capture) -> tuple[Any, ...]:
+    """What decides how ops may be cut that the table does not know: signatures of the script, and their code."""
+    given = []
+    for op, registered in sorted(registrations().items()):
+        if any(callable(line) for line in registered.lines):
+            raise NoDigest(f"the signature of {op}, which is a function")
+        given.append((op, registered.lines, registered.verify, registered.where))
+    codes = []
+    for op in sorted({n.op for n in captured.graph.nodes if not n.op.startswith("actorflow.") and not has_line(n.op)}):
+        code = implementation(op)
+        if code is None:
+            raise NoDigest(f"the op {op}, whose code cannot be read")
+        codes.append((op, code))
+    return tuple(given), tuple(codes)
