@@ -30,6 +30,7 @@ class LaunchFlags:
     ctrl_port: int | None = None
     join_timeout: float = JOIN_TIMEOUT.default  # seconds
     max_restarts: int = MAX_RESTARTS.default
+    lost_after: float | None = None  # seconds
     token_file: str | None = None
     insecure: bool = False
     on: str = ON.default
@@ -104,6 +105,7 @@ def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Setting
         least_nodes=flags.least_nodes,
         most_nodes=placed.nnodes if flags.elastic else 0,
         ctrl_port=flags.ctrl_port or 0 if flags.restarts and flags.master_port else 0,
+        lost_after=flags.lost_after,
         interface=flags.interface or "",
         log_dir=flags.log_dir or "",
         live=flags.live_mode,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,6 +40,17 @@ def _writable(context: click.Context, parameter: click.Parameter, value: str | N
     return value
 
 
+class _SecondsRange(click.FloatRange):
+    """A number of seconds above a bound, and up to another one; "nan", which is in every range, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; fails with click's error where it is none."""
+        found = float(super().convert(value, param, ctx))
+        if math.isnan(found):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return found
+
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -66,7 +78,6 @@ _TYPES: dict[ValueKind, click.ParamType[Any]] = {
     ValueKind.NODES: _NodeCountType(),
     ValueKind.NUMBER: click.IntRange(0),
     ValueKind.PORT: click.IntRange(1, 65535),
-    ValueKind.SECONDS: click.FloatRange(0, min_open=True),
     ValueKind.TEXT: click.STRING,
     ValueKind.FILE: click.Path(exists=True, dir_okay=False, readable=True),
     ValueKind.FOLDER: click.Path(),
@@ -84,7 +95,11 @@ def click_option(option: LaunchOption) -> Callable[[_Command], _Command]:
         return click.option(option.flag, is_flag=True, **more)
     if option.kind is ValueKind.FOLDER:
         more["callback"] = writable_folder
-    kind = click.Choice(option.choices) if option.choices else _TYPES[option.kind]
+    kind: click.ParamType[Any]
+    if option.kind is ValueKind.SECONDS:
+        kind = _SecondsRange(option.above, option.most, min_open=True)
+    else:
+        kind = click.Choice(option.choices) if option.choices else _TYPES[option.kind]
     flags = filter(None, (option.flag, option.also, option.name))
     return click.option(*flags, type=kind, metavar=option.metavar, **more)
 

@@ -1,4 +1,4 @@
-"""gRPC servers and channels with keepalive settings that notice dead peers, and the check of the run's token.
+"""gRPC servers and channels whose keepalive outlasts a silence that a run bears, and the check of the run's token.
 
 The only file, with the generated stubs, that knows how gRPC is configured.
 """
@@ -20,6 +20,7 @@ import grpc.aio  # type: ignore[import-untyped]
 from actorflow.doctor.ports import CHOOSE, unusable
 from actorflow.rendezvous.failure import FailureKind
 from actorflow_compiler.core.errors import ClusterError
+from actorflow_protos import runtime_pb2 as pb
 from actorflow_protos import runtime_pb2_grpc
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "add_keeper",
     "add_meeting",
     "add_servicer",
+    "answers",
     "caller",
     "grpc",
     "is_accepted",
@@ -58,17 +60,13 @@ TOKEN_KEY = "actorflow-token"
 RANK_KEY = "actorflow-rank"
 ACCEPTED = (("actorflow-accepted", "1"),)  # the first metadata that the answering side of a link sends
 
-# A dead or silent peer is noticed in about 3 s.  ping_timeout_ms is what notices a stopped process, whose
-# kernel still acknowledges; the server's settings keep it from closing healthy links for too many pings.
-_HEALTH: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 2000),
-    ("grpc.http2.ping_timeout_ms", 2000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
+PING = 5.0  # seconds between gRPC's own signs of life on a connection that is at rest
+MOST_WAIT = 1_000_000_000  # milliseconds; gRPC counts them in 32 bits
+_SIZES = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
 )
+# the server's settings keep it from closing healthy links for too many pings
 _SERVER = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
@@ -102,14 +100,32 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
 
 
+def _health(silence: float) -> list[tuple[str, int]]:
+    """Settings of gRPC for connections that may be silent for so many seconds.
+
+    A longer silence is noticed ``PING`` seconds later at most.  gRPC answers pings without the GIL, but not while its
+    process is stopped, and has the kernel keep the same limit (TCP_USER_TIMEOUT).
+    """
+    timeout = min(round(1000 * silence), MOST_WAIT)
+    return [
+        ("grpc.keepalive_time_ms", round(1000 * PING)),
+        ("grpc.keepalive_timeout_ms", timeout),
+        ("grpc.http2.ping_timeout_ms", timeout),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        *_SIZES,
+    ]
+
+
 def make_server(
-    host: str, port: int, *, reserved: bool, token: str, turned_away: Callable[[str], None]
+    host: str, port: int, *, reserved: bool, token: str, silence: float, turned_away: Callable[[str], None]
 ) -> tuple[Any, int]:
     """A server bound to an address, not yet started, and its port; ``port`` 0 takes any.
 
-    ``reserved``: the launcher holds the port for this rank, so the server may share it.
+    ``reserved``: the launcher holds the port for this rank, so the server may share it.  ``silence``: the seconds
+    for which a caller may be silent.
     """
-    options = [*_HEALTH, *_SERVER, ("grpc.so_reuseport", int(reserved))]
+    options = [*_health(silence), *_SERVER, ("grpc.so_reuseport", int(reserved))]
     server = grpc.aio.server(interceptors=[TokenInterceptor(token, turned_away)], options=options)
     try:
         bound = server.add_insecure_port(f"{_bracket(host)}:{port}")
@@ -121,14 +137,14 @@ def make_server(
     return server, bound
 
 
-def make_channel(address: str) -> Any:
-    """A channel to a peer; it belongs to the running event loop."""
-    return grpc.aio.insecure_channel(address, options=[*_HEALTH, *_CHANNEL])
+def make_channel(address: str, silence: float) -> Any:
+    """A channel to a peer; it belongs to the running event loop.  ``silence``: see ``make_server``."""
+    return grpc.aio.insecure_channel(address, options=[*_health(silence), *_CHANNEL])
 
 
-def make_blocking_channel(address: str) -> Any:
-    """A channel to a peer for threads without an event loop."""
-    return grpc.insecure_channel(address, options=[*_HEALTH, *_CHANNEL])
+def make_blocking_channel(address: str, silence: float) -> Any:
+    """A channel to a peer for threads without an event loop.  ``silence``: see ``make_server``."""
+    return grpc.insecure_channel(address, options=[*_health(silence), *_CHANNEL])
 
 
 def metadata(token: str, rank: int) -> Sequence[tuple[str, str]]:
@@ -151,21 +167,33 @@ def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def probe(address: str) -> FailureKind:
+async def answers(address: str, call_metadata: Sequence[tuple[str, str]], seconds: float) -> bool:
+    """Whether Python runs in the process of a peer: a call over a connection of its own comes back in time."""
+    options = [*_CHANNEL, ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        try:
+            async for _ in PeerStub(channel).Pull(pb.PullRequest(), metadata=call_metadata, timeout=seconds):
+                pass
+        except grpc.aio.AioRpcError as e:
+            return e.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+    return True
+
+
+async def probe(address: str, connecting: float = 0.5, greeting_time: float = 0.3) -> FailureKind:
     """Probe the host of a lost peer for the kind of its failure: one of ``failure.LOST``.
 
     A dead process refuses the connection.  For a stopped one the kernel accepts it, but no data follows.  A live
-    server sends its HTTP/2 settings at once.
+    server sends its HTTP/2 settings at once, even while its process holds the GIL.  The limits are in seconds.
     """
     host, _, port = address.rpartition(":")
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), 0.5)
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), connecting)
     except (ConnectionRefusedError, ConnectionResetError):
         return FailureKind.KILLED
     except (OSError, TimeoutError):
         return FailureKind.UNREACHABLE
     try:
-        greeting = await asyncio.wait_for(reader.read(1), 0.3)
+        greeting = await asyncio.wait_for(reader.read(1), greeting_time)
     except TimeoutError:
         return FailureKind.STOPPED
     except OSError:

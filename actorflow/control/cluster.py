@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -41,7 +42,8 @@ __all__ = ["Alone", "Cluster", "current", "joined", "process_settings", "use"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-NEWS = 5.0  # seconds until the loss of a rank is known
+NEWS = 5.0  # seconds until the end of a rank is known
+LOOK = 0.5  # seconds between looks at peers that may be lost
 _BROKEN = re.compile(r"gloo|nccl|connection|broken pipe|reset by peer", re.IGNORECASE)
 
 
@@ -241,7 +243,7 @@ class Cluster:
             if card and not self.settings.one_node:  # Gloo's default may be a virtual card
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
             host, port = self._control_plane.store
-            limit = timedelta(seconds=self.settings.join_timeout)
+            limit = timedelta(seconds=max(self.settings.join_timeout, 2 * self.settings.silence_limit))
             torch_distributed: Any = distributed  # its stubs lack what follows
             make = torch_distributed.TCPStore
             if self._store_socket is None:
@@ -263,6 +265,13 @@ class Cluster:
         return interface_of(route_to(other.address.rpartition(":")[0].strip("[]")))
 
     # -- failure ---------------------------------------------------------------------------------
+
+    def tell_waits(self, waits_for: Callable[[int], str]) -> None:
+        """Set the function that says what this rank waits for from another one, for notices about silent ranks.
+
+        It is called on any thread, and returns an empty text where no wait is known.
+        """
+        self._control_plane.peer_watch.waits_for = waits_for
 
     @property
     def failure(self) -> Failure | None:
@@ -289,10 +298,13 @@ class Cluster:
         """The run's error if another rank's failure caused this error, else the error itself; any thread.
 
         When a rank is lost, a transfer may break shortly before the control plane knows the cause; for an error
-        of a broken connection this waits until it does, for a few seconds at most.
+        of a broken connection this waits until it does, for a few seconds, or, while a rank is silent, until
+        that answers or is lost.
         """
-        if self.failure is None and _looks_broken(error):
-            self.failed.wait(NEWS)
+        if self.failure is None and _looks_broken(error) and not self.failed.wait(NEWS):
+            end = time.monotonic() + self.settings.silence_limit
+            while self._control_plane.peer_watch.doubtful and time.monotonic() < end and not self.failed.wait(LOOK):
+                pass
         return error if self.failure is None else self.failure.error()
 
     def end(self, code: int = 1) -> None:

@@ -25,6 +25,7 @@ from actorflow.control.ledger import CommonStep, Ledger, StepKind
 from actorflow.control.link import PeerLink
 from actorflow.control.local_links import LocalLinks
 from actorflow.control.payloads import Payloads
+from actorflow.control.peer_watch import PeerWatch
 from actorflow.control.pull import PullService
 from actorflow.rendezvous.failure import LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import LogsKept, report_to_launcher
@@ -39,7 +40,12 @@ from actorflow_protos import runtime_pb2 as pb
 T = TypeVar("T")
 
 CLOSING = 3.0  # seconds for links to close after all have said goodbye
-NOTICING = 6.0  # seconds until the loss of a peer is known
+NOTICING = 6.0  # seconds until the loss of a peer whose connection has broken is known
+BACKSTOP = 2.0  # times the limit of the watch over peers after which gRPC ends what has no link, such as a pull
+CLOSED_TOO = 1.0  # seconds in which the links of a process that ends are all closed
+CONNECTING, GREETING = 2.0, 1.0  # seconds that a silent peer's host and process have to answer a probe
+ANSWERING = 2.0  # seconds that its Python has to answer a call
+CATCHING_UP = 0.2  # seconds in which what has come while this process itself was stopped is read
 
 
 class ControlPlane:
@@ -78,6 +84,13 @@ class ControlPlane:
         self._rejected: set[PeerLink] = set()  # links from ranks that do not belong to this run
         self._unheard: set[PeerLink] = set()
         self._done = False  # all have said goodbye
+        self.peer_watch = PeerWatch(
+            settings,
+            self.links,
+            self.tickets,
+            lambda peer: self._spawn(self._silent_for_long(peer)),
+            self._ledger.missing_step,
+        )
         self._items: dict[str, Callable[[PeerLink, Any], None]] = {
             "issue": lambda link, item: self._issued(link.peer, proto.step_from(item)),
             "part": lambda link, item: self._payloads.add(link.peer, item),
@@ -93,6 +106,8 @@ class ControlPlane:
             "vote": lambda link, item: self._heard_of(link.peer, proto.word_from(item)),
             "hold": lambda _, item: self._on_order(proto.order_from(item)),
             "decision": lambda _, item: self._on_order(proto.order_from(item)),
+            "beat": lambda _, __: None,
+            "silent": self._told_of_silence,
         }
 
     async def run(self, joined: Future[None]) -> None:
@@ -105,6 +120,7 @@ class ControlPlane:
         server = None
         try:
             server = await self._serve()
+            self._spawn(self._watch_peers())
             await (self._welcome_all() if self.rank == 0 else self._join())
             joined.set_result(None)
         except Exception as e:
@@ -126,8 +142,9 @@ class ControlPlane:
         s = self.settings
         host, port = s.bind_host(), s.master_port if self.rank == 0 else 0
         server, port = door.make_server(
-            host, port, reserved=s.reserved_port and self.rank == 0, token=s.token, turned_away=self._turn_away
-        )
+            host, port, reserved=s.reserved_port and self.rank == 0, token=s.token,
+            silence=BACKSTOP * s.silence_limit, turned_away=self._turn_away,
+        )  # fmt: skip
         machine, socket = self.local_links.open()
         self.own = replace(self._make_ticket(port), machine=machine, socket=socket)
         self.tickets[self.rank] = self.own
@@ -204,7 +221,7 @@ class ControlPlane:
             self.fail(failure)
 
     def _welcome(self, item: pb.Welcome) -> None:
-        self.tickets = {ticket.rank: proto.ticket_from(ticket) for ticket in item.tickets}
+        self.tickets.update({ticket.rank: proto.ticket_from(ticket) for ticket in item.tickets})
         self.store = (item.store_host, item.store_port)
         if item.logs_port and self.settings.leads:  # one for each launcher is enough
             report_to_launcher(self.settings.launcher, LogsKept(self.settings.at_master(item.logs_port)))
@@ -257,7 +274,7 @@ class ControlPlane:
 
     def _channel(self, peer: int, address: str) -> Any:
         if peer not in self._dialled:
-            self._dialled[peer] = door.make_channel(address)
+            self._dialled[peer] = door.make_channel(address, BACKSTOP * self.settings.silence_limit)
         return self._dialled[peer]
 
     def _metadata(self) -> Sequence[tuple[str, str]]:
@@ -327,15 +344,50 @@ class ControlPlane:
     def _line_ended(self, peer: int) -> None:
         """A peer's Unix socket was closed without a goodbye.  Any thread."""
 
-        def look() -> None:
-            if self.failure is None and not self._done and not self.links[peer].said_bye:
-                self._spawn(self._lost(peer))
+        async def look() -> None:
+            link = self.links[peer]
+            with suppress(TimeoutError):  # the link brings why the peer has ended, if it knows
+                await asyncio.wait_for(link.ended.wait(), CLOSED_TOO)
+            if self.failure is None and not self._done and not link.said_bye:
+                await self._lost(peer)
 
         with suppress(RuntimeError):  # the loop is closed: the run is over
-            self._loop.call_soon_threadsafe(look)
+            self._loop.call_soon_threadsafe(lambda: self._spawn(look()))
 
     async def _lost(self, peer: int) -> None:
+        stopped = self.peer_watch.stopped()
         kind = await door.probe(self._address(peer))
+        if stopped:  # gRPC may drop what a peer has sent before its end, such as why it ended
+            cause = f"was stopped for {stopped:.0f} s, and the run ended meanwhile"
+            self.fail(self._own_failure(FailureKind.STOPPED, cause))
+            return
+        self._fail_for(peer, kind)
+
+    async def _silent_for_long(self, peer: int) -> None:
+        """End the run if a peer that has been silent for the limit is gone or stopped."""
+        address = self._address(peer)
+        kind = await door.probe(address, CONNECTING, GREETING)
+        alive = kind is FailureKind.BROKEN and not await door.answers(address, self._metadata(), ANSWERING)
+        await asyncio.sleep(CATCHING_UP)
+        if self.failure is not None or self._done or not self.peer_watch.is_silent(peer):
+            return
+        if alive:  # gRPC greets without the GIL
+            self.peer_watch.note_busy(peer)
+        else:
+            self._fail_for(peer, kind)
+
+    async def _watch_peers(self) -> None:
+        try:
+            await self.peer_watch.run(lambda: self.failure is not None or self._done)
+        except Exception as e:  # a bug in actorflow: without the watch, the run could hang
+            traceback.print_exc()
+            self.fail(self._own_failure(FailureKind.RAISED, f"raised {type(e).__name__}: {e} (while it watched peers)"))
+
+    def _told_of_silence(self, link: PeerLink, item: pb.Silent) -> None:
+        if item.rank in self.tickets:
+            self.peer_watch.hear(link.peer, item.rank, item.seconds, item.over, item.waits)
+
+    def _fail_for(self, peer: int, kind: FailureKind) -> None:
         ticket = self.tickets.get(peer)
         host, pid = (ticket.host, ticket.pid) if ticket else (self.settings.master_host, 0)
         self.fail(Failure(peer, host, pid, kind, LOST[kind], self.rank))

@@ -77,6 +77,14 @@ class Ledger:
         """The ranks that have not yet issued the oldest open step."""
         return [r for r, n in enumerate(self._issued) if n == self._completed] if self._open else []
 
+    def missing_step(self, rank: int) -> str:
+        """What a rank has not done and another one has, as text; empty where it has done all that others have."""
+        number = self._issued[rank] - self._completed
+        if number >= len(self._open):
+            return ""
+        entry = self._open[number]
+        return f"rank {entry.rank} {entry.text.partition(' [')[0]}, which it has not"  # without what guards it
+
     def _check_ended(self, rank: int) -> None:
         """Raise CallError for a new step if a rank has ended before it, since the step could never complete."""
         for other, ended in enumerate(self._ended):

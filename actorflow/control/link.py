@@ -27,10 +27,12 @@ class PeerLink:
         self.known = False  # the peer has identified itself
         self.said_bye = False  # the peer has said goodbye, so the end of the stream is no failure
         self.ended = asyncio.Event()  # the stream is down
+        self.heard = False  # something has come since the watch of peers looked last
         self._loop = loop
         self._queue: deque[pb.Item | Message | None] = deque()
         self._wake = asyncio.Event()
         self._armed = False  # a wake-up of ``pump`` is scheduled
+        self._writing = False
 
     def put(self, item: pb.Item) -> None:
         """Queue a control item."""
@@ -39,6 +41,14 @@ class PeerLink:
     def send(self, message: Message) -> None:
         """Queue a register message; it is encoded on the gRPC thread."""
         self._push(message)
+
+    def beat(self, item: pb.Item) -> None:
+        """Queue a sign of life, unless something is being written or queued, which is a sign of life as well.
+
+        So none pile up for a peer that does not read.
+        """
+        if not self._writing and not self._queue:
+            self._push(item)
 
     def close(self) -> None:
         """Queue a goodbye to the peer; ``pump`` returns when it is written."""
@@ -61,7 +71,9 @@ class PeerLink:
             while self._queue:
                 batch, last = self._take()
                 if batch.items:
+                    self._writing = True
                     await write(batch)
+                    self._writing = False
                 if last:
                     return
 
@@ -79,5 +91,6 @@ class PeerLink:
     async def read(self, read: Callable[[], Awaitable[Any]], handle: Callable[[PeerLink, pb.Item], None]) -> None:
         """Pass every item of the peer to ``handle`` until the stream ends; errors of a broken link pass through."""
         while isinstance(batch := await read(), pb.Batch):  # else it is gRPC's end marker
+            self.heard = True
             for item in batch.items:
                 handle(self, item)

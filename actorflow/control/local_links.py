@@ -44,7 +44,7 @@ class LocalLinks:
         where = machine() if self._settings.local else ""
         if where:
             with suppress(OSError):
-                self._door = UnixDoor(self._settings.rank, self._settings.token)
+                self._door = UnixDoor(self._settings.rank, self._settings.token, self._settings.silence_limit)
                 self._serving = asyncio.ensure_future(self._door.serve())
                 return where, self._door.name
         return "", ""

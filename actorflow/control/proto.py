@@ -52,6 +52,7 @@ def ticket_to(ticket: Ticket) -> pb.Ticket:
         machine=ticket.machine,
         socket=ticket.socket,
         libraries=ticket.libraries,
+        lost_after=ticket.lost_after,
     )
 
 
@@ -74,6 +75,7 @@ def ticket_from(item: pb.Ticket) -> Ticket:
         machine=item.machine,
         socket=item.socket,
         libraries=item.libraries,
+        lost_after=item.lost_after,
     )
 
 

@@ -25,7 +25,7 @@ from actorflow.control.cluster import Cluster
 from actorflow.distributed.group import default_group
 from actorflow.eager.communicator import EagerCommunicator
 from actorflow.eager.mismatch import CollectiveWait
-from actorflow.eager.mismatch_watch import SLOW, MismatchWatch
+from actorflow.eager.mismatch_watch import SILENT, SLOW, MismatchWatch
 from actorflow.eager.pair_transfers import LOCATION_BYTES, PairCommunicators, PairTransfer, can_use_nccl
 from actorflow.transport.communicators import NO_TIMEOUT, CommunicatorRegistry, Scope, break_connections, over_gloo
 from actorflow.transport.nccl import nccl_version
@@ -43,7 +43,8 @@ class GroupCommunicator(EagerCommunicator):
     """One rank of several processes, over one Gloo group of all of them.
 
     ``store`` is shared by all ranks and has no other users; the constructor is collective.  ``pairs`` moves
-    tensors on devices of its kind, on all ranks or none; without it they go through the CPU.
+    tensors on devices of its kind, on all ranks or none; without it they go through the CPU.  A rank that gives no
+    sign of life for ``silent`` seconds is lost.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class GroupCommunicator(EagerCommunicator):
         world: int,
         timeout: timedelta = NO_TIMEOUT,
         pairs: PairCommunicators | None = None,
+        silent: float = SILENT,
     ) -> None:
         super().__init__(rank, world)
         self._pairs = pairs
@@ -66,14 +68,15 @@ class GroupCommunicator(EagerCommunicator):
         self._group = communicators.open(Scope.GROUP, self.all_ranks)
         connection: Any = store  # its stub lacks what follows
         own = connection.clone()  # a connection of its own: one thread's calls do not hold up the other's
-        self._watch = MismatchWatch(PrefixStore("pace", own), rank, world, self._break)
+        self._watch = MismatchWatch(PrefixStore("pace", own), rank, world, self._break, silent)
 
     @classmethod
     def joined(cls) -> GroupCommunicator | None:
         """The communicator of this process's run, or of torch's default group; None for a process without peers."""
-        run = cluster.joined()
+        run, silent = cluster.joined(), SILENT
         if isinstance(run, Cluster):
             store, rank, world = run.store(), run.rank, run.world
+            silent = max(SILENT, 2 * run.settings.silence_limit)  # the control plane says it sooner
         else:
             if cluster.process_settings().world > 1:
                 default_group()
@@ -82,7 +85,7 @@ class GroupCommunicator(EagerCommunicator):
                 return None
             store, rank, world = known
         pairs = PairCommunicators(PrefixStore("actorflow/eager/pairs", store), rank) if nccl_version() else None
-        comm = cls(PrefixStore("actorflow/eager", store), rank, world, pairs=pairs)
+        comm = cls(PrefixStore("actorflow/eager", store), rank, world, pairs=pairs, silent=silent)
         atexit.register(comm._at_exit)
         return comm
 

@@ -27,7 +27,7 @@ __all__ = ["StatusStore", "MismatchWatch"]
 
 TICK = 0.5  # seconds between two checks
 PATIENCE = 1.0  # seconds in one collective after which a rank reads the others' states
-SILENT = 60.0  # seconds without a heartbeat after which a rank counts as lost
+SILENT = 60.0  # seconds without a heartbeat after which a rank counts as lost, where nothing else says it sooner
 SLOW = 15.0  # seconds of waiting after which a line names what is awaited
 NEWS = 6.0  # seconds to wait for the cause of a broken connection to become known
 GONE = 2.5  # after a connection has broken: seconds without a heartbeat after which a rank counts as lost
@@ -50,10 +50,14 @@ class MismatchWatch:
     """Tells the other ranks which collective this one is in, and decides when it would wait forever.
 
     ``store`` is a connection that only this object uses.  ``wake`` is called once, on the watching thread, when there
-    is a verdict: it has to make the main thread's blocked call fail.
+    is a verdict: it has to make the main thread's blocked call fail.  A rank without a heartbeat for ``silent``
+    seconds counts as lost.
     """
 
-    def __init__(self, store: StatusStore, rank: int, world: int, wake: Callable[[], object]) -> None:
+    def __init__(
+        self, store: StatusStore, rank: int, world: int, wake: Callable[[], object], silent: float = SILENT
+    ) -> None:
+        self._longest = silent
         self._store, self._rank, self._world, self._wake = store, rank, world, wake
         self._main = threading.get_ident()
         self._now: tuple[CollectiveWait, float] | None = None
@@ -211,7 +215,7 @@ class MismatchWatch:
     def _silent(self, states: Iterable[int], waited: float) -> str | None:
         for rank, (_, heard) in self._last_beats.items():
             silent = time.monotonic() - heard
-            if rank not in states and silent > SILENT and waited > SILENT:
+            if rank not in states and silent > self._longest and waited > self._longest:
                 self.lost = True
                 return f"rank {rank} was lost: it has given no sign of life for {silent:.0f} s"
         return None

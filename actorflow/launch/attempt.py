@@ -69,7 +69,7 @@ def run_attempt(
     if run.world > 1:
         console.print(_greeting(run, log_dir), style="dim")
     logs = _logs(console, run, log_dir)
-    watch = RankWatch(logs.send_to)
+    watch = RankWatch(logs.send_to, run.silence_limit if run.world > 1 else None)
     about = RunInfo(os.getpid(), run.script, run.argv, run.world, tuple(run.launcher_ranks), time.time(), log_dir)
     announce_run(watch.address, about)
     with (
@@ -83,7 +83,8 @@ def run_attempt(
         codes, interrupted = _supervise(run, log_dir)
     findings = watch.close()
     _warn_of_disk(console, run, log_dir)
-    logs.finish(not codes and interrupted is None and findings.wanted is None)
+    unreachable = {f.rank // len(run.launcher_ranks) for f in findings.failures if f.kind is FailureKind.UNREACHABLE}
+    logs.finish(not codes and interrupted is None and findings.wanted is None, unreachable)
     if interrupted is not None:
         console.print(f"actorflow: ended by {interrupted.name}")
         _say_where_output_is(console, run, log_dir)
@@ -109,8 +110,10 @@ def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
     from actorflow.launch.log_gather import LogKeeper, LogSender
 
     if run.launcher_number:
-        return LogSender(run.launcher_number, run.launcher_ranks, log_dir, run.token)
-    keeper = LogKeeper(range(1, run.launchers), len(run.launcher_ranks), log_dir, run.bind_host(), run.token)
+        return LogSender(run.launcher_number, run.launcher_ranks, log_dir, run.token, run.silence_limit)
+    keeper = LogKeeper(
+        range(1, run.launchers), len(run.launcher_ranks), log_dir, run.bind_host(), run.token, run.silence_limit
+    )
     try:
         keeper.start()
     except ClusterError as e:

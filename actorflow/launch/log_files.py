@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Protocol
 
@@ -95,8 +95,11 @@ class LogTransfer(Protocol):
     def send_to(self, address: str) -> None:
         """Start to send logs to this address; any thread."""
 
-    def finish(self, well: bool) -> None:
-        """After this node's ranks have ended, ``well`` or not: wait for a bounded time until the rest is sent."""
+    def finish(self, well: bool, unreachable: Set[int] = frozenset()) -> None:
+        """After this node's ranks have ended, ``well`` or not: wait for a bounded time until the rest is sent.
+
+        Nothing more is expected of launchers on hosts that are ``unreachable``.
+        """
 
 
 class NoLogTransfer:
@@ -107,5 +110,5 @@ class NoLogTransfer:
     def send_to(self, address: str) -> None:
         """See ``LogTransfer``; there is nothing to send."""
 
-    def finish(self, well: bool) -> None:
+    def finish(self, well: bool, unreachable: Set[int] = frozenset()) -> None:
         """See ``LogTransfer``; there is nothing to wait for."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +26,7 @@ __all__ = ["LogKeeper", "LogSender"]
 
 TICK = 0.25  # seconds between checks for new output
 PATIENCE = 3.0  # seconds to send the last pieces after the ranks have ended
-OTHERS = 6.0  # seconds for the ranks of other nodes to end, too; the loss of a node is noticed sooner
+OTHERS = 6.0  # seconds for the ranks of other nodes to end, too, where the run has failed
 
 
 class LogSender:
@@ -34,8 +34,9 @@ class LogSender:
 
     port = 0
 
-    def __init__(self, node: int, ranks: range, folder: str, token: str) -> None:
+    def __init__(self, node: int, ranks: range, folder: str, token: str, silence: float) -> None:
         self._node = node
+        self._silence = silence  # seconds that node 0 may be silent
         self._ranks = ranks
         self._folder = folder
         self._marker = Path(folder, f".logs-{secrets.token_hex(8)}")
@@ -50,14 +51,14 @@ class LogSender:
             self._thread = threading.Thread(target=self._send, args=(address,), name="actorflow-logs", daemon=True)
             self._thread.start()
 
-    def finish(self, well: bool) -> None:
+    def finish(self, well: bool, unreachable: Set[int] = frozenset()) -> None:
         """See ``LogTransfer``."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(PATIENCE)
 
     def _send(self, address: str) -> None:
-        with door.make_blocking_channel(address) as channel, self._marked():
+        with door.make_blocking_channel(address, self._silence) as channel, self._marked():
             call = door.LogCollectorStub(channel).Keep(
                 self._pieces(), metadata=door.metadata(self._token, self._ranks.start), wait_for_ready=True
             )
@@ -94,8 +95,9 @@ class LogKeeper:
     ``start`` raises ClusterError if no port is available.
     """
 
-    def __init__(self, nodes: range, devices: int, folder: str, host: str, token: str) -> None:
+    def __init__(self, nodes: range, devices: int, folder: str, host: str, token: str, silence: float) -> None:
         self.port = 0
+        self._silence = silence  # seconds that another node may be silent
         self._nodes = nodes
         self._copies = LogCopies(folder, nodes, devices)
         self._host = host
@@ -114,12 +116,13 @@ class LogKeeper:
     def send_to(self, address: str) -> None:
         """See ``LogTransfer``; there is nothing to send, since this is node 0."""
 
-    def finish(self, well: bool) -> None:
+    def finish(self, well: bool, unreachable: Set[int] = frozenset()) -> None:
         """See ``LogTransfer``: after a successful run wait for every node, else for those that have sent before."""
         if not self._thread.is_alive():
             return
-        self._loop.call_soon_threadsafe(self._end, set(self._nodes) if well else set(self._came))
-        self._thread.join(OTHERS + PATIENCE)
+        awaited = set(self._nodes) if well else self._came - unreachable
+        self._loop.call_soon_threadsafe(self._end, awaited, well)
+        self._thread.join(OTHERS + (self._silence if well else 0.0) + PATIENCE)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -127,10 +130,11 @@ class LogKeeper:
 
     async def _serve(self) -> None:
         self._news = asyncio.Event()
-        self._awaited: set[int] | None = None  # None: this node's ranks still run
+        self._awaited: Set[int] | None = None  # None: this node's ranks still run
+        self._well = False
         try:
             server, port = door.make_server(
-                self._host, 0, reserved=False, token=self._token, turned_away=lambda _: None
+                self._host, 0, reserved=False, token=self._token, silence=self._silence, turned_away=lambda _: None
             )
             door.add_keeper(_Servicer(self._keep), server)
             await server.start()
@@ -140,18 +144,23 @@ class LogKeeper:
         self._ready.set_result(port)
         while self._awaited is None:
             await self._wait()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(OTHERS):
-                while not self._awaited <= self._gone:
-                    await self._wait()
+        await self._await_gone(self._awaited, OTHERS)
+        if self._well:  # one that has come is only slow, or stands still for a while
+            await self._await_gone(self._came, self._silence)
         await server.stop(0)
+
+    async def _await_gone(self, nodes: Set[int], seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not nodes <= self._gone:
+                    await self._wait()
 
     async def _wait(self) -> None:
         await self._news.wait()
         self._news.clear()
 
-    def _end(self, awaited: set[int]) -> None:
-        self._awaited = awaited
+    def _end(self, awaited: set[int], well: bool) -> None:
+        self._awaited, self._well = awaited, well
         self._news.set()
 
     async def _keep(self, pieces: Any, context: Any) -> None:

@@ -98,7 +98,9 @@ class HostedSeat:
         self._left = asyncio.Event()
         host, port = self._listen
         try:
-            server, _ = door.make_server(host, port, reserved=False, token=self._token, turned_away=lambda _: None)
+            server, _ = door.make_server(
+                host, port, reserved=False, token=self._token, silence=self._own.lost_after, turned_away=lambda _: None
+            )
             door.add_meeting(_Servicer(self._meet), server)
             await server.start()
         except ClusterError as error:
@@ -221,7 +223,7 @@ class AttendedSeat:
         self._ticket, self._wanted, self._address = ticket_to(own), wanted, address
         self._requests: queue.SimpleQueue[pb.NodeReady | None] = queue.SimpleQueue()
         self._items: queue.SimpleQueue[pb.MeetingItem | _Gone] = queue.SimpleQueue()
-        self._channel = door.make_blocking_channel(address)
+        self._channel = door.make_blocking_channel(address, own.lost_after)
         try:
             grpc.channel_ready_future(self._channel).result(limit)
         except grpc.FutureTimeoutError as error:

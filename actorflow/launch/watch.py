@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import shutil
@@ -19,11 +20,21 @@ from pathlib import Path
 import psutil
 
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
-from actorflow.rendezvous.reports import LogsKept, Notice, RankFinished, RankReport, RankStarted, Regroup, next_report
+from actorflow.rendezvous.reports import (
+    LogsKept,
+    Notice,
+    RankFinished,
+    RankReport,
+    RankSilence,
+    RankStarted,
+    Regroup,
+    next_report,
+)
 from actorflow.rendezvous.script_request import RunShape
+from actorflow.support.silences import SilenceCounter, Turn
 
 GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
-STOPPED = 4.0  # seconds after which a stopped process is taken for lost; its peers notice sooner
+LATER = 4.0  # seconds beyond the run's limit in which a stopped process's peers may say themselves that it is lost
 TICK = 0.5  # seconds between checks of process states
 
 
@@ -33,7 +44,6 @@ class _Process:
     pid: int
     handle: int  # pidfd, which refers to this process even if its pid is reused
     leads: bool  # a process group
-    stopped_since: float | None = None  # monotonic seconds
 
 
 @dataclass(slots=True)
@@ -53,10 +63,11 @@ class RankWatch:
 
     torch's agent waits 30 s for a process that ignores SIGTERM, as a stopped one does; the watch
     ends a run quickly in any state of its ranks.  ``on_kept`` is called with the address to which
-    logs are to be sent.
+    logs are to be sent.  A process that is stopped for longer than ``limit`` seconds is lost; None: never, which is
+    for a run of one rank, for which nobody waits.
     """
 
-    def __init__(self, on_kept: Callable[[str], object] = lambda _: None) -> None:
+    def __init__(self, on_kept: Callable[[str], object] = lambda _: None, limit: float | None = None) -> None:
         self.findings = WatchFindings()
         self._on_kept = on_kept
         self._folder = tempfile.mkdtemp(prefix="actorflow-")  # readable by this user alone
@@ -69,6 +80,8 @@ class RankWatch:
         self._selector.register(self._stop, selectors.EVENT_READ)
         self._alive: dict[int, _Process] = {}  # by rank
         self._finished: set[int] = set()
+        self._silent: set[int] = set()  # ranks, also of other nodes, whose silence has been printed
+        self._stops = None if limit is None else SilenceCounter(math.inf, limit + LATER, TICK)
         self._deadline: float | None = None  # when remaining ranks are killed
         self._thread = threading.Thread(target=self._run, name="actorflow-watch", daemon=True)
 
@@ -121,6 +134,8 @@ class RankWatch:
             self.findings.regroup = True
         elif isinstance(report, Notice):
             _say(report.text)
+        elif isinstance(report, RankSilence):
+            self._note_silence(report)
         elif isinstance(report, LogsKept):
             self._on_kept(report.address)
         else:
@@ -136,8 +151,15 @@ class RankWatch:
     def _note_failure(self, failure: Failure) -> None:
         self.findings.failures.append(failure)
         self._end_soon()
-        if failure.kind in (FailureKind.STOPPED, FailureKind.UNREACHABLE) and failure.rank in self._alive:
+        stands = failure.kind in (FailureKind.STOPPED, FailureKind.UNREACHABLE) and failure.noticed_by != failure.rank
+        if stands and failure.rank in self._alive:
             self._kill(self._alive[failure.rank])  # it will not end by itself
+
+    def _note_silence(self, report: RankSilence) -> None:
+        """Print what several ranks say once: that a rank is silent, and that it answers again."""
+        if report.over == (report.rank in self._silent):
+            (self._silent.discard if report.over else self._silent.add)(report.rank)
+            _say(report.text)
 
     def _check_death(self, process: _Process) -> None:
         with selectors.DefaultSelector() as one:
@@ -153,13 +175,12 @@ class RankWatch:
             self._end_soon()
 
     def _check_stopped(self) -> None:
-        now = time.monotonic()
-        for process in list(self._alive.values()):
-            if not _is_stopped(process.pid):
-                process.stopped_since = None
-            elif process.stopped_since is None:
-                process.stopped_since = now
-            elif now - process.stopped_since >= STOPPED:
+        if self._stops is None:
+            return
+        going = {process.rank: not _is_stopped(process.pid) for process in self._alive.values()}
+        for stop in self._stops.tick(time.monotonic(), going):
+            if stop.turn is Turn.LONG:
+                process = self._alive[stop.peer]
                 self._note_failure(
                     Failure(
                         process.rank,

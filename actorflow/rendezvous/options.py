@@ -16,6 +16,8 @@ from actorflow.rendezvous.engines import BY_OPTION
 from actorflow_compiler.core.errors import ClusterError
 
 _SECONDS = re.compile(r"\d+(\.\d*)?")
+SUSPECT = 5.0  # seconds of silence after which a rank is named
+DAY = 86400.0  # seconds; transfers of tensors wait no longer
 
 
 class ValueKind(enum.StrEnum):
@@ -97,6 +99,8 @@ class LaunchOption:
     choices: tuple[str, ...] = ()
     metavar: str | None = None
     also: str = ""  # another flag for it
+    above: float = 0.0  # of seconds: the lower bound, which is no valid value itself
+    most: float | None = None  # of seconds: the largest valid value
     variable: str = ""  # the environment variable; empty: it has none
     user_variable: bool = False  # without the flag, the command line takes the variable's value
     for_ranks: bool = False  # the launcher sets the variable for its ranks, which read it into ``Settings``
@@ -144,6 +148,10 @@ class LaunchOption:
 
 def _positive_seconds(text: str) -> bool:
     return _SECONDS.fullmatch(text) is not None and float(text) > 0
+
+
+def _fits_lost_after(text: str) -> bool:
+    return _SECONDS.fullmatch(text) is not None and SUSPECT < float(text) <= DAY
 
 
 _K = ValueKind
@@ -197,6 +205,19 @@ MAX_RESTARTS = LaunchOption(
     variable="ACTORFLOW_MAX_RESTARTS",
     for_ranks=True,
     by_driver=True,
+)
+LOST_AFTER = LaunchOption(
+    "lost_after",
+    _K.SECONDS,
+    f"Seconds after which a rank that does not answer is lost, more than {SUSPECT:g}, the same on every node.  "
+    "[default: 30 with several nodes, else 15]",
+    above=SUSPECT,
+    most=DAY,
+    variable="ACTORFLOW_LOST_AFTER",
+    user_variable=True,
+    for_ranks=True,
+    fits=_fits_lost_after,
+    expected=f"a number of seconds above {SUSPECT:g}, up to {DAY:g},",
 )
 TOKEN_FILE = LaunchOption(
     "token_file",
@@ -305,6 +326,7 @@ RUN_OPTIONS = (  # of ``actorflow run``, in the order of its help
     CTRL_PORT,
     JOIN_TIMEOUT,
     MAX_RESTARTS,
+    LOST_AFTER,
     TOKEN_FILE,
     INSECURE,
     ON,
@@ -333,7 +355,7 @@ _FOR_RANKS_ALONE = (  # variables from a launcher to its ranks, without an optio
     LaunchOption("launcher_pid", _K.COUNT, variable="ACTORFLOW_LAUNCHER_PID", for_ranks=True),
 )
 RANK_OPTIONS = tuple(option for option in (*RUN_OPTIONS, *_FOR_RANKS_ALONE) if option.for_ranks)
-_HEEDED_BY_ALL = (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT)
+_HEEDED_BY_ALL = (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT, LOST_AFTER)
 
 
 def read_rank_options(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -40,6 +40,15 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSilence:
+    """A rank does not answer, or answers again; to print on this node's terminal, once where several ranks say it."""
+
+    rank: int
+    text: str
+    over: bool  # it answers again
+
+
+@dataclass(frozen=True, slots=True)
 class LogsKept:
     """Where node 0's launcher keeps the logs of all nodes."""
 
@@ -47,7 +56,7 @@ class LogsKept:
 
 
 # a ``RunShape`` asks for more devices or nodes than the run has: the ranks end and are started anew
-RankReport = RankStarted | RankFinished | Failure | RunShape | Regroup | Notice | LogsKept
+RankReport = RankStarted | RankFinished | Failure | RunShape | Regroup | Notice | RankSilence | LogsKept
 
 _KINDS: dict[str, type[RankReport]] = {
     "started": RankStarted,
@@ -56,6 +65,7 @@ _KINDS: dict[str, type[RankReport]] = {
     "wanted": RunShape,
     "regroup": Regroup,
     "notice": Notice,
+    "silent": RankSilence,
     "kept": LogsKept,
 }
 MOST = 1 << 16  # most bytes of a datagram that the launcher reads
@@ -65,12 +75,14 @@ _TEXTS = ("cause", "text")  # fields that may be shortened
 def report_to_launcher(launcher: str, report: RankReport) -> None:
     """Send a report to the launcher's socket; does nothing without a launcher, or if it is gone.
 
-    A text that is too long for a datagram is shortened.
+    A text that is too long for a datagram is shortened.  What only informs is dropped while the launcher does not read
+    its socket, as when it is stopped.
     """
     if not launcher:
         return
+    flags = socket.MSG_DONTWAIT if isinstance(report, Notice | RankSilence) else 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s, suppress(OSError):  # the launcher is gone
-        s.sendto(_datagram(report), launcher)
+        s.sendto(_datagram(report), flags, launcher)
 
 
 def next_report(launcher: socket.socket) -> RankReport:

@@ -32,6 +32,7 @@ class Ticket:
     machine: str = ""  # equal for ranks that can share sockets and memory; empty: this one cannot
     socket: str = ""  # name of its Unix socket
     libraries: str = ""  # its communication library, with version
+    lost_after: float = 0.0  # seconds of silence after which it takes a rank for lost
 
     @property
     def place(self) -> str:
@@ -52,6 +53,7 @@ _EQUAL = (
         "Ranks whose libraries differ may wait for each other for ever: install the same build of torch, and the same "
         "versions of NCCL and CUDA, on every node.",
     ),
+    ("lost_after", "limit of silence (--lost-after)", "Start every node with the same --lost-after, or with none."),
     ("digest", "script", "Copy the same script to every node."),
     ("argv", "arguments of the script", "Start every node with the same arguments."),
 )
@@ -151,4 +153,6 @@ def _shown(name: str, ticket: Ticket) -> str:
         return f"{ticket.script} (SHA-256 {ticket.digest[:12]}…)"
     if name == "argv":
         return " ".join(ticket.argv) or "(none)"
+    if name == "lost_after":
+        return f"{ticket.lost_after:g} s"
     return str(getattr(ticket, name))

@@ -11,6 +11,7 @@ from actorflow.rendezvous.network import address_of, is_loopback, own_address, r
 from actorflow.rendezvous.options import (
     JOIN_TIMEOUT,
     LOCAL,
+    LOST_AFTER,
     NCCL_TIMEOUT,
     RANK_OPTIONS,
     TASK_VARIABLE,
@@ -22,6 +23,7 @@ from actorflow.rendezvous.options import (
 )
 from actorflow_compiler.core.errors import ClusterError
 
+ONE_HOST, SEVERAL_HOSTS = 15.0, 30.0  # seconds of silence after which a rank is lost, by where the ranks are
 _BOUND = frozenset({"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})  # users bind threads to cores
 
 
@@ -68,6 +70,7 @@ class Settings:
     reserved_port: bool = False  # the launcher holds the port open for the master
     token: str = ""  # empty: not required
     join_timeout: float = JOIN_TIMEOUT.default  # seconds
+    lost_after: float | None = None  # seconds of silence after which a rank is lost; None: see ``silence_limit``
     given: frozenset[str] = frozenset()  # of "devices", "nodes" and "port", those that the command line named
     local: bool = LOCAL.default  # ranks of one machine use Unix sockets and shared memory
     device_type: DeviceType = DeviceType.AUTO
@@ -97,6 +100,20 @@ class Settings:
     def one_node(self) -> bool:
         """Whether all ranks are on this host, so that nothing needs to leave the loopback."""
         return self.nnodes == 1
+
+    @property
+    def silence_limit(self) -> float:
+        """The seconds after which a rank that does not answer is lost."""
+        if self.lost_after is not None:
+            return self.lost_after
+        return ONE_HOST if self.one_node else SEVERAL_HOSTS
+
+    @property
+    def transfer_limit(self) -> float:
+        """The seconds that a transfer over NCCL may take; a rank that is silent meanwhile may come back."""
+        if self.nccl_timeout != NCCL_TIMEOUT.default:
+            return self.nccl_timeout
+        return max(self.nccl_timeout, 2 * self.silence_limit)
 
     @property
     def cores(self) -> frozenset[int]:
@@ -174,6 +191,7 @@ class Settings:
     def to_env(self) -> dict[str, str]:
         """The variables from which each rank of this launcher reads its settings, with its own LOCAL_RANK."""
         variables = {option.variable: option.to_text(getattr(self, option.field)) for option in RANK_OPTIONS}
+        variables[LOST_AFTER.variable] = str(self.silence_limit)
         variables[MASTER_VARIABLE] = f"{self.master_host}:{self.master_port}"
         variables[TASK_VARIABLE] = str(self.local_rank if self.tasks > 1 else 0)
         return variables

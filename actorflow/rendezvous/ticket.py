@@ -36,6 +36,7 @@ def own_ticket(settings: Settings) -> Ticket:
         digest=_digest(s.script),
         argv=s.argv,
         libraries=communication(),
+        lost_after=s.silence_limit,
     )
 
 

@@ -45,7 +45,7 @@ class Lifecycle:
             print(f"actorflow: {note}", file=sys.stderr, flush=True)
         planes: dict[str, DataPlane] = {}
         if isinstance(cluster, Cluster):
-            planes = planes_of(context.rank, cluster.store(), device, context.settings.nccl_timeout, self._late)
+            planes = planes_of(context.rank, cluster.store(), device, context.settings.transfer_limit, self._late)
             nccl = planes.get(Plane.NCCL)
             if isinstance(nccl, NcclPlane):
                 cluster.on_end(nccl.finish)

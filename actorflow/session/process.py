@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable
+from functools import partial
 
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
@@ -15,7 +16,7 @@ from actorflow.runtime.observer import Observer
 from actorflow.session.call_barrier import CallBarrier
 from actorflow.session.context import Observers
 from actorflow.session.session import Session
-from actorflow.status.rank_status import observe_session
+from actorflow.status.rank_status import observe_session, own_wait
 from actorflow.support.exit_hooks import when_finished
 
 __all__ = ["current", "explain", "explain_recompiles", "finish", "observed_by", "started"]
@@ -35,6 +36,8 @@ def current() -> Session:
     if _session is None:
         cluster = clusters.current()
         _session = Session(cluster, _observers)
+        if isinstance(cluster, Cluster):
+            cluster.tell_waits(partial(own_wait, cluster.rank))
         if (isinstance(cluster, Alone) or clusters.joined_late()) and not cluster.settings.launcher:
             atexit.register(_finish_at_exit)
     return _session

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from actorflow.runtime.installed_plan import InstalledPlan
     from actorflow.runtime.worker import Worker
 
-__all__ = ["ObservedSession", "RankStatus", "StatusRequest", "QueueWait", "observe_session", "own_status", "waits_of"]
+__all__ = [
+    "ObservedSession",
+    "RankStatus",
+    "StatusRequest",
+    "QueueWait",
+    "observe_session",
+    "own_status",
+    "own_wait",
+    "waits_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,19 @@ def own_status(rank: int) -> RankStatus:
     waits = () if job is None else tuple(waits_of(job, rank))
     busy = bool(doing) or (job is not None and _sends(job))
     return RankStatus(*here, session.calls, early, doing, busy, moved, waits, worker.explain())
+
+
+def own_wait(rank: int, other: int) -> str:
+    """What this rank waits for from another one, in short; empty where nothing is known.  For any thread."""
+    session = _observed()
+    if session is None or session.worker is None:
+        return ""
+    job, early, _ = session.worker.standing()
+    waits = () if job is None else tuple(waits_of(job, rank))
+    found = next((f"{wait.actor} {wait.why}" for wait in waits if other in wait.ranks), "")
+    if not found and early and other == 0:  # which tells all ranks when all have come to a call
+        return "its word that all ranks have made the next call"
+    return found
 
 
 def waits_of(job: InstalledPlan, rank: int) -> Iterator[QueueWait]:

@@ -15,6 +15,8 @@ from actorflow.devices import Mark
 
 __all__ = ["Patience", "Started"]
 
+ASLEEP = 5.0  # seconds that a thread is woken too late when its process was stopped
+
 
 @dataclass(slots=True, eq=False)
 class Started:
@@ -42,7 +44,8 @@ class Patience:
     """Watches calls, which end one after the other; passes the first that takes longer than ``seconds`` to ``late``.
 
     A call's time begins when it is issued or, if the host runs ahead, when the call before it ends: as long as calls
-    keep ending, none is late.  ``late`` is called on the watching thread.
+    keep ending, none is late.  After this process was stopped, times begin anew.  ``late`` is called on the watching
+    thread.
     """
 
     def __init__(self, seconds: float, late: Callable[[Started], None]) -> None:
@@ -99,7 +102,11 @@ class Patience:
                 oldest = self._calls[0]
                 left = self._seconds - oldest.seconds
                 if left > 0:
+                    due = time.monotonic() + left
                     self._changed.wait(left)
+                    if time.monotonic() > due + ASLEEP:
+                        for call in self._calls:
+                            call.since = time.monotonic()
                     continue
                 break
             else:

@@ -21,7 +21,6 @@ from actorflow_compiler.core.errors import ClusterError
 _GREETING = struct.Struct("<8sI32s")  # magic, rank, proof
 _MAGIC = b"actflow1"
 _PEER = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
-PATIENCE = 5.0  # seconds for connecting and both greetings
 
 
 def machine() -> str:
@@ -44,9 +43,10 @@ class UnixDoor:
     Peers need ``name`` to connect.  The constructor raises OSError if the system has no such sockets.
     """
 
-    def __init__(self, rank: int, token: str) -> None:
+    def __init__(self, rank: int, token: str, patience: float = 5.0) -> None:
         self.name = f"actorflow-{secrets.token_hex(16)}"
         self._rank = rank
+        self._patience = patience  # seconds for connecting and both greetings
         self._token = token.encode()
         self._arrived: dict[int, socket.socket] = {}  # by peer
         self._guests: set[asyncio.Task[None]] = set()
@@ -77,7 +77,7 @@ class UnixDoor:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(self._patience):
                 await loop.sock_connect(sock, _address(name))
                 _check_user(sock)  # before the proof is sent
                 await loop.sock_sendall(sock, self._greeting(self._rank, name, "dials"))
@@ -91,7 +91,7 @@ class UnixDoor:
         guest.setblocking(False)
         peer = -1
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(self._patience):
                 _check_user(guest)
                 caller = await self._hear(guest, self.name, "dials")
                 if caller in self._arrived:

@@ -12,7 +12,7 @@ class Batch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("ready", "credit", "issue", "part", "go", "hello", "welcome", "failure", "heard", "farewell", "bye", "near", "failed", "vote", "hold", "decision")
+    __slots__ = ("ready", "credit", "issue", "part", "go", "hello", "welcome", "failure", "heard", "farewell", "bye", "near", "failed", "vote", "hold", "decision", "beat", "silent")
     READY_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     ISSUE_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,8 @@ class Item(_message.Message):
     VOTE_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     credit: Credit
     issue: Issue
@@ -45,7 +47,9 @@ class Item(_message.Message):
     vote: Vote
     hold: Hold
     decision: Decision
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., issue: _Optional[_Union[Issue, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., near: _Optional[_Union[Near, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ...) -> None: ...
+    beat: Beat
+    silent: Silent
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., issue: _Optional[_Union[Issue, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., near: _Optional[_Union[Near, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., silent: _Optional[_Union[Silent, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("plan", "register", "sequence", "nbytes", "inline", "payload")
@@ -158,7 +162,7 @@ class Hello(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("rank", "node", "nnodes", "devices", "host", "pid", "address", "version", "python", "torch", "script", "digest", "argv", "machine", "socket", "libraries")
+    __slots__ = ("rank", "node", "nnodes", "devices", "host", "pid", "address", "version", "python", "torch", "script", "digest", "argv", "machine", "socket", "libraries", "lost_after")
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     NNODES_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +179,7 @@ class Ticket(_message.Message):
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     SOCKET_FIELD_NUMBER: _ClassVar[int]
     LIBRARIES_FIELD_NUMBER: _ClassVar[int]
+    LOST_AFTER_FIELD_NUMBER: _ClassVar[int]
     rank: int
     node: int
     nnodes: int
@@ -191,7 +196,8 @@ class Ticket(_message.Message):
     machine: str
     socket: str
     libraries: str
-    def __init__(self, rank: _Optional[int] = ..., node: _Optional[int] = ..., nnodes: _Optional[int] = ..., devices: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., torch: _Optional[str] = ..., script: _Optional[str] = ..., digest: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., socket: _Optional[str] = ..., libraries: _Optional[str] = ...) -> None: ...
+    lost_after: float
+    def __init__(self, rank: _Optional[int] = ..., node: _Optional[int] = ..., nnodes: _Optional[int] = ..., devices: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., torch: _Optional[str] = ..., script: _Optional[str] = ..., digest: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., socket: _Optional[str] = ..., libraries: _Optional[str] = ..., lost_after: _Optional[float] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("tickets", "store_host", "store_port", "logs_port")
@@ -232,6 +238,22 @@ class Farewell(_message.Message):
 class Bye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Silent(_message.Message):
+    __slots__ = ("rank", "seconds", "over", "waits")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    seconds: float
+    over: bool
+    waits: str
+    def __init__(self, rank: _Optional[int] = ..., seconds: _Optional[float] = ..., over: bool = ..., waits: _Optional[str] = ...) -> None: ...
 
 class Near(_message.Message):
     __slots__ = ("connected",)

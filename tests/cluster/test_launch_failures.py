@@ -64,7 +64,7 @@ def ends_within(run: Run, seconds: float) -> int:
 def test_a_lost_rank_ends_the_run_soon(
     start: Start, tmp_path: Path, number: signal.Signals, cause: str, rank: int
 ) -> None:
-    run = start(WAIT, "--devices", "2", "--", str(tmp_path))
+    run = start(WAIT, "--devices", "2", "--lost-after", "6", "--", str(tmp_path))
     pids = pids_of_ranks(run, tmp_path, 2)
     os.kill(pids[rank], number)
     assert ends_within(run, SOON) == 1

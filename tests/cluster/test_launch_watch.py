@@ -13,7 +13,7 @@ import pytest
 from actorflow.launch import watch as watching
 from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous.failure import LAUNCHER, Failure
-from actorflow.rendezvous.reports import RankFinished, RankStarted, report_to_launcher
+from actorflow.rendezvous.reports import RankFinished, RankSilence, RankStarted, report_to_launcher
 from cluster.ranks import LIMIT
 
 Spawn = Callable[[], "subprocess.Popen[bytes]"]
@@ -22,9 +22,9 @@ Spawn = Callable[[], "subprocess.Popen[bytes]"]
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankWatch]:
     monkeypatch.setattr(watching, "GRACE", 0.2)
-    monkeypatch.setattr(watching, "STOPPED", 0.2)
+    monkeypatch.setattr(watching, "LATER", 0.1)
     monkeypatch.setattr(watching, "TICK", 0.05)
-    made = RankWatch()
+    made = RankWatch(limit=0.2)
     made.start()
     yield made
     if made._thread.is_alive():
@@ -79,6 +79,51 @@ def test_a_stopped_rank_is_lost_even_where_no_peer_is_left_to_notice(watch: Rank
     (failure,) = found.failures
     assert (failure.rank, failure.kind, failure.noticed_by) == (5, "stopped", LAUNCHER)
     assert failure.text.endswith("stopped answering; noticed by its launcher")
+
+
+def test_a_rank_that_says_itself_that_it_was_stopped_may_end_by_itself(
+    watch: RankWatch, spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "GRACE", LIMIT)
+    process = spawn()
+    report_to_launcher(watch.address, RankStarted(1, process.pid))
+    told = Failure(1, "here", process.pid, "stopped", "was stopped for 9 s, and the run ended meanwhile", noticed_by=1)
+    report_to_launcher(watch.address, told)
+    while not watch.findings.failures:
+        time.sleep(0.02)
+    found = watch.close()
+    assert (found.failures, found.killed) == ([told], set())
+
+
+def test_a_rank_that_is_stopped_for_a_while_or_has_no_peers_is_left_alone(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "LATER", 0.0)
+    monkeypatch.setattr(watching, "TICK", 0.05)
+    for limit in (LIMIT, None):
+        made = RankWatch(limit=limit)
+        made.start()
+        process = spawn()
+        report_to_launcher(made.address, RankStarted(0, process.pid))
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(0.4)  # eight looks at it
+        assert process.poll() is None
+        assert made.close().failures == []
+
+
+def test_what_several_ranks_say_of_a_silent_one_is_printed_once(
+    watch: RankWatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = [("silent, says 1", False), ("silent, says 2", False), ("answers 1", True), ("answers 2", True)]
+    for text, over in (*said, ("silent anew", False)):
+        report_to_launcher(watch.address, RankSilence(0, text, over))
+    report_to_launcher(watch.address, RankSilence(3, "answers, though nobody said that it did not", True))
+    watch.close()
+    assert capfd.readouterr().err.splitlines() == [
+        "actorflow: silent, says 1",
+        "actorflow: answers 1",
+        "actorflow: silent anew",
+    ]
 
 
 def test_a_rank_that_its_peers_got_no_answer_from_is_killed_at_once(watch: RankWatch, spawn: Spawn) -> None:

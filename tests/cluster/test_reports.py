@@ -10,7 +10,15 @@ import pytest
 
 from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous.failure import Failure
-from actorflow.rendezvous.reports import LogsKept, Notice, RankFinished, RankStarted, RunShape, report_to_launcher
+from actorflow.rendezvous.reports import (
+    LogsKept,
+    Notice,
+    RankFinished,
+    RankSilence,
+    RankStarted,
+    RunShape,
+    report_to_launcher,
+)
 from cluster.ranks import LIMIT
 
 MANY = 100_000  # characters, more than any datagram takes
@@ -83,6 +91,15 @@ def test_a_terminal_that_is_gone_does_not_end_the_watch(watch: RankWatch, monkey
     told = Failure(1, "host", 42, "raised", "raised ValueError", 1)
     report_to_launcher(watch.address, told)
     assert watch.close().failures == [told]
+
+
+def test_what_only_informs_a_launcher_that_does_not_read_keeps_no_rank_waiting() -> None:
+    watch = RankWatch()  # never started
+    for number in range(10_000):  # more than the kernel keeps
+        report_to_launcher(watch.address, RankSilence(1, f"silence {number}", over=False))
+        report_to_launcher(watch.address, Notice(f"notice {number}"))
+    watch.start()
+    watch.close()
 
 
 def test_a_launcher_that_cannot_keep_logs_watches_on() -> None:

@@ -52,7 +52,8 @@ for number in range(10**9):
 def test_a_rank_on_a_gpu_that_ends_or_stops_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "script.py"
     script.write_text(ENDLESS)
-    options = ["--devices", "2", "--device-type", "cuda", "--oversubscribe", "--log-dir", str(tmp_path / "logs")]
+    options = ["--devices", "2", "--device-type", "cuda", "--oversubscribe", "--lost-after", "6"]
+    options += ["--log-dir", str(tmp_path / "logs")]
     run = Run(tmp_path, script, *options, "--", str(tmp_path))
     try:
         pids = [int(text) for text in run.wait_for([tmp_path / "0", tmp_path / "1"])]

@@ -18,8 +18,9 @@ from actorflow.rendezvous.elastic import torch_settings
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
-DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT = (
-    option.variable for option in (options.DEVICE_TYPE, options.OVERSUBSCRIBE, options.NCCL_TIMEOUT)
+DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT, LOST_AFTER = (
+    option.variable
+    for option in (options.DEVICE_TYPE, options.OVERSUBSCRIBE, options.NCCL_TIMEOUT, options.LOST_AFTER)
 )
 SCRIPT = """
 import torch
@@ -62,7 +63,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         found.append(run)
         return 0
 
-    for name in (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT):
+    for name in (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT, LOST_AFTER):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launcher, "launch", launch)
     return found
@@ -115,7 +116,14 @@ def test_cuda_on_a_machine_without_it_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
-    [(DEVICE_TYPE, "gpu", "cpu or cuda"), (OVERSUBSCRIBE, "yes", "0 or 1"), (NCCL_TIMEOUT, "0", "a number of seconds")],
+    [
+        (DEVICE_TYPE, "gpu", "cpu or cuda"),
+        (OVERSUBSCRIBE, "yes", "0 or 1"),
+        (NCCL_TIMEOUT, "0", "a number of seconds"),
+        (LOST_AFTER, "5", "a number of seconds above 5, up to 86400,"),
+        (LOST_AFTER, "nan", "a number of seconds above 5, up to 86400,"),
+        (LOST_AFTER, "90000", "a number of seconds above 5, up to 86400,"),
+    ],
 )
 def test_a_variable_that_is_no_setting_is_named_however_the_process_was_started(
     name: str, value: str, expected: str
@@ -128,10 +136,11 @@ def test_a_variable_that_is_no_setting_is_named_however_the_process_was_started(
 
 
 def test_a_script_that_nobody_launched_and_one_of_torchs_launcher_heed_the_variables() -> None:
-    said = {DEVICE_TYPE: "cpu", OVERSUBSCRIBE: "1", NCCL_TIMEOUT: "7.5"}
+    said = {DEVICE_TYPE: "cpu", OVERSUBSCRIBE: "1", NCCL_TIMEOUT: "7.5", LOST_AFTER: "20"}
     for found in (Settings.from_env(said), torch_settings({**TORCH, **said})):
         assert found is not None
         assert (found.device_type, found.oversubscribe, found.nccl_timeout) == ("cpu", True, 7.5)
+        assert found.lost_after == 20.0
 
 
 def plan(script: Path, *arguments: object) -> str:

@@ -57,9 +57,10 @@ class Cluster:
         path = f"{self.scripts}/{script}"
         return self.on(host or self.hosts[number], "actorflow", "run", path, *place, "--", *arguments, **env)
 
-    def start(self, script: str, *arguments: str, devices: int = 1) -> list[Running]:
+    def start(self, script: str, *arguments: str, devices: int = 1, options: Sequence[str] = ()) -> list[Running]:
         """Start a run on all hosts; the first is the master."""
-        return [self.node(n, script, *arguments, devices=devices) for n in range(len(self.hosts))]
+        numbers = range(len(self.hosts))
+        return [self.node(n, script, *arguments, devices=devices, options=options) for n in numbers]
 
     def run(self, script: str, *arguments: str) -> str:
         """A run that goes well on all hosts: what its master prints."""

@@ -11,6 +11,7 @@ import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from torch.distributed import HashStore, Store, distributed_c10d  # type: ignore
 
 from actorflow.devices.cpu import Cpu
 from actorflow.session.lifecycle import planes_of
-from actorflow.transport import nccl
+from actorflow.transport import nccl, timeouts
 from actorflow.transport.communicators import over_nccl
 from actorflow.transport.nccl import NcclPlane, nccl_version
 from actorflow.transport.timeouts import Patience, Started
@@ -337,6 +338,27 @@ def test_calls_that_end_one_after_the_other_are_not_late_however_far_the_host_is
     stuck = patience.start("stuck")
     assert late.wait(SECONDS)
     assert stuck.seconds >= 1.5
+
+
+def test_calls_of_a_process_that_was_stopped_begin_anew_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = [0.0]
+    monkeypatch.setattr(timeouts, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(asleep)))
+    told: list[float] = []
+    patience = Patience(0.5, lambda started: told.append(started.seconds))
+    as_it_is = patience._changed.wait
+
+    def wait(seconds: float | None = None) -> bool:
+        if len(asleep) == 1:
+            asleep.append(1000.0)  # it is stopped while it waits
+            return False
+        return as_it_is(seconds)
+
+    monkeypatch.setattr(patience._changed, "wait", wait)
+    patience.start("a call that does not end")
+    assert patience._thread is not None
+    patience._thread.join(SECONDS)
+    patience.close()
+    assert told[0] < 500.0
 
 
 def test_a_device_that_has_failed_says_nothing_of_calls_and_they_count_as_under_way() -> None:

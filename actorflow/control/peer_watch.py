@@ -1,0 +1,214 @@
+"""Send signs of life to peers, notice peers that send none, and have each long silence named once for the whole run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actorflow.control.link import PeerLink
+from actorflow.rendezvous.options import LOST_AFTER, SUSPECT
+from actorflow.rendezvous.reports import Notice, RankSilence, report_to_launcher
+from actorflow.rendezvous.roster import Ticket
+from actorflow.rendezvous.settings import Settings
+from actorflow.support.silences import LongSilence, SilenceCounter, Turn
+from actorflow_compiler.core.units import ranges_text
+from actorflow_protos import runtime_pb2 as pb
+
+__all__ = ["PeerWatch", "SeenSilence", "name_silence"]
+
+TICK = 1.0  # seconds between two signs of life
+MANY, SLOWER = 256, 2.0  # in a run of more ranks than that, seconds between them: the master sends some to each rank
+AT_ONCE, BREATH = 64, 0.005  # signs of life sent in one go; seconds that other work has before the next ones
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSilence:
+    """A rank's silence as one rank sees it."""
+
+    by: int
+    seconds: float  # when it was reported
+    at: float  # seconds of the clock: when it was reported
+    waits: str  # what ``by`` waits for from that rank; empty: nothing that is known
+
+
+@dataclass(slots=True)
+class _Suspect:
+    seen: dict[int, SeenSilence] = field(default_factory=dict)  # by the rank that sees it
+    named: bool = False
+    busy: bool = False  # it has been said that its process lives
+    longest: float = 0.0  # seconds
+
+
+class PeerWatch:
+    """Watches the links of one rank; everything runs on the gRPC thread.
+
+    Each rank counts the silence of those that it has a link to.  The master, which has one to every rank, is told of
+    what the others see, and alone names a rank that is silent; of the master's own silence each rank tells its
+    launcher, which says it once.  ``on_long`` is called with a rank that has been silent for the run's limit, or for
+    twice the limit, and so on.  ``missing_step`` returns what a rank has not done yet and others have, on the master.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        links: Mapping[int, PeerLink],
+        tickets: Mapping[int, Ticket],
+        on_long: Callable[[int], object],
+        missing_step: Callable[[int], str],
+    ) -> None:
+        self.waits_for: Callable[[int], str] = lambda _: ""  # what this rank waits for from another; for any thread
+        self._settings = settings
+        self._links, self._tickets = links, tickets
+        self._on_long, self._missing_step = on_long, missing_step
+        self._tick = SLOWER if settings.world > MANY else TICK
+        # ranks tell the master a little earlier, so that it knows who waits when it names a rank
+        early = 0.0 if settings.rank == 0 else self._tick
+        self._counter = SilenceCounter(SUSPECT - early, settings.silence_limit, self._tick)
+        self._suspects: dict[int, _Suspect] = {}  # those that this rank has to name
+        self._looks: set[asyncio.Task[None]] = set()
+
+    async def run(self, over: Callable[[], bool]) -> None:
+        """Send and watch until the run is over."""
+        clock = asyncio.get_running_loop().time
+        beat = pb.Item(beat=pb.Beat())
+        while True:
+            await asyncio.sleep(self._tick)
+            if over():
+                return
+            for number, link in enumerate(tuple(self._links.values()), 1):
+                link.beat(beat)
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(BREATH)
+            if not over():
+                self._count(clock())
+
+    def is_silent(self, peer: int) -> bool:
+        """Whether a peer has given no sign of life for the run's limit."""
+        link = self._links.get(peer)
+        return link is not None and not link.heard and self._counter.of(peer) >= self._settings.silence_limit
+
+    def stopped(self) -> float:
+        """The seconds for which this process itself was stopped, if that was just now and long enough to be noticed."""
+        seconds = self._counter.stopped(asyncio.get_running_loop().time(), SUSPECT)
+        return seconds if seconds >= SUSPECT else 0.0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether any peer has missed signs of life.  For any thread."""
+        return self._counter.longest > 2 * self._tick
+
+    def hear(self, by: int, rank: int, seconds: float, over: bool, waits: str) -> None:
+        """Take in what a rank sees of another one's silence; on the master, or on this rank about the master."""
+        suspect = self._suspects.setdefault(rank, _Suspect())
+        suspect.longest = max(suspect.longest, seconds)
+        if not over:
+            suspect.seen[by] = SeenSilence(by, seconds, asyncio.get_running_loop().time(), waits)
+            return
+        suspect.seen.pop(by, None)
+        if not suspect.seen:
+            del self._suspects[rank]
+            if suspect.named:
+                self._say(rank, f"rank {rank} answers again after {suspect.longest:.0f} s", over=True)
+
+    def note_busy(self, peer: int) -> None:
+        """Say that a silent peer's process lives and cannot answer, so that the run goes on waiting for it."""
+        suspect = self._suspects.get(peer)
+        s = self._settings
+        if suspect is not None and not suspect.busy and (peer or s.local_rank == 0 or s.rank == 1):
+            suspect.busy = True
+            self._print(
+                f"{self._place(peer)} has not answered for {self._counter.of(peer):.0f} s, but its process lives: some "
+                "code in it, such as an extension in C, keeps Python's lock (the GIL). The run goes on waiting for it",
+            )
+
+    def _count(self, now: float) -> None:
+        heard = {peer: link.heard for peer, link in self._links.items() if not (link.said_bye or link.ended.is_set())}
+        for peer in heard:
+            self._links[peer].heard = False
+        for silence in self._counter.tick(now, heard):
+            if silence.turn is Turn.LONG:
+                self._on_long(silence.peer)
+            elif silence.turn is Turn.OVER:
+                self._tell(silence, "")
+            else:
+                look = asyncio.ensure_future(self._look(silence))
+                self._looks.add(look)  # the loop itself keeps only weak references
+                look.add_done_callback(self._looks.discard)
+        for rank, suspect in self._suspects.items():
+            looks_itself = self._settings.rank == 0 and not self._is_heard(rank)  # and names it then
+            if not looks_itself and any(s.seconds + now - s.at >= SUSPECT for s in suspect.seen.values()):
+                self._name(rank)
+
+    async def _look(self, silence: LongSilence) -> None:
+        """Tell of a silence, with what this rank waits for from the silent one."""
+        try:
+            waits = await asyncio.to_thread(self.waits_for, silence.peer)
+        except Exception:  # a defect in the description must not end the watch
+            traceback.print_exc()
+            waits = ""
+        if self._counter.of(silence.peer):
+            self._tell(silence, waits)
+            if self._settings.rank == 0:
+                self._name(silence.peer)
+
+    def _tell(self, silence: LongSilence, waits: str) -> None:
+        over = silence.turn is Turn.OVER
+        if self._settings.rank == 0 or silence.peer == 0:
+            self.hear(self._settings.rank, silence.peer, silence.seconds, over, waits)
+        elif 0 in self._links:
+            told = pb.Silent(rank=silence.peer, seconds=silence.seconds, over=over, waits=waits)
+            self._links[0].put(pb.Item(silent=told))
+
+    def _name(self, rank: int) -> None:
+        suspect = self._suspects[rank]
+        if suspect.named:
+            return
+        suspect.named = True
+        seen = tuple(suspect.seen[by] for by in sorted(suspect.seen))
+        missing = self._missing_step(rank) if self._settings.rank == 0 else ""
+        elsewhere = self._settings.rank == 0 and self._is_heard(rank)
+        self._say(rank, name_silence(self._place(rank), seen, missing, self._settings.silence_limit, elsewhere))
+
+    def _is_heard(self, rank: int) -> bool:
+        return self._counter.of(rank) <= 2 * self._tick
+
+    def _place(self, rank: int) -> str:
+        ticket = self._tickets.get(rank)
+        return f"rank {rank} ({ticket.host}, pid {ticket.pid})" if ticket else f"rank {rank}"
+
+    def _say(self, rank: int, text: str, over: bool = False) -> None:
+        s = self._settings
+        if s.launcher and s.tasks == 1:  # it prints once what several ranks say
+            report_to_launcher(s.launcher, RankSilence(rank, text, over))
+        elif rank or s.local_rank == 0 or s.rank == 1:
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        if self._settings.launcher:
+            report_to_launcher(self._settings.launcher, Notice(text))
+        else:
+            print(f"actorflow: {text}", file=sys.stderr, flush=True)
+
+
+def name_silence(place: str, seen: Sequence[SeenSilence], missing: str, limit: float, elsewhere: bool = False) -> str:
+    """The text that names a silent rank, who sees its silence, and who waits for what from it.
+
+    ``missing`` is a step that it has not made, and ``elsewhere`` says that the master hears it.
+
+    >>> name_silence("rank 2 (b, pid 7)", [SeenSilence(0, 5.0, 0.0, "")], "", 15.0)
+    'rank 2 (b, pid 7) has not answered for 5 s; the run goes on when it does, or ends after 15 s (--lost-after)'
+    """
+    by = f"rank{'s' * (len(seen) > 1)} {ranges_text([s.by for s in seen])}"
+    whom = f" {by}, though it does rank 0," if elsewhere else ""
+    waiting = [s for s in seen if s.waits]
+    text = f"{place} has not answered{whom} for {max(SUSPECT, *(s.seconds for s in seen)):.0f} s"
+    if missing:
+        text += f"; {missing}"
+    if waiting:
+        others = [s.by for s in waiting[1:]]
+        too = f", and so do{'es' * (len(others) == 1)} rank{'s' * (len(others) > 1)} {ranges_text(others)}"
+        text += f"; rank {waiting[0].by} waits for it: {waiting[0].waits}{too if others else ''}"
+    return f"{text}; the run goes on when it does, or ends after {limit:g} s ({LOST_AFTER.flag})"

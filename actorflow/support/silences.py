@@ -1,0 +1,94 @@
+"""Count for how long peers have given no sign of life, in time during which this process itself was running."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["LongSilence", "SilenceCounter", "Turn"]
+
+
+class Turn(enum.Enum):
+    """What has become of a peer's silence."""
+
+    SUSPECT = "suspect"  # it has lasted for a while
+    LONG = "long"  # it has lasted as long as the limit, or twice as long, and so on
+    OVER = "over"  # the peer, which was a suspect, has given a sign of life
+
+
+@dataclass(frozen=True, slots=True)
+class LongSilence:
+    """A peer's silence that others should know about."""
+
+    peer: int
+    seconds: float
+    turn: Turn
+
+
+class SilenceCounter:
+    """The silence of each peer, counted in ticks of this process; uses no clock and no I/O.
+
+    A process that was stopped, or whose machine was, finds on waking that long has passed since its peers' last signs
+    of life, which wait to be read.  So what passes between two ticks counts as two ticks' length at most.
+
+    >>> counter = SilenceCounter(suspect=5.0, limit=15.0, tick=1.0)
+    >>> [counter.tick(float(second), {1: False}) for second in range(5)][-1]
+    []
+    >>> counter.tick(5.0, {1: False})
+    [LongSilence(peer=1, seconds=5.0, turn=<Turn.SUSPECT: 'suspect'>)]
+    >>> counter.tick(6.0, {1: True})
+    [LongSilence(peer=1, seconds=6.0, turn=<Turn.OVER: 'over'>)]
+    """
+
+    def __init__(self, suspect: float, limit: float, tick: float) -> None:
+        self._suspect, self._limit = suspect, limit  # seconds
+        self._most = 2 * tick
+        self._last: float | None = None
+        self._gap = (0.0, 0.0)  # seconds from a tick to the next one, and when that was; the last one that was too long
+        self._silent: dict[int, float] = {}  # peer → seconds
+
+    def tick(self, now: float, heard: Mapping[int, bool]) -> list[LongSilence]:
+        """Count the time since the last tick; ``heard``: each peer, and whether it gave a sign of life meanwhile.
+
+        ``now`` is in seconds of any clock that never goes back.  A peer that is new begins with no silence, and one
+        that is missing is forgotten.
+        """
+        passed = 0.0 if self._last is None else min(now - self._last, self._most)
+        if self._last is not None and now - self._last > self._most:
+            self._gap = (now - self._last, now)
+        self._last = now
+        found = []
+        silent: dict[int, float] = {}
+        for peer, sign in heard.items():
+            before = self._silent.get(peer)
+            after = 0.0 if before is None else before + passed
+            silent[peer] = 0.0 if sign else after
+            if before is None:
+                continue
+            if sign:
+                if before >= self._suspect:
+                    found.append(LongSilence(peer, after, Turn.OVER))
+                continue
+            if before < self._suspect <= after:
+                found.append(LongSilence(peer, after, Turn.SUSPECT))
+            if before // self._limit < after // self._limit:
+                found.append(LongSilence(peer, after, Turn.LONG))
+        self._silent = silent
+        return found
+
+    def of(self, peer: int) -> float:
+        """The seconds of a peer's silence."""
+        return self._silent.get(peer, 0.0)
+
+    def stopped(self, now: float, within: float) -> float:
+        """For how many seconds this process itself was stopped; 0 where that ended more than ``within`` seconds ago."""
+        if self._last is not None and now - self._last > self._most:
+            return now - self._last  # and there was no tick yet
+        gap, end = self._gap
+        return gap if gap and now - end <= within else 0.0
+
+    @property
+    def longest(self) -> float:
+        """The seconds of the longest silence; 0 without peers."""
+        return max(self._silent.values(), default=0.0)

@@ -1,0 +1,119 @@
+"""How long peers have been silent, by a clock that tests turn, and the texts that name them."""
+
+from __future__ import annotations
+
+import pytest
+
+from actorflow.control.ledger import CommonStep, Ledger, StepKind
+from actorflow.control.peer_watch import SeenSilence, name_silence
+from actorflow.support.silences import LongSilence, SilenceCounter, Turn
+
+
+def counter() -> SilenceCounter:
+    return SilenceCounter(suspect=5.0, limit=15.0, tick=1.0)
+
+
+def turns(found: list[LongSilence]) -> list[tuple[int, Turn]]:
+    return [(one.peer, one.turn) for one in found]
+
+
+def test_a_silence_is_told_once_when_it_is_long_and_once_when_it_is_over() -> None:
+    count = counter()
+    told = {now: count.tick(float(now), {1: now in (0, 1, 11), 2: True}) for now in range(14)}
+    assert {now: turns(found) for now, found in told.items() if found} == {
+        6: [(1, Turn.SUSPECT)],
+        11: [(1, Turn.OVER)],
+    }
+    assert told[11][0].seconds == 10.0
+
+
+def test_a_short_silence_is_not_told() -> None:
+    count = counter()
+    assert [count.tick(float(now), {1: now % 5 == 0}) for now in range(40)] == [[]] * 40
+
+
+def test_a_silence_of_the_limit_is_told_each_time_that_it_has_lasted_so_long_again() -> None:
+    count = counter()
+    told = [now for now in range(60) for one in count.tick(float(now), {7: False}) if one.turn is Turn.LONG]
+    assert told == [15, 30, 45]
+
+
+def test_time_in_which_this_process_was_stopped_is_no_silence_of_its_peers() -> None:
+    count = counter()
+    for now in range(4):
+        count.tick(float(now), {1: True})
+    assert count.tick(1000.0, {1: False}) == []  # what they sent meanwhile is read after the first tick
+    assert count.of(1) == 2.0
+    assert count.tick(1001.0, {1: True}) == []
+    count.tick(2000.0, {1: False})
+    assert count.tick(3000.0, {1: False}) == []
+    assert count.of(1) == 4.0
+
+
+def test_a_late_tick_counts_as_the_time_that_has_passed() -> None:
+    count = counter()
+    found = [one for now in (0.0, 1.9, 3.8, 5.7) for one in count.tick(now, {1: False})]
+    assert found == [LongSilence(1, pytest.approx(5.7), Turn.SUSPECT)]
+
+
+def test_a_peer_that_is_new_has_not_been_silent_and_one_that_has_left_is_forgotten() -> None:
+    count = counter()
+    for now in range(4):
+        count.tick(float(now), {1: False})
+    count.tick(4.0, {2: False})
+    assert (count.of(1), count.of(2), count.longest) == (0.0, 0.0, 0.0)
+    assert turns(count.tick(5.0, {1: False, 2: False})) == []
+
+
+def test_a_process_that_was_stopped_knows_for_how_long_until_it_has_run_for_a_while() -> None:
+    count = counter()
+    for now in (0.0, 1.0, 2.9):
+        count.tick(now, {1: True})
+        assert count.stopped(now, 5.0) == 0.0
+    assert count.stopped(50.9, 5.0) == 48.0  # before the first tick
+    count.tick(52.9, {1: True})
+    count.tick(53.9, {1: True})
+    assert count.stopped(54.0, 5.0) == 50.0
+    for now in (54.9, 55.9, 56.9, 57.9):
+        count.tick(now, {1: True})
+    assert count.stopped(58.0, 5.0) == 0.0
+
+
+def seen(by: int, seconds: float = 5.0, waits: str = "") -> SeenSilence:
+    return SeenSilence(by, seconds, 0.0, waits)
+
+
+END = "; the run goes on when it does, or ends after 15 s (--lost-after)"
+PLACE = "rank 2 (b, pid 7)"
+
+
+@pytest.mark.parametrize(
+    ("by", "missing", "elsewhere", "text"),
+    [
+        ([seen(0)], "", False, "rank 2 (b, pid 7) has not answered for 5 s"),
+        ([seen(0)], "rank 0 made call 3: step(x), which it has not", False,
+         "rank 2 (b, pid 7) has not answered for 5 s; rank 0 made call 3: step(x), which it has not"),
+        ([seen(0, 6.2), seen(1, 4.0, "F1 waits for register 3"), seen(3, 4.0, "F2 waits"), seen(4, 4.0, "F2 waits")],
+         "", False, "rank 2 (b, pid 7) has not answered for 6 s; rank 1 waits for it: F1 waits for register 3, and so "
+         "do ranks 3-4"),
+        ([seen(1, 4.0)], "", True, "rank 2 (b, pid 7) has not answered rank 1, though it does rank 0, for 5 s"),
+    ],
+    ids=["nobody waits", "a call", "registers", "one link"],
+)  # fmt: skip
+def test_a_silent_rank_is_named_with_who_waits_for_what(
+    by: list[SeenSilence], missing: str, elsewhere: bool, text: str
+) -> None:
+    assert name_silence(PLACE, by, missing, 15.0, elsewhere) == text + END
+
+
+def test_the_step_that_a_rank_has_not_made_is_the_first_that_another_has() -> None:
+    ledger = Ledger(3)
+    assert ledger.missing_step(1) == ""
+    for rank in (0, 2):
+        ledger.issue(rank, CommonStep(StepKind.CALL, "1 ab", "step(x: float32[4]) [settings 9]", 1))
+    ledger.issue(2, CommonStep(StepKind.GATHER, "losses"))
+    assert ledger.missing_step(2) == ""
+    assert ledger.missing_step(1) == "rank 0 made call 1: step(x: float32[4]), which it has not"
+    assert ledger.missing_step(0) == "rank 2 is at gather 'losses', after 1 call, which it has not"
+    ledger.issue(1, CommonStep(StepKind.CALL, "1 ab", "step(x: float32[4]) [settings 9]", 1))
+    assert ledger.missing_step(1) == "rank 2 is at gather 'losses', after 1 call, which it has not"
