@@ -149,7 +149,7 @@ class PeerWatch:
         except Exception:  # a defect in the description must not end the watch
             traceback.print_exc()
             waits = ""
-        if self._counter.of(silence.peer):
+        if self._counter.of(silence.peer) >= silence.seconds:  # else it is over
             self._tell(silence, waits)
             if self._settings.rank == 0:
                 self._name(silence.peer)
@@ -199,7 +199,7 @@ def name_silence(place: str, seen: Sequence[SeenSilence], missing: str, limit: f
     ``missing`` is a step that it has not made, and ``elsewhere`` says that the master hears it.
 
     >>> name_silence("rank 2 (b, pid 7)", [SeenSilence(0, 5.0, 0.0, "")], "", 15.0)
-    'rank 2 (b, pid 7) has not answered for 5 s; the run goes on when it does, or ends after 15 s (--lost-after)'
+    'rank 2 (b, pid 7) has not answered for 5 s; the run goes on when it does, and it is lost after 15 s (--lost-after)'
     """
     by = f"rank{'s' * (len(seen) > 1)} {ranges_text([s.by for s in seen])}"
     whom = f" {by}, though it does rank 0," if elsewhere else ""
@@ -211,4 +211,4 @@ def name_silence(place: str, seen: Sequence[SeenSilence], missing: str, limit: f
         others = [s.by for s in waiting[1:]]
         too = f", and so do{'es' * (len(others) == 1)} rank{'s' * (len(others) > 1)} {ranges_text(others)}"
         text += f"; rank {waiting[0].by} waits for it: {waiting[0].waits}{too if others else ''}"
-    return f"{text}; the run goes on when it does, or ends after {limit:g} s ({LOST_AFTER.flag})"
+    return f"{text}; the run goes on when it does, and it is lost after {limit:g} s ({LOST_AFTER.flag})"

@@ -196,7 +196,8 @@ def _first_failure(findings: WatchFindings, codes: dict[int, int]) -> Failure:
     """The first failure, with its exact cause if this node knows it."""
     died = dict(findings.deaths)
     for failure in findings.failures:
-        if failure.kind not in LOST or failure.rank not in codes or failure.rank not in died:
+        seen_by_peers = failure.kind in LOST and failure.noticed_by != failure.rank
+        if not seen_by_peers or failure.rank not in codes or failure.rank not in died:
             return failure
         cause = _status(codes[failure.rank])  # more exact than what its peers could see
         return Failure(failure.rank, failure.host, failure.pid, FailureKind.KILLED, cause, failure.noticed_by)

@@ -22,7 +22,7 @@ from cluster.ranks import LIMIT, free_port
 from cluster.runs import Run
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "restarted.py"
-OWN = Ticket(0, 0, 2, 1, "a", 1, "", "1.0", "3.11", "2.13", "train.py", "d1", ())
+OWN = Ticket(0, 0, 2, 1, "a", 1, "", "1.0", "3.11", "2.13", "train.py", "d1", (), lost_after=30.0)
 
 
 class Hosted:

@@ -59,7 +59,7 @@ from actorflow.control.cluster import current
 
 cluster = current()
 if cluster.rank == 1:
-    ctypes.PyDLL(None).sleep(9)
+    ctypes.PyDLL(None).sleep(14)
 found = cluster.gather("done", str(cluster.rank).encode())
 print("gathered", found)
 """
@@ -110,7 +110,7 @@ def test_a_rank_that_is_stopped_for_a_while_is_named_and_the_run_goes_on_with_th
     assert losses(run) == losses(steady)
     (named,) = re.findall(r"actorflow: (.* has not answered .*)", run.output)
     assert re.match(rf"rank {rank} \(\S+, pid {pid}\) has not answered for \d+ s; ", named)
-    assert named.endswith("the run goes on when it does, or ends after 15 s (--lost-after)")
+    assert named.endswith("the run goes on when it does, and it is lost after 15 s (--lost-after)")
     if rank == 1:
         call = r"rank 0 made call \d+: train_step\(x: float32\[12,8\]\), which it has not"
         assert re.search(rf"; (rank 0 waits for it: \w.*@0 \w.*|{call}); the run goes on", named)
@@ -126,7 +126,7 @@ def test_a_rank_that_stays_stopped_is_lost_after_the_limit(start: Start, tmp_pat
     os.kill(pid, signal.SIGSTOP)
     assert run.wait() == 1
     took = time.monotonic() - begun
-    assert 6.0 < took < SOON, run.output  # a tick may have been counted before
+    assert 6.0 < took < 7.0 + SOON, run.output  # a tick may have been counted before
     assert f"pid {pid}) has not answered for 5 s; " in run.output
     assert re.search(rf"actorflow: rank 1 \(\S+, pid {pid}\) stopped answering; noticed by rank 0", run.output)
     assert run.ranks_left() == []

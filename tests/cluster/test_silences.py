@@ -83,7 +83,7 @@ def seen(by: int, seconds: float = 5.0, waits: str = "") -> SeenSilence:
     return SeenSilence(by, seconds, 0.0, waits)
 
 
-END = "; the run goes on when it does, or ends after 15 s (--lost-after)"
+END = "; the run goes on when it does, and it is lost after 15 s (--lost-after)"
 PLACE = "rank 2 (b, pid 7)"
 
 

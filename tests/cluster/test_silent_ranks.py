@@ -88,7 +88,7 @@ def test_a_silent_rank_is_named_once_by_the_master_with_who_waits_and_again_when
     assert named.startswith(f"actorflow: rank 2 ({ticket.host}, pid {ticket.pid}) has not answered for ")
     assert "s; rank 0 made call 1: step(x), which it has not; " in named
     assert "; rank 0 waits for it: F1 waits for register 7 filled by F0 of rank 2; " in named
-    assert named.endswith(f"the run goes on when it does, or ends after {LIMIT:g} s (--lost-after)")
+    assert named.endswith(f"the run goes on when it does, and it is lost after {LIMIT:g} s (--lost-after)")
     (again,) = terminal.lines("answers again")
     assert again.startswith("actorflow: rank 2 answers again after ")
 
