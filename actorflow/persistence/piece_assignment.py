@@ -12,7 +12,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp
 from actorflow_compiler.plan.region import Region, boxes, region
 
-__all__ = ["Piece", "TensorLayout", "assign_pieces"]
+__all__ = ["Piece", "TensorLayout", "assign_pieces", "by_neighbours", "neighbours_of"]
 
 SPLIT = 1 << 20  # bytes; of what several ranks hold, each writes pieces of at least about so many
 
@@ -37,6 +37,7 @@ class Piece:
     at: tuple[int, ...]  # where it begins in the part that the rank holds
     shape: tuple[int, ...]
     file: int = 0  # which of the rank's files has it: a file has no more than one piece of a tensor
+    holders: tuple[int, ...] = ()  # all ranks that hold it, each at the same place in its part
 
 
 @functools.lru_cache(maxsize=4)
@@ -52,13 +53,13 @@ def assign_pieces(layouts: tuple[TensorLayout, ...], world: int) -> tuple[tuple[
             count = max(1, min(len(holders), nbytes // SPLIT, max(shape, default=1)))
             if count == 1 and len(holders) == world:  # the usual case, and quick for many ranks
                 _, rank = heapq.heappop(loads)
-                pieces.append(Piece(rank, offsets, at, shape))
+                pieces.append(Piece(rank, offsets, at, shape, holders=holders))
                 written[rank] += nbytes
                 heapq.heappush(loads, (written[rank], rank))
                 continue
             chosen = heapq.nsmallest(count, holders, key=lambda rank: (written[rank], rank))
             for rank, piece in zip(chosen, _slices(offsets, at, shape, count), strict=True):
-                pieces.append(Piece(rank, *piece))
+                pieces.append(Piece(rank, *piece, holders=holders))
                 written[rank] += math.prod(piece[2]) * layout.itemsize
             loads = [(written[rank], rank) for rank in range(world)]
             heapq.heapify(loads)
@@ -75,23 +76,56 @@ def _in_files(pieces: Sequence[Piece]) -> Iterator[Piece]:
         yield replace(piece, file=file)
 
 
+def neighbours_of(rank: int, devices: int, nodes: int, count: int) -> tuple[int, ...]:
+    """The ranks of the next ``count`` nodes that keep what a rank has written, too: those in its place there."""
+    return tuple((rank + k * devices) % (nodes * devices) for k in range(1, min(count, nodes - 1) + 1))
+
+
+@functools.lru_cache(maxsize=4)
+def by_neighbours(
+    pieces: tuple[tuple[Piece, ...], ...], devices: int, nodes: int, count: int
+) -> tuple[tuple[Piece, ...], ...]:
+    """The same pieces in other files, so that of each file a neighbour of its rank holds all or none by itself.
+
+    ``holders`` of the result are those neighbours that hold the piece; the others have to be sent its file.
+    """
+    files: dict[tuple[int, tuple[int, ...], int], int] = {}  # (rank, holders, number among its pieces) → file
+    counts: dict[int, int] = {}
+    found = []
+    for some in pieces:
+        among: dict[tuple[int, tuple[int, ...]], int] = {}
+        mine = []
+        for piece in some:
+            held = {*piece.holders}
+            holders = tuple(r for r in neighbours_of(piece.rank, devices, nodes, count) if r in held)
+            number = among.get((piece.rank, holders), 0)
+            among[piece.rank, holders] = number + 1
+            key = piece.rank, holders, number
+            if key not in files:
+                files[key] = counts.get(piece.rank, 0)
+                counts[piece.rank] = files[key] + 1
+            mine.append(replace(piece, file=files[key], holders=holders))
+        found.append(tuple(mine))
+    return tuple(found)
+
+
 def _rectangles(
     layout: TensorLayout, world: int
-) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Sequence[int]]]:
+) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
     """The different rectangles of a tensor: (start in the whole, start in the holders' part, shape, holders)."""
     zeros = (0,) * len(layout.shape)
     if layout.placement is None or not math.prod(layout.shape):
-        ranks = [0] if layout.placement is None else sorted(set(layout.placement.ranks))
+        ranks = (0,) if layout.placement is None else tuple(sorted(set(layout.placement.ranks)))
         return [(zeros, zeros, layout.shape, ranks)]
     holders: dict[Region, list[int]] = {}
     for index, rank in enumerate(layout.placement.ranks):
         holders.setdefault(region(layout.shape, layout.sbp, layout.placement, index), []).append(rank)
     whole: Region = tuple(((0, n),) for n in layout.shape)
-    found: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Sequence[int]]] = []
-    for part, ranks in holders.items():
+    found: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = []
+    for part, some in holders.items():
         if all(part):
             for inside, mine in boxes(part, [whole, part]):
-                found.append((inside.start, mine.start, inside.size, sorted(ranks)))
+                found.append((inside.start, mine.start, inside.size, tuple(sorted(some))))
     return found
 
 

@@ -6,8 +6,6 @@ hears from all ranks, and writes the manifest last; until it is there, the folde
 
 from __future__ import annotations
 
-import datetime
-import functools
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,29 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from actorflow.control.cluster import Alone, Cluster
-from actorflow.persistence.container import SUFFIX, BlockWriter, Entry, dtype_name, header_of
+from actorflow.persistence.file_plan import FilePlan
 from actorflow.persistence.folder_lock import FolderLock
-from actorflow.persistence.manifest import (
-    MANIFEST,
-    OWN_FILE,
-    FileRecord,
-    Manifest,
-    StoredPiece,
-    TensorRecord,
-    read_manifest,
-)
-from actorflow.persistence.piece_assignment import Piece, TensorLayout
+from actorflow.persistence.manifest import MANIFEST, OWN_FILE, FileRecord, Manifest, read_manifest
+from actorflow.persistence.neighbour_copies import NeighbourCopies
+from actorflow.persistence.parcels import Parcel, write_files
 from actorflow.persistence.storage import Folder
 from actorflow.runtime.snapshot import Snapshot
 from actorflow.support.requests import Request
 from actorflow_compiler.core.errors import ActorflowError, ClusterError, StateError
-from actorflow_compiler.core.tensor_bytes import contents
 
-__all__ = ["Parcel", "SaveOrder", "SaveOutcome", "SaveTask", "WrittenFiles"]
+__all__ = ["SaveOrder", "SaveOutcome", "SaveTask", "WrittenFiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +47,13 @@ class SaveOrder:
 
     number: int  # of the save
     folder: Folder
+    on_disk: bool  # it is written to the folder; else there are copies in memory alone
     step: int | None
     objects: Mapping[str, Any]  # JSON
-    layouts: tuple[TensorLayout, ...]
-    dtypes: Mapping[str, torch.dtype]  # by tensor
-    pieces: Sequence[Sequence[Piece]]  # of each of the layouts
-    prefix: str  # begins the names of the files, so that they are none of an older checkpoint's in the folder
+    plan: FilePlan
     random: Any  # the state of this rank's random generators as JSON, or None
     random_differs: bool  # the states of all ranks are kept
     lock: FolderLock | None  # the master's
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A piece that this rank writes: of a variable in the snapshot, or a copy that was made when the save began."""
-
-    name: str
-    piece: Piece
-    variable: str = ""
-    at: int = 0  # number of the piece among those of the variable
-    copy: Tensor | None = None
 
 
 class SaveTask:
@@ -87,9 +61,10 @@ class SaveTask:
 
     def __init__(
         self, run: Alone | Cluster, order: SaveOrder, parcels: Sequence[Parcel], snapshot: Snapshot | None,
-        complete: Callable[[Folder], object],
+        copies: NeighbourCopies | None, complete: Callable[[Folder], object],
     ) -> None:  # fmt: skip
         self.order = order
+        self.copies = copies
         self.ended = threading.Event()  # the checkpoint is complete, or has failed; on other ranks: this rank's part
         self.error: BaseException | None = None  # why, once it has ended
         self.told = False  # the error was raised in the script
@@ -103,17 +78,22 @@ class SaveTask:
         """The process ends: stop as soon as possible."""
         if self._snapshot is not None:
             self._snapshot.fail(ClusterError("the process ended before the checkpoint was written"))
+        if self.copies is not None:
+            self.copies.stop()
 
     def carry_out(self) -> None:
         """Write this rank's files and, on the master, the manifest when all ranks have written theirs."""
         try:
-            try:
-                self._write_files()
-            except Exception as error:
-                self._problem = f"rank {self._run.rank}: {error if isinstance(error, ActorflowError) else _told(error)}"
+            self._problem = self._problem_of(self._begin)
+            if self.copies is not None:
+                self.copies.write(self._snapshot, self._problem)
+            if self.order.on_disk:
+                self._problem = self._problem or self._problem_of(self._write_files)
             self._parcels = ()
             self._here.set()
-            if self._run.rank == 0:
+            if self.copies is not None:
+                self.copies.conclude()
+            if self._run.rank == 0 and self.order.on_disk:
                 self._conclude()
             elif self._problem:
                 raise StateError(self._failed(self._problem))
@@ -121,6 +101,14 @@ class SaveTask:
             self.error = error
         finally:
             self.ended.set()
+
+    def _problem_of(self, do: Callable[[], object]) -> str:
+        """Do something; returns why it could not be done, or nothing."""
+        try:
+            do()
+        except Exception as error:
+            return f"rank {self._run.rank}: {error if isinstance(error, ActorflowError) else _told(error)}"
+        return ""
 
     def written_files(self) -> bytes:
         """For the master: this rank's files, or why there are none, as JSON; waits for them."""
@@ -147,42 +135,12 @@ class SaveTask:
 
     # -- this rank's files -------------------------------------------------------------------------
 
-    def _write_files(self) -> None:
+    def _begin(self) -> None:
         if self._snapshot is not None:
             self._snapshot.begin_to_read()
-        files: dict[int, list[Parcel]] = {}
-        for parcel in self._parcels:
-            files.setdefault(parcel.piece.file, []).append(parcel)
-        for at, parcels in sorted(files.items()):
-            name = self._file_name(self._run.rank, at)
-            header, entries = self._header([(parcel.name, parcel.piece) for parcel in parcels])
-            by_name = {parcel.name: parcel for parcel in parcels}
-            writer = BlockWriter(self._folder.create(name))
-            try:
-                writer.write(memoryview(header))
-                for entry in entries:
-                    self._write(by_name[entry.name], entry.nbytes, writer)
-                writer.close()
-            except BaseException:
-                writer.abandon()
-                raise
-            self._files.append(FileRecord(name, writer.size, tuple(writer.checksums)))
 
-    def _write(self, parcel: Parcel, nbytes: int, writer: BlockWriter) -> None:
-        """Write the contents of a parcel; those of the snapshot are let go of then."""
-        if parcel.copy is not None:
-            writer.write(contents(parcel.copy))
-            return
-        assert self._snapshot is not None
-        writer.fill(nbytes, functools.partial(self._snapshot.read, parcel.variable, parcel.at))
-        self._snapshot.let_go(parcel.variable, parcel.at)
-
-    def _file_name(self, rank: int, at: int) -> str:
-        more = f"-{at + 1}" if at else ""
-        return f"{self.order.prefix}rank-{rank:05d}{more}{SUFFIX}"
-
-    def _header(self, pieces: Sequence[tuple[str, Piece]]) -> tuple[bytes, list[Entry]]:
-        return header_of([(name, self.order.dtypes[name], piece.offsets, piece.shape) for name, piece in pieces])
+    def _write_files(self) -> None:
+        self._files = write_files(self.order.plan, self._parcels, self._snapshot, self._folder.create)
 
     # -- the whole, on the master ------------------------------------------------------------------
 
@@ -201,7 +159,8 @@ class SaveTask:
             if problems:
                 raise StateError(self._failed("; ".join(problems)))
             self._check(files)
-            manifest = self._manifest(files, states)
+            order = self.order
+            manifest = order.plan.manifest(order.step, self._run.world, order.objects, states, files)
             self._put(manifest)
         except OSError as error:
             self._remove_unnamed()
@@ -233,32 +192,6 @@ class SaveTask:
                 ))  # fmt: skip
         assert self.order.lock is not None
         self.order.lock.check()
-
-    def _manifest(self, files: Sequence[FileRecord], random: Sequence[Any]) -> Manifest:
-        order = self.order
-        numbers = {file.name: number for number, file in enumerate(files)}
-        by_file: dict[tuple[int, int], list[tuple[str, Piece]]] = {}
-        for layout, pieces in zip(order.layouts, order.pieces, strict=True):
-            for piece in pieces:
-                by_file.setdefault((piece.rank, piece.file), []).append((layout.name, piece))
-        begins = {
-            (rank, file, entry.name): entry.begin
-            for (rank, file), some in by_file.items()
-            for entry in self._header(some)[1]
-        }
-
-        def stored(name: str, piece: Piece) -> StoredPiece:
-            number = numbers[self._file_name(piece.rank, piece.file)]
-            return StoredPiece(number, begins[piece.rank, piece.file, name], piece.offsets, piece.shape)
-
-        tensors = {
-            layout.name: TensorRecord(
-                dtype_name(order.dtypes[layout.name]), layout.shape, tuple(stored(layout.name, p) for p in pieces)
-            )
-            for layout, pieces in zip(order.layouts, order.pieces, strict=True)
-        }
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return Manifest(order.step, self._run.world, order.objects, tuple(random), tensors, tuple(files), now)
 
     def _remove_unnamed(self) -> None:
         """Remove the files that the folder's manifest does not name, of a save that failed."""

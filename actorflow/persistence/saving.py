@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,23 @@ from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.deferred import DeferredTensor
 from actorflow.persistence.container import code_of, dtype_name, dtype_named
+from actorflow.persistence.file_plan import FilePlan
 from actorflow.persistence.folder_lock import FolderLock, lock_folder
 from actorflow.persistence.folders import plans_beside, step_folder
 from actorflow.persistence.manifest import MANIFEST, OWN_FILE
+from actorflow.persistence.neighbour_copies import (
+    CopiesManifest,
+    KeptCopies,
+    NeighbourCopies,
+    NeighbourPlan,
+    WrittenCopies,
+    neighbour_group,
+)
 from actorflow.persistence.objects import names_of_parameters, state_of
+from actorflow.persistence.parcels import Parcel
 from actorflow.persistence.piece_assignment import Piece, TensorLayout, assign_pieces
 from actorflow.persistence.random_states import random_states
-from actorflow.persistence.save_task import Parcel, SaveOrder, SaveOutcome, SaveTask, WrittenFiles
+from actorflow.persistence.save_task import SaveOrder, SaveOutcome, SaveTask, WrittenFiles
 from actorflow.persistence.state_tree import encode
 from actorflow.persistence.storage import Folder, open_folder
 from actorflow.runtime.snapshot import Cut
@@ -91,6 +101,8 @@ class _Saver:
         if self._run is not run:
             self._run = run
             run.serve(WrittenFiles, lambda request: [self._of(run, request.save).written_files()])
+            run.serve(WrittenCopies, lambda request: [self._copies_of(run, request.save).written()])
+            run.serve(CopiesManifest, lambda request: [self._copies_of(run, request.save).manifest()])
             run.serve(SaveOutcome, lambda request: [self._outcome(run, request.save)])
             run.on_failure(lambda _: self._notify())
             if isinstance(run, Alone) or clusters.joined_late():
@@ -120,6 +132,11 @@ class _Saver:
     def _outcome(self, run: Alone | Cluster, number: int) -> bytes:
         return self._outcomes[number] if number in self._outcomes else self._of(run, number).outcome()
 
+    def _copies_of(self, run: Alone | Cluster, number: int) -> NeighbourCopies:
+        copies = self._of(run, number).copies
+        assert copies is not None
+        return copies
+
     def _of(self, run: Alone | Cluster, number: int) -> SaveTask:
         with self._known:
             self._known.wait_for(lambda: number in self._tasks or run.failed.is_set())
@@ -145,8 +162,14 @@ def begin_save(
     step: int | None,
     with_random: bool,
     complete: Callable[[Folder], object] = lambda folder: None,
+    kept: KeptCopies | None = None,
+    on_disk: bool = True,
 ) -> Saving:
-    """Begin to save; see ``actorflow.checkpoint.save``.  ``complete`` is called on rank 0 when the checkpoint is."""
+    """Begin to save; see ``actorflow.checkpoint.save``.
+
+    ``complete`` is called on rank 0 when the checkpoint is in the folder.  ``kept``: where copies are kept in the
+    memory of nodes; without ``on_disk`` there are these alone.
+    """
     root = open_folder(path)
     folder = root if step is None else step_folder(root, step)
     refuse_in_step("save")
@@ -161,19 +184,22 @@ def begin_save(
     number = _saver.number
     _saver.number += 1
     _saver.serve(run)
-    said, lock = _agree(run, root, folder, found.digest(folder, step), random)
-    pieces = assign_pieces(found.layouts, run.world)
-    parcels = _parcels(found, pieces, run.rank, table)
-    snapshot = None if runtime is None else runtime.worker.snapshot(_cuts(parcels))
+    said, lock = _agree(run, root, folder, found.digest(folder, step), random, on_disk)
+    plan = FilePlan(found.layouts, found.dtypes, assign_pieces(found.layouts, run.world), said.prefix)
+    counts: dict[str, int] = {}
+    copied, copies_plan = list[Parcel](), None
+    if kept is not None:
+        copies_plan = NeighbourPlan.of(plan, run.world, run.settings.devices, kept.count)
+        copied = _parcels(found, copies_plan.written_by(run.rank), table, counts)
+    parcels = _parcels(found, plan.written_by(run.rank), table, counts) if on_disk else []
+    snapshot = None if runtime is None else runtime.worker.snapshot(_cuts([*copied, *parcels]))
     order = SaveOrder(
         number,
         folder,
+        on_disk,
         step,
         found.objects,
-        found.layouts,
-        found.dtypes,
-        pieces,
-        said.prefix,
+        plan,
         random,
         said.random_differs,
         lock,
@@ -183,7 +209,10 @@ def begin_save(
         complete(done)
         KEPT.keep_in(plans_beside(root))
 
-    task = SaveTask(run, order, parcels, snapshot, concluded)
+    copies = None
+    if kept is not None and copies_plan is not None:
+        copies = NeighbourCopies(run, order, copies_plan, copied, kept, neighbour_group(run, copies_plan))
+    task = SaveTask(run, order, parcels, snapshot, copies, concluded)
     _saver.begin(task)
     return Saving(folder, step, task)
 
@@ -244,7 +273,7 @@ class _Agreed:
 
 
 def _agree(
-    run: Alone | Cluster, root: Folder, folder: Folder, digest: str, random: Any
+    run: Alone | Cluster, root: Folder, folder: Folder, digest: str, random: Any, on_disk: bool
 ) -> tuple[_Agreed, FolderLock | None]:
     """Begin the save on all ranks; the master makes the folder.  Raises StateError, on every rank, if it cannot."""
     tag = f"flow.checkpoint.save to {folder.path!r}"
@@ -262,7 +291,7 @@ def _agree(
             )
         else:
             try:
-                lock, prefix = _prepare(root, folder)
+                lock, prefix = _prepare(root, folder) if on_disk else (None, "")
             except OSError as error:
                 problem = f"the checkpoint {folder.path!r} cannot be written: {error}; expected: a folder to write to"
             except StateError as error:
@@ -292,20 +321,20 @@ def _prepare(root: Folder, folder: Folder) -> tuple[FolderLock, str]:
 
 
 def _parcels(
-    found: _Contents, pieces: Sequence[Sequence[Piece]], rank: int, table: VariableTable | None
+    found: _Contents, pieces: Iterable[tuple[str, Piece]], table: VariableTable | None, counts: dict[str, int]
 ) -> list[Parcel]:
-    """What this rank writes."""
-    parcels, counts = list[Parcel](), dict[str, int]()
-    for layout, some in zip(found.layouts, pieces, strict=True):
-        tensor = found.tensors[layout.name]
-        variable = None if table is None or layout.placement is None else table.variable_of(tensor)
-        for piece in (piece for piece in some if piece.rank == rank):
-            if variable is None:
-                parcels.append(Parcel(layout.name, piece, copy=_copied(tensor, piece)))
-            else:
-                at = counts.get(variable.name, 0)
-                counts[variable.name] = at + 1
-                parcels.append(Parcel(layout.name, piece, variable.name, at))
+    """These pieces as this rank writes them; ``counts`` has, for each variable, how many of its pieces came before."""
+    layouts = {layout.name: layout for layout in found.layouts}
+    parcels = list[Parcel]()
+    for name, piece in pieces:
+        tensor = found.tensors[name]
+        variable = None if table is None or layouts[name].placement is None else table.variable_of(tensor)
+        if variable is None:
+            parcels.append(Parcel(name, piece, copy=_copied(tensor, piece)))
+        else:
+            at = counts.get(variable.name, 0)
+            counts[variable.name] = at + 1
+            parcels.append(Parcel(name, piece, variable.name, at))
     return parcels
 
 

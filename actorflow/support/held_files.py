@@ -1,0 +1,110 @@
+"""Files in memory that outlive the processes which made them: another process, the launcher, holds their descriptors.
+
+They have no name in any file system, so nothing is left of them when the holder ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FileHolder", "held_files", "hold_file", "let_go_of_files", "open_held_file"]
+
+PATIENCE = 30.0  # seconds for an answer of the holder
+_MOST = 1 << 20  # bytes of one request or answer
+
+
+class FileHolder:
+    """Holds files for other processes of this user, which reach it at ``address``, until it is closed."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="actorflow-held-")  # readable by this user alone
+        self.address = str(Path(self._folder, "holder"))
+        self._files: dict[str, int] = {}  # name → descriptor
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(self.address)
+        self._socket.listen(128)
+        self._thread = threading.Thread(target=self._serve, name="actorflow-held-files", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let go of all files."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # it is closed
+                return
+            with connection, suppress(OSError, ValueError):  # a caller that has died harms nobody
+                connection.settimeout(PATIENCE)
+                data, fds, _, _ = socket.recv_fds(connection, _MOST, 1)
+                answer, own = self._answer(json.loads(data), fds)
+                socket.send_fds(connection, [json.dumps(answer).encode()], own)
+
+    def _answer(self, request: dict[str, Any], fds: list[int]) -> tuple[Any, list[int]]:
+        """The answer to a request, and the descriptors that go with it."""
+        if (name := request.get("hold")) is not None and fds:
+            if name in self._files:
+                os.close(self._files[name])
+            self._files[name] = fds[0]
+        elif (name := request.get("open")) is not None:
+            return name in self._files, [self._files[name]] if name in self._files else []
+        elif (names := request.get("let go")) is not None:
+            for name in names:
+                if name in self._files:
+                    os.close(self._files.pop(name))
+        elif (prefix := request.get("list")) is not None:
+            return {name: os.fstat(fd).st_size for name, fd in self._files.items() if name.startswith(prefix)}, []
+        return None, []
+
+
+def hold_file(holder: str, name: str, fd: int) -> None:
+    """Have a file held under a name, in place of one that it had; the caller keeps its own descriptor.
+
+    This and the other functions raise OSError where the holder has ended.
+    """
+    _ask(holder, {"hold": name}, [fd])
+
+
+def held_files(holder: str, prefix: str) -> dict[str, int]:
+    """The files whose names begin so: name → bytes."""
+    return dict(_ask(holder, {"list": prefix})[0])
+
+
+def open_held_file(holder: str, name: str) -> int:
+    """A descriptor of a file.  Raises FileNotFoundError where none of this name is held."""
+    _, fds = _ask(holder, {"open": name})
+    if not fds:
+        raise FileNotFoundError(f"no file {name!r} is held in memory")
+    return fds[0]
+
+
+def let_go_of_files(holder: str, names: Iterable[str]) -> None:
+    """Hold these files no longer."""
+    _ask(holder, {"let go": list(names)})
+
+
+def _ask(holder: str, request: dict[str, Any], fds: list[int] | None = None) -> tuple[Any, list[int]]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.settimeout(PATIENCE)
+        s.connect(holder)
+        socket.send_fds(s, [json.dumps(request).encode()], fds or [])
+        data, found, _, _ = socket.recv_fds(s, _MOST, 1)
+        return json.loads(data), found
