@@ -7,6 +7,8 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +19,7 @@ from actorflow.launch.attempt import AttemptResult, run_attempt
 from actorflow.launch.rounds import OneNode, Rounds, SeveralNodes
 from actorflow.rendezvous.script_request import RunShape, check_token
 from actorflow.rendezvous.settings import Settings
+from actorflow.support.held_files import FileHolder
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["launch"]
@@ -50,15 +53,28 @@ def _run(console: Console, run: Settings) -> AttemptResult:
     failed = False
     log_dir = run.log_dir or tempfile.mkdtemp(prefix="actorflow-logs-")
     try:
-        with _rounds(console, run) as rounds:
+        with _held_files(run) as held, _rounds(console, run) as rounds:
             while (part := _next(rounds, result)) is not None:
                 folder = str(Path(log_dir, f"attempt-{part.attempt}")) if part.attempt else log_dir
-                result = run_attempt(console, part, folder, rounds.attend)
+                result = run_attempt(console, replace(part, held_files=held), folder, rounds.attend)
                 failed = failed or result.status != 0
             return result or AttemptResult(rounds.status)
     finally:
         if not run.log_dir and (run.world == 1 or not failed):  # the only rank has printed to the terminal
             shutil.rmtree(log_dir, ignore_errors=True)
+
+
+@contextmanager
+def _held_files(run: Settings) -> Iterator[str]:
+    """Where the ranks can leave files in memory for those of the next attempt; empty if there will be none."""
+    if not run.restarts:
+        yield ""
+        return
+    holder = FileHolder()
+    try:
+        yield holder.address
+    finally:
+        holder.close()
 
 
 def _rounds(console: Console, run: Settings) -> Rounds:

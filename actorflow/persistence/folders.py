@@ -7,11 +7,13 @@ import zlib
 from dataclasses import dataclass
 
 from actorflow.persistence.manifest import MANIFEST, Manifest, read_manifest
-from actorflow.persistence.storage import Folder, open_folder
+from actorflow.persistence.storage import Folder, ReadableFolder, open_folder
 from actorflow.persistence.stored import StoredFile, StoredState
 from actorflow_compiler.core.errors import StateError
 
-__all__ = ["FoundCheckpoint", "checkpoints_in", "open_checkpoint", "plans_beside", "step_folder", "step_of"]
+__all__ = [
+    "FoundCheckpoint", "checkpoints_in", "open_checkpoint", "plans_beside", "step_folder", "step_name", "step_of",
+]  # fmt: skip
 
 PLANS = "plans"  # the folder of compiled plans, beside checkpoints or in one
 _STEP = re.compile(r"step-(\d+)")
@@ -21,7 +23,7 @@ _STEP = re.compile(r"step-(\d+)")
 class FoundCheckpoint:
     """A folder that is a checkpoint, or was to become one."""
 
-    folder: Folder
+    folder: ReadableFolder
     step: int | None
     manifest: Manifest | None  # None if it is no whole checkpoint
     problem: str = ""  # then why; a text for people
@@ -36,7 +38,12 @@ class FoundCheckpoint:
 
 def step_folder(folder: Folder, step: int) -> Folder:
     """The folder for a step's checkpoint."""
-    return folder.sub(f"step-{step:08d}")
+    return folder.sub(step_name(step))
+
+
+def step_name(step: int) -> str:
+    """The name of that folder."""
+    return f"step-{step:08d}"
 
 
 def step_of(name: str) -> int | None:

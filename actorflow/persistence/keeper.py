@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,8 @@ from actorflow.control.regroup import regroup, should_regroup
 from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint, plans_beside
 from actorflow.persistence.loading import Loaded, load_found, verified
 from actorflow.persistence.manifest import MANIFEST, OWN_FILE
+from actorflow.persistence.memory_folder import MemoryFolder, find_in_memory
+from actorflow.persistence.neighbour_copies import KeptCopies
 from actorflow.persistence.objects import has_state
 from actorflow.persistence.saving import Saving, begin_save, finish_saves, refuse_in_step
 from actorflow.persistence.storage import Folder, open_folder
@@ -32,12 +35,21 @@ def _is_ours(folder: Folder) -> bool:
     return bool(files) and not folder.folders() and all(n == MANIFEST or OWN_FILE.fullmatch(n) for n in files)
 
 
+def _last_name(found: FoundCheckpoint) -> str:
+    """The name of a checkpoint's folder."""
+    return found.folder.path.rstrip("/").rpartition("/")[2]
+
+
 class Keeper:
     """Saves every so many steps, keeps the last checkpoints, and resumes from the newest whole one.
 
     ``objects`` are what ``flow.checkpoint.save`` takes.  ``every``: steps from one checkpoint to the next;
     ``every_seconds``: seconds, as the master's clock says; with both, whichever comes first.  ``keep``: how many
     checkpoints stay; an older one is removed once a newer one is complete.
+
+    ``neighbours``: on so many other nodes there are copies of each checkpoint in memory, too, from which a run that
+    ``actorflow run --max-restarts`` starts again goes on without reading a disk, after the loss of that many nodes.
+    ``disk_every``: then only checkpoints this many steps after the last one in the folder are written there, too.
 
     >>> keeper = flow.checkpoint.Keeper("runs/a", model=model, optimizer=optimizer, every=500, keep=3)
     >>> for step in keeper.steps(10_000):
@@ -55,11 +67,19 @@ class Keeper:
         every_seconds: float | None = None,
         keep: int | None = 3,
         random: bool = True,
+        neighbours: int | None = None,
+        disk_every: int | None = None,
         **objects: Any,
     ) -> None:
-        for name, value in (("every", every), ("keep", keep)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise StateError(f"{name}={value!r} was found; a number from 1 on, or None, was expected")
+        numbers = (("every", every), ("keep", keep), ("neighbours", neighbours), ("disk_every", disk_every))
+        for name, value in numbers:
+            if value is not None and (type(value) is not int or value < (name != "neighbours")):
+                least = int(name != "neighbours")
+                raise StateError(f"{name}={value!r} was found; a number from {least} on, or None, was expected")
+        if disk_every is not None and neighbours is None:
+            raise StateError(
+                "disk_every= without neighbours= was found; every= says how often a Keeper writes to its folder"
+            )
         if every_seconds is not None and not every_seconds > 0:
             raise StateError(f"every_seconds={every_seconds!r} was found; more than 0, or None, was expected")
         if every is None and every_seconds is None:
@@ -73,6 +93,9 @@ class Keeper:
         self._saved_at = time.monotonic()
         self._next_look = 0  # the step at which the ranks ask the master's clock again
         self._looked = (time.monotonic(), 0)  # when they did so last, and at which step
+        self._disk_every = disk_every
+        self._on_disk = -1  # the last step that was saved in the folder, or loaded
+        self._kept = self._where_kept(neighbours)
         self._saving: Saving | None = None  # the last one
         self._resumed: Loaded | None = None
         self._asked = False
@@ -95,6 +118,7 @@ class Keeper:
             if not problem:
                 self._resumed = load_found(found, objects, self._random, verify=False, strict=True)
                 self._last = -1 if found.step is None else found.step
+                self._on_disk = self._on_disk if isinstance(found.folder, MemoryFolder) else self._last
                 self._next_look = self._last + 1
                 return self._resumed
             self._say(f"{problem}; it is ignored")
@@ -115,7 +139,7 @@ class Keeper:
             yield number
             if number < total - 1:
                 self.step(number)
-        if self._last < total - 1 and total > 0:
+        if self._on_disk < total - 1 and total > 0:
             self.save(total - 1)
         self.wait()
 
@@ -128,7 +152,8 @@ class Keeper:
         self.resume()
         if not self._due(number):
             return None
-        saving = self.save(number, **values)
+        on_disk = self._kept is None or self._disk_every is None or number - self._on_disk >= self._disk_every
+        saving = self._save(number, values, on_disk)
         if should_regroup(clusters.current()):
             self._say(f"nodes have come: the run starts again with them behind step {number}")
             saving.wait()
@@ -137,11 +162,18 @@ class Keeper:
 
     def save(self, number: int, **values: Any) -> Saving:
         """Save now, as the state after step ``number``; see ``flow.checkpoint.save``."""
+        return self._save(number, values, on_disk=True)
+
+    def _save(self, number: int, values: Mapping[str, Any], on_disk: bool) -> Saving:
         both = sorted(values.keys() & self._objects.keys())
         if both:
             raise StateError(f"{', '.join(both)} was given to the Keeper and for this step; another name was expected")
         self._last, self._saved_at = number, time.monotonic()
-        self._saving = begin_save(self._root.path, {**self._objects, **values}, number, self._random, self._prune)
+        self._on_disk = number if on_disk else self._on_disk
+        everything = {**self._objects, **values}
+        self._saving = begin_save(
+            self._root.path, everything, number, self._random, self._prune, self._kept, on_disk
+        )
         return self._saving
 
     def wait(self) -> None:
@@ -168,10 +200,24 @@ class Keeper:
         self._looked, self._next_look = (now, number), number + rest
         return bool(due)
 
+    def _where_kept(self, neighbours: int | None) -> KeptCopies | None:
+        """Where copies in memory are; None where there are none."""
+        if neighbours is None:
+            return None
+        holder = clusters.current().settings.held_files
+        if not holder:
+            self._say(
+                f"neighbours={neighbours} keeps nothing: no launcher would start this script again, as "
+                f"`actorflow run --max-restarts` does"
+            )
+            return None
+        key = hashlib.sha256(self._root.path.encode()).hexdigest()[:16]
+        return KeptCopies(holder, key, neighbours)
+
     def _candidates(self) -> Iterator[FoundCheckpoint]:
-        """The whole checkpoints in the folder, the newest first, as the master finds them."""
+        """The whole checkpoints, the newest first, as the master finds them: in memory, and in the folder."""
         run = clusters.current()
-        names: list[str] = []
+        steps: list[tuple[int, str]] = []
         problem = ""
         if run.rank == 0:
             try:
@@ -179,15 +225,21 @@ class Keeper:
                     if found.manifest is None:
                         self._say(f"{found.problem}; it is ignored")
                     else:
-                        names.append(found.folder.path.rstrip("/").rpartition("/")[2])
+                        steps.append((-1 if found.step is None else found.step, _last_name(found)))
             except OSError as error:
                 problem = f"the folder {self._root.path!r} cannot be read: {error}"
-        said = None if run.rank else [json.dumps([problem, names]).encode()] * run.world
-        problem, names = json.loads(run.scatter("flow.checkpoint.Keeper: resume", said))
+        said = None if run.rank else [json.dumps([problem, steps]).encode()] * run.world
+        problem, steps = json.loads(run.scatter("flow.checkpoint.Keeper: resume", said))
         if problem:
             raise StateError(problem)
-        for name in names:
+        in_memory = None if self._kept is None else find_in_memory(run, self._kept)
+        for step, name in steps:
+            if in_memory is not None and in_memory.step is not None and in_memory.step >= step:
+                yield in_memory
+                in_memory = None
             yield open_checkpoint(self._root.sub(name))
+        if in_memory is not None:
+            yield in_memory
 
     def _prune(self, folder: Folder) -> None:
         """On the master, when a checkpoint is complete: remove what is older than the last that are kept."""
@@ -197,9 +249,9 @@ class Keeper:
         for found in checkpoints_in(self._root):
             if found.manifest is not None and left:
                 left -= 1
-            elif found.folder.path != folder.path and _is_ours(found.folder):
+            elif found.folder.path != folder.path and _is_ours(old := self._root.sub(_last_name(found))):
                 with suppress(OSError):  # it stays, and is removed with the next
-                    found.folder.remove_all()
+                    old.remove_all()
 
     def _say(self, text: str) -> None:
         if clusters.current().rank == 0:

@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
-from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint, plans_beside, step_folder
+from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint, plans_beside, step_name
 from actorflow.persistence.foreign import open_foreign
 from actorflow.persistence.objects import has_state, names_of_parameters, state_of, with_indices
 from actorflow.persistence.random_states import set_random_states
 from actorflow.persistence.saving import finish_saves, refuse_in_step
 from actorflow.persistence.state_tree import decode
-from actorflow.persistence.storage import Folder, open_folder
+from actorflow.persistence.storage import Folder, ReadableFolder, open_folder
 from actorflow.persistence.stored import StoredState
 from actorflow.session.plan_store import KEPT
 from actorflow_compiler.core.errors import StateError
@@ -150,7 +150,7 @@ def _choose(root: Folder, step: int | None) -> str:
     raise StateError(f"{root.path!r} holds no whole checkpoint: {all_found[0].problem}")
 
 
-def _name(folder: Folder) -> str:
+def _name(folder: ReadableFolder) -> str:
     return folder.path.rstrip("/").rpartition("/")[2]
 
 
@@ -220,7 +220,7 @@ def verified(found: FoundCheckpoint) -> str:
 
 
 def _older_than(found: FoundCheckpoint) -> str:
-    if found.step is None or _name(found.folder) != _name(step_folder(found.folder, found.step)):
+    if found.step is None or _name(found.folder) != step_name(found.step):
         return ""
     return _older(open_folder(found.folder.path.rstrip("/").rpartition("/")[0]), found.step)
 

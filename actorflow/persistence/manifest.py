@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from actorflow.persistence.storage import Folder
+from actorflow.persistence.storage import ReadableFolder
 from actorflow.support.version import __version__
 from actorflow_compiler.core.errors import StateError
 
@@ -104,7 +104,7 @@ def _in_lines(begin: str, end: str, items: Mapping[str, str] | list[str]) -> str
     return "\n".join([begin, ",\n".join(said), end])
 
 
-def read_manifest(folder: Folder) -> Manifest:
+def read_manifest(folder: ReadableFolder) -> Manifest:
     """The manifest in a folder.  Raises FileNotFoundError if there is none, OSError, StateError if it is damaged."""
     text = folder.get(MANIFEST).decode(errors="replace")
     where = f"{folder.path}/{MANIFEST}"

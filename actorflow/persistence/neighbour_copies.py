@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from actorflow.control.cluster import Alone, Cluster
+from actorflow.persistence.far_files import far_files_in_use
 from actorflow.persistence.file_plan import FilePlan
 from actorflow.persistence.manifest import MANIFEST, FileRecord
 from actorflow.persistence.parcels import Parcel, write_files
@@ -154,6 +155,7 @@ class NeighbourCopies:
         self._done = threading.Event()  # the manifest is there, or will not be
         self._own: list[FileRecord] = []  # written by this rank, of its own pieces and of others'
         self._manifest = b""
+        self._older_are_read = False  # some rank reads an older checkpoint, of which it has not all files on its node
         self.sent = 0  # bytes, by this rank
         self._group = group
         self._sources = [other for other in plan.column(run.rank) if run.rank in plan.neighbours(other)]
@@ -222,7 +224,8 @@ class NeighbourCopies:
             if self._run.rank == 0:
                 self._conclude()
             elif self._run.settings.leads:
-                self._manifest = self._run.pull(0, CopiesManifest(self._order.number))
+                manifest, self._older_are_read = json.loads(self._run.pull(0, CopiesManifest(self._order.number)))
+                self._manifest = manifest.encode()
             if self._run.settings.leads:
                 with self._told():
                     self._keep()
@@ -236,12 +239,16 @@ class NeighbourCopies:
         """For the master: this rank's files, or why there are none, as JSON; waits for them."""
         self._here.wait()
         random = self._order.random if self._order.random_differs else None
-        return json.dumps([self.problem, [[f.name, f.size, list(f.checksums)] for f in self._own], random]).encode()
+        files = [[f.name, f.size, list(f.checksums)] for f in self._own]
+        return json.dumps([self.problem, files, random, far_files_in_use()]).encode()
 
     def manifest(self) -> bytes:
-        """For other ranks: the manifest; empty where there is none.  Waits for it."""
+        """For other ranks: the manifest, empty where there is none, and whether older files are still read, as JSON.
+
+        Waits for it.
+        """
         self._done.wait()
-        return self._manifest
+        return json.dumps([self._manifest.decode(), self._older_are_read]).encode()
 
     # -- the files -------------------------------------------------------------------------------
 
@@ -270,7 +277,8 @@ class NeighbourCopies:
         problems, states = list[str](), list[Any]()
         for rank in range(self._run.world):
             said = self._run.pull(rank, WrittenCopies(self._order.number)) if rank else self.written()
-            problem, some, random = json.loads(said)
+            problem, some, random, far = json.loads(said)
+            self._older_are_read = self._older_are_read or far
             problems += [problem] if problem else []
             states.append(random)
             for name, size, checksums in some:
@@ -287,16 +295,18 @@ class NeighbourCopies:
         self._manifest = made.to_json()
 
     def _keep(self) -> None:
-        """Keep the manifest on this node; then nothing older is needed here."""
-        holder, names = self._kept.holder, held_files(self._kept.holder, f"{self._kept.key}/")
+        """Keep the manifest on this node; then nothing older is needed here, unless some rank still reads it."""
+        holder = self._kept.holder
         if self._manifest:
             file = _MemoryFile(holder, self._prefix + MANIFEST)
             file.write(memoryview(self._manifest))
             file.close()
             file.abandon()
-            let_go_of_files(holder, [name for name in names if not name.startswith(self._prefix)])
-        else:  # this step's files are of no use
-            let_go_of_files(holder, [name for name in names if name.startswith(self._prefix)])
+        names = {name: name.startswith(self._prefix) for name in held_files(holder, f"{self._kept.key}/")}
+        if not self._manifest:  # this step's files are of no use
+            let_go_of_files(holder, [name for name, of_this in names.items() if of_this])
+        elif not self._older_are_read:
+            let_go_of_files(holder, [name for name, of_this in names.items() if not of_this])
 
 
 def _tagged(number: int, data: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 from actorflow_compiler.core.errors import StateError
 
-__all__ = ["Folder", "LocalFolder", "NewFile", "RangeReader", "RemoteFolder", "open_folder", "path_of"]
+__all__ = [
+    "Folder", "LocalFolder", "NewFile", "RangeReader", "ReadableFolder", "RemoteFolder", "open_folder", "path_of",
+]  # fmt: skip
 
 _NOT_FOR_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # of file systems that cannot sync a folder
 PAGE = 4096  # bytes; writes past the page cache are of whole pages, and begin at one
@@ -43,21 +45,31 @@ class RangeReader(Protocol):
         """The bytes from ``start`` to ``stop``, which lie in the file.  Raises OSError."""
 
 
-class Folder(Protocol):
-    """A folder of files; names are relative to it, and contain no slash."""
+class ReadableFolder(Protocol):
+    """A folder of files that are read; names are relative to it, and contain no slash."""
 
     @property
     def path(self) -> str:
         """The path or URL, as in messages."""
+
+    def files(self) -> dict[str, int]:
+        """The sizes of the files in the folder, by name; empty if there is no such folder."""
+
+    def get(self, name: str) -> bytes:
+        """A whole file.  Raises FileNotFoundError and other OSErrors."""
+
+    def open(self, name: str) -> RangeReader:
+        """Open a file for reading ranges of it, also after it was removed or replaced, where the storage can."""
+
+
+class Folder(ReadableFolder, Protocol):
+    """A folder of files that are read and written."""
 
     def sub(self, name: str) -> Folder:
         """A folder in this one, which need not exist."""
 
     def make(self) -> None:
         """Make the folder unless it exists.  Raises OSError."""
-
-    def files(self) -> dict[str, int]:
-        """The sizes of the files in the folder, by name; empty if there is no such folder."""
 
     def folders(self) -> list[str]:
         """The names of the folders in it."""
@@ -67,12 +79,6 @@ class Folder(Protocol):
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file, or replace it, as a whole or not at all, and durably."""
-
-    def get(self, name: str) -> bytes:
-        """A whole file.  Raises FileNotFoundError and other OSErrors."""
-
-    def open(self, name: str) -> RangeReader:
-        """Open a file for reading ranges of it, also after it was removed or replaced, where the storage can."""
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""

@@ -16,7 +16,7 @@ from actorflow import deferred
 from actorflow.deferred.tape import Indices
 from actorflow.persistence.container import BLOCK, dtype_named
 from actorflow.persistence.manifest import FileRecord, StoredPiece, TensorRecord
-from actorflow.persistence.storage import Folder, RangeReader
+from actorflow.persistence.storage import RangeReader, ReadableFolder
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["StoredFile", "StoredState", "StoredTensorValues"]
@@ -28,7 +28,7 @@ SMALL = 1024  # elements; tensors up to this size are read at once, so that opti
 class StoredFile:
     """A file of a checkpoint; it is opened when something of it is first read."""
 
-    def __init__(self, folder: Folder, record: FileRecord) -> None:
+    def __init__(self, folder: ReadableFolder, record: FileRecord) -> None:
         self._folder, self._record = folder, record
         self._block: tuple[int, Tensor] | None = None  # the last single block that was read, and where it begins
 

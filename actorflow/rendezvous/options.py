@@ -350,6 +350,7 @@ _FOR_RANKS_ALONE = (  # variables from a launcher to its ranks, without an optio
     LaunchOption("reserved_port", _K.SWITCH, variable="ACTORFLOW_RESERVED_PORT", for_ranks=True),
     LaunchOption("most_nodes", _K.NUMBER, default=0, variable="ACTORFLOW_MOST_NODES", for_ranks=True),
     LaunchOption("attempt", _K.NUMBER, default=0, variable="ACTORFLOW_ATTEMPT", for_ranks=True),
+    LaunchOption("held_files", _K.TEXT, default="", variable="ACTORFLOW_HELD_FILES", for_ranks=True),
     LaunchOption("logs_port", _K.PORT, variable="ACTORFLOW_LOGS_PORT", for_ranks=True),
     LaunchOption("launcher", _K.TEXT, variable="ACTORFLOW_LAUNCHER", for_ranks=True),
     LaunchOption("launcher_pid", _K.COUNT, variable="ACTORFLOW_LAUNCHER_PID", for_ranks=True),

@@ -94,6 +94,7 @@ class Settings:
     ctrl_port: int = 0  # of the master's server, where ``master_port`` is that of the launchers' meeting; 0: any
     max_restarts: int = 0  # how often all ranks start again after a failure
     attempt: int = 0  # which start of the ranks this is
+    held_files: str = ""  # where the launcher holds files in memory for its ranks; empty: nowhere
     logs_port: int = 0  # on which node 0's launcher receives the logs of all nodes; 0: it does not
 
     @property
@@ -142,9 +143,14 @@ class Settings:
         return range(self.launcher_number * count, (self.launcher_number + 1) * count)
 
     @property
+    def restarts(self) -> bool:
+        """Whether there may be several attempts."""
+        return self.max_restarts > 0 or 0 < self.least_nodes < self.nnodes
+
+    @property
     def meets(self) -> bool:
         """Whether the launchers of the run meet before each attempt."""
-        return self.nnodes > 1 and (self.max_restarts > 0 or 0 < self.least_nodes < self.nnodes)
+        return self.nnodes > 1 and self.restarts
 
     @property
     def leads(self) -> bool:
