@@ -12,16 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import warm
 from actorflow.cli import main
 from actorflow.launch.node_assembly import NodeAssembly
 from actorflow.launch.node_meeting import AttendedSeat, HostedSeat
 from actorflow.rendezvous.roster import Ticket
 from actorflow_compiler.core.errors import ClusterError
 from cluster.ranks import LIMIT, free_port
-from cluster.runs import Run
+from cluster.restarted_runs import SCRIPT, launched, losses
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "restarted.py"
 OWN = Ticket(0, 0, 2, 1, "a", 1, "", "1.0", "3.11", "2.13", "train.py", "d1", (), lost_after=30.0)
 
 
@@ -102,28 +100,9 @@ def test_a_port_that_is_taken_is_named() -> None:
         )  # fmt: skip
 
 
-def launched(
-    tmp_path: Path, port: int, *options: str, script: tuple[str, ...], nodes: str, token: str = "secret"
-) -> Run:
-    place = ["--nodes", nodes, "--devices", "1", "--master-addr", "127.0.0.1", "--master-port", str(port), *options]
-    return Run(
-        tmp_path, SCRIPT, *place, "--", str(tmp_path / "checkpoints"), str(tmp_path / "losses"), *script,
-        env={"ACTORFLOW_TOKEN": token, "OMP_NUM_THREADS": "1"}, python=warm.python(),
-    )  # fmt: skip
-
-
 def is_listening(port: int) -> bool:
     with socket.socket() as s:
         return s.connect_ex(("127.0.0.1", port)) == 0
-
-
-def losses(tmp_path: Path) -> dict[int, set[tuple[str, int]]]:
-    """Step → what attempts have found: the loss and the number of ranks."""
-    found: dict[int, set[tuple[str, int]]] = {}
-    for line in (tmp_path / "losses").read_text().splitlines() if (tmp_path / "losses").exists() else ():
-        number, loss, _, world = line.split()
-        found.setdefault(int(number), set()).add((loss, int(world)))
-    return found
 
 
 def test_ranks_of_two_nodes_start_again_together_bit_for_bit(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Train with a Keeper and be killed at some steps; rank 0 of each attempt adds its losses to a file.
 
 restarted.py FOLDER LOSSES STEPS EVERY [ATTEMPT:RANK:STEP …]; ATTEMPT:RANK:save kills a rank while a save is under way,
-and before STEP in ATTEMPT:hold:STEP all ranks wait until a file FOLDER.STEP is there.
+and before STEP in ATTEMPT:hold:STEP all ranks wait until a file FOLDER.STEP is there.  neighbours:COUNT:DISK_EVERY
+keeps copies in memory, and full:memory:RANK has no memory for them on a rank.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -17,8 +19,9 @@ import actorflow as flow
 
 folder, losses, steps, every, *kills = sys.argv[1:]
 rank, attempt = flow.env.rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
-killed_at = {when for a, r, when in (kill.split(":") for kill in kills) if (a, r) == (attempt, str(rank))}
-held_at = {when for a, r, when in (kill.split(":") for kill in kills) if (a, r) == (attempt, "hold")}
+words = [word.split(":") for word in kills]
+killed_at = {when for a, r, when in words if (a, r) == (attempt, str(rank))}
+held_at = {when for a, r, when in words if (a, r) == (attempt, "hold")}
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 128), nn.ReLU(), nn.Dropout(0.3), nn.Linear(128, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -40,7 +43,20 @@ def die_while_writing(event: str, arguments: tuple[object, ...]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-keeper = flow.checkpoint.Keeper(folder, model=model, optimizer=optimizer, scheduler=scheduler, every=int(every), keep=2)
+def refuse(_name: str, _flags: int = 0) -> int:
+    """In place of os.memfd_create: there is no memory."""
+    raise OSError(errno.ENOMEM, "no memory is left")
+
+
+copies = next(({"neighbours": int(n), "disk_every": int(m)} for what, n, m in words if what == "neighbours"), {})
+if ["full", "memory", str(rank)] in words:
+    os.memfd_create = refuse
+keeper = flow.checkpoint.Keeper(
+    folder, model=model, optimizer=optimizer, scheduler=scheduler, every=int(every), keep=2, **copies
+)
+resumed = keeper.resume()
+if rank == 0 and resumed is not None:
+    print(f"goes on from {resumed.path}", flush=True)
 for number in keeper.steps(int(steps)):
     while str(number) in held_at and not Path(f"{folder}.{number}").exists():
         time.sleep(0.02)
