@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,15 +27,13 @@ from actorflow.persistence.file_plan import FilePlan
 from actorflow.persistence.manifest import MANIFEST, FileRecord
 from actorflow.persistence.parcels import Parcel, write_files
 from actorflow.persistence.piece_assignment import Piece, by_neighbours, neighbours_of
+from actorflow.persistence.save_order import SaveOrder
 from actorflow.persistence.storage import NewFile
 from actorflow.runtime.snapshot import Snapshot
 from actorflow.support.held_files import held_files, hold_file, let_go_of_files
 from actorflow.support.requests import Request
 from actorflow.transport.communicators import CommunicatorRegistry, Scope, abort_all, over_gloo
 from actorflow_compiler.core.errors import ActorflowError
-
-if TYPE_CHECKING:
-    from actorflow.persistence.save_task import SaveOrder
 
 __all__ = ["CopiesManifest", "KeptCopies", "NeighbourCopies", "NeighbourPlan", "WrittenCopies", "neighbour_group"]
 

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from actorflow.control.cluster import Alone, Cluster
-from actorflow.persistence.file_plan import FilePlan
-from actorflow.persistence.folder_lock import FolderLock
 from actorflow.persistence.manifest import MANIFEST, OWN_FILE, FileRecord, Manifest, read_manifest
 from actorflow.persistence.neighbour_copies import NeighbourCopies
 from actorflow.persistence.parcels import Parcel, write_files
+from actorflow.persistence.save_order import SaveOrder
 from actorflow.persistence.storage import Folder
 from actorflow.runtime.snapshot import Snapshot
 from actorflow.support.requests import Request
 from actorflow_compiler.core.errors import ActorflowError, ClusterError, StateError
 
-__all__ = ["SaveOrder", "SaveOutcome", "SaveTask", "WrittenFiles"]
+__all__ = ["SaveOutcome", "SaveTask", "WrittenFiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +38,6 @@ class SaveOutcome(Request):
     """Asks the master how a save ended; it answers when it has."""
 
     save: int
-
-
-@dataclass(frozen=True, slots=True)
-class SaveOrder:
-    """What is to be saved, and where; equal on all ranks, but for ``random`` and ``lock``."""
-
-    number: int  # of the save
-    folder: Folder
-    on_disk: bool  # it is written to the folder; else there are copies in memory alone
-    step: int | None
-    objects: Mapping[str, Any]  # JSON
-    plan: FilePlan
-    random: Any  # the state of this rank's random generators as JSON, or None
-    random_differs: bool  # the states of all ranks are kept
-    lock: FolderLock | None  # the master's
 
 
 class SaveTask:

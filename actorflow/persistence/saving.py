@@ -42,7 +42,8 @@ from actorflow.persistence.objects import names_of_parameters, state_of
 from actorflow.persistence.parcels import Parcel
 from actorflow.persistence.piece_assignment import Piece, TensorLayout, assign_pieces
 from actorflow.persistence.random_states import random_states
-from actorflow.persistence.save_task import SaveOrder, SaveOutcome, SaveTask, WrittenFiles
+from actorflow.persistence.save_order import SaveOrder
+from actorflow.persistence.save_task import SaveOutcome, SaveTask, WrittenFiles
 from actorflow.persistence.state_tree import encode
 from actorflow.persistence.storage import Folder, open_folder
 from actorflow.runtime.snapshot import Cut
