@@ -17,7 +17,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # forked loader workers 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from actorflow.doctor.ports import CHOOSE, unusable
+from actorflow.doctor.ports import CONTROL, PortUse, unusable
 from actorflow.rendezvous.failure import FailureKind
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
@@ -118,12 +118,19 @@ def _health(silence: float) -> list[tuple[str, int]]:
 
 
 def make_server(
-    host: str, port: int, *, reserved: bool, token: str, silence: float, turned_away: Callable[[str], None]
+    host: str,
+    port: int,
+    *,
+    reserved: bool,
+    token: str,
+    silence: float,
+    turned_away: Callable[[str], None],
+    use: PortUse = CONTROL,
 ) -> tuple[Any, int]:
     """A server bound to an address, not yet started, and its port; ``port`` 0 takes any.
 
     ``reserved``: the launcher holds the port for this rank, so the server may share it.  ``silence``: the seconds
-    for which a caller may be silent.
+    for which a caller may be silent.  ``use``: what the port is for, as the error says where it cannot be had.
     """
     options = [*_health(silence), *_SERVER, ("grpc.so_reuseport", int(reserved))]
     server = grpc.aio.server(interceptors=[TokenInterceptor(token, turned_away)], options=options)
@@ -132,8 +139,8 @@ def make_server(
     except RuntimeError:
         bound = 0
     if not bound:
-        why = unusable(host, port)
-        raise ClusterError(why.text if why is not None else f"port {port} on {host} cannot be used. {CHOOSE}")
+        why = unusable(host, port, use=use)
+        raise ClusterError(why.text if why is not None else f"port {port} on {host} cannot be used. {use.advice}")
     return server, bound
 
 

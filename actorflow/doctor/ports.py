@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,24 @@ from actorflow.rendezvous.addresses import interfaces, own_addresses
 if TYPE_CHECKING:
     from actorflow.doctor.machine_facts import MachineFacts
 
-CHOOSE = "Choose a free port with --ctrl-port, or flow.config.ctrl_port in the script (the same on every node)."
+
+@dataclass(frozen=True, slots=True)
+class PortUse:
+    """What a port is for, and how another one is named."""
+
+    purpose: str
+    flag: str
+
+    @property
+    def advice(self) -> str:
+        """What to do where the port cannot be had."""
+        return f"Choose a free port with {self.flag}."
+
+
+CONTROL = PortUse(
+    "The run's control server needs it for itself.",
+    "--ctrl-port, or flow.config.ctrl_port in the script (the same on every node)",
+)
 
 
 def listen(host: str, port: int) -> None:
@@ -30,22 +48,24 @@ def listen(host: str, port: int) -> None:
         s.listen(1)
 
 
-def unusable(host: str, port: int, listen: Callable[[str, int], None] = listen) -> Finding | None:
-    """Why the run's control server cannot listen on an address and port of this machine; None where it can."""
+def unusable(
+    host: str, port: int, listen: Callable[[str, int], None] = listen, use: PortUse = CONTROL
+) -> Finding | None:
+    """Why a server of the run cannot listen on an address and port of this machine; None where it can."""
     try:
         listen(host, port)
     except OSError as e:
-        return _why(host, port, e)
+        return _why(host, port, e, use)
     return None
 
 
-def _why(host: str, port: int, error: OSError) -> Finding:
+def _why(host: str, port: int, error: OSError, use: PortUse) -> Finding:
     if error.errno == errno.EADDRINUSE:
         holder = owner(port)
         by = f": {holder} listens there" if holder else " by another program (of another user, or in a container)"
         return Finding(
-            "port in use", f"Port {port} on {host} is in use{by}.", "The run's control server needs it for itself.",
-            f"End that program, or choose another one. {CHOOSE}",
+            "port in use", f"Port {port} on {host} is in use{by}.", use.purpose,
+            f"End that program, or choose another one. {use.advice}",
         )  # fmt: skip
     if error.errno == errno.EACCES:
         least = _unprivileged()
@@ -53,8 +73,7 @@ def _why(host: str, port: int, error: OSError) -> Finding:
             "port without rights",
             f"Port {port} on {host} may not be used by this user (uid {os.geteuid()}).",
             f"Ports below {least} are kept for the administrator.",
-            f"Choose one from {least} to 65535 with --ctrl-port, or flow.config.ctrl_port in the script (the same on "
-            "every node).",
+            f"Choose one from {least} to 65535 with {use.flag}.",
         )
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
         return Finding(
@@ -63,7 +82,7 @@ def _why(host: str, port: int, error: OSError) -> Finding:
             "Node 0 listens on the master's address.",
             "Give node 0's own address as the master's, or start this as another node.",
         )
-    return Finding("port cannot be used", f"Port {port} on {host} cannot be used ({error}).", "", CHOOSE)
+    return Finding("port cannot be used", f"Port {port} on {host} cannot be used ({error}).", "", use.advice)
 
 
 def _unprivileged() -> int:

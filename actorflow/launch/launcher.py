@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from actorflow.launch.attempt import AttemptResult, run_attempt
-from actorflow.launch.rounds import OneNode, Rounds, SeveralNodes
+from actorflow.launch.rounds import EndedBySignal, OneNode, Rounds, SeveralNodes
 from actorflow.rendezvous.script_request import RunShape, check_token
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.held_files import FileHolder
@@ -42,9 +41,9 @@ def launch(run: Settings) -> int:
     except ClusterError as e:
         console.print(f"actorflow: {e}", style="bold red")
         return 1
-    except KeyboardInterrupt:  # while this node waits for others
-        console.print("actorflow: ended by SIGINT")
-        return 128 + signal.SIGINT
+    except EndedBySignal as e:  # while this node waits for others
+        console.print(f"actorflow: ended by {e.signal.name}")
+        return 128 + e.signal
 
 
 def _run(console: Console, run: Settings) -> AttemptResult:
@@ -87,18 +86,19 @@ def _rounds(console: Console, run: Settings) -> Rounds:
 
 
 def _next(rounds: Rounds, before: AttemptResult | None) -> Settings | None:
-    """This node's part of the next attempt; SIGTERM ends a wait for other nodes as Ctrl-C does."""
+    """This node's part of the next attempt; Ctrl-C and SIGTERM end a wait for other nodes (EndedBySignal)."""
 
     def end(number: int, _frame: object) -> NoReturn:
-        sys.exit(128 + number)
+        raise EndedBySignal(signal.Signals(number))
 
     if threading.current_thread() is not threading.main_thread():
         return rounds.next(before)
-    earlier = signal.signal(signal.SIGTERM, end)
+    earlier = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return rounds.next(before)
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 def _reshaped(console: Console, run: Settings, shape: RunShape) -> Settings:

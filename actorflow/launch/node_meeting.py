@@ -20,6 +20,7 @@ from actorflow.control import channels as door
 from actorflow.control.channels import grpc
 from actorflow.control.join import FIRST_NOTICE, NOTICE
 from actorflow.control.proto import ticket_from, ticket_to
+from actorflow.doctor.ports import PortUse
 from actorflow.launch.node_assembly import HOST, Begin, Decision, End, NodeAssembly, NodesWait, Note, Refuse
 from actorflow.rendezvous.roster import Ticket
 from actorflow_compiler.core.errors import ClusterError
@@ -27,6 +28,7 @@ from actorflow_protos import runtime_pb2 as pb
 
 __all__ = ["AttendedSeat", "HostedSeat", "Seat"]
 
+MEETING = PortUse("The launchers of all nodes meet there.", "--master-port (the same on every node)")
 CLOSING = 3.0  # seconds for the last items to reach other launchers
 
 
@@ -39,8 +41,8 @@ class Seat(Protocol):
     def next(self) -> pb.MeetingItem:
         """The next item for this launcher; blocks.  Raises ConnectionError when node 0's launcher is gone."""
 
-    def leave(self, status: int) -> None:
-        """Leave for good, with the exit status of the run."""
+    def leave(self, status: int, why: str) -> None:
+        """Leave for good, with the exit status of the run; from node 0, others that wait are told why."""
 
 
 class HostedSeat:
@@ -82,9 +84,9 @@ class HostedSeat:
         """See ``Seat``."""
         return self._items.get()
 
-    def leave(self, status: int) -> None:
-        """See ``Seat``; nodes that still wait are told that the run is over."""
-        over = pb.MeetingItem(over=pb.Over(status=status, text="the run is over"))
+    def leave(self, status: int, why: str) -> None:
+        """See ``Seat``."""
+        over = pb.MeetingItem(over=pb.Over(status=status, text=why))
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(lambda: self._end(over))
         self._thread.join(2 * CLOSING)
@@ -99,8 +101,9 @@ class HostedSeat:
         host, port = self._listen
         try:
             server, _ = door.make_server(
-                host, port, reserved=False, token=self._token, silence=self._own.lost_after, turned_away=lambda _: None
-            )
+                host, port, reserved=False, token=self._token, silence=self._own.lost_after,
+                turned_away=lambda _: None, use=MEETING,
+            )  # fmt: skip
             door.add_meeting(_Servicer(self._meet), server)
             await server.start()
         except ClusterError as error:
@@ -253,7 +256,7 @@ class AttendedSeat:
             raise ConnectionError(f"the launcher of node 0 ({self._address}) is gone") from item.why
         return item
 
-    def leave(self, status: int) -> None:
+    def leave(self, status: int, why: str) -> None:
         """See ``Seat``."""
         self._requests.put(None)
         self._call.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,7 +20,15 @@ from actorflow.rendezvous.ticket import own_ticket
 from actorflow.rendezvous.waiting_nodes import say_whether_nodes_wait
 from actorflow_compiler.core.errors import ClusterError
 
-__all__ = ["OneNode", "Rounds", "SeveralNodes"]
+__all__ = ["EndedBySignal", "OneNode", "Rounds", "SeveralNodes"]
+
+
+class EndedBySignal(BaseException):
+    """A signal has ended a wait for other nodes."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.signal = number
 
 
 class Rounds(AbstractContextManager["Rounds"], Protocol):
@@ -83,14 +92,20 @@ class SeveralNodes(Rounds):
         self._seat: Seat | None = None
         self._launcher = ""  # of the attempt under way, on node 0
         self._waiting = 0  # nodes that could be taken in
+        self._unheld = ""  # why this launcher, on the master's machine, cannot be node 0's
         self._held: socket.socket | None = None  # the port of the attempt's master
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        why = "the run is over"
+        if isinstance(error, EndedBySignal):
+            self.status, why = 128 + error.signal, f"node 0's launcher was ended by {error.signal.name}"
+        elif error is not None:
+            self.status = 1
         if self._seat is not None:
-            self._seat.leave(self.status)
+            self._seat.leave(self.status, why)
         if self._held is not None:
             self._held.close()
 
@@ -108,9 +123,9 @@ class SeveralNodes(Rounds):
                 return self._await_attempt(self._seat)
             except ConnectionError as error:
                 if self._seat is None:
-                    raise ClusterError(f"{error} (--join-timeout). {self._advice}") from error
+                    raise ClusterError(f"{error} (--join-timeout). {self._advice}{self._unheld}") from error
                 self._say(f"{error}: waiting for it to come back")
-                self._seat.leave(1)
+                self._seat.leave(1, "")
                 self._seat, failed = None, False  # a new launcher there knows nothing of the failure
 
     def attend(self, launcher: str) -> None:
@@ -145,9 +160,11 @@ class SeveralNodes(Rounds):
         if run.node == 0 and (run.numbered or any(map(is_own, resolve(run.master_host)))):
             try:
                 return self._host()
-            except ClusterError:
+            except ClusterError as error:
                 if run.numbered:
-                    raise  # else another launcher on this machine has the port, and is node 0's
+                    raise
+                self._unheld = f" {error}"
+                self._say(f"the launcher that has the port {run.master_port} of this machine is taken for node 0's")
         wanted = run.node if run.numbered else None
         self._say(f"meeting the other nodes at {run.master_address}")
         return AttendedSeat(self._ticket, wanted, run.master_address, run.token, run.join_timeout)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import re
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +48,7 @@ def meeting(least: int = 1) -> Iterator[Hosted]:
     try:
         yield hosted
     finally:
-        hosted.seat.leave(0)
+        hosted.seat.leave(0, "")
 
 
 def test_all_hear_their_numbers_and_the_port_and_of_the_end() -> None:
@@ -57,9 +59,10 @@ def test_all_hear_their_numbers_and_the_port_and_of_the_end() -> None:
         for seat, node in ((here.seat, 0), (there, 1)):
             attempt = seat.next().attempt
             assert (attempt.number, attempt.node, attempt.nnodes, attempt.port) == (0, node, 2, 4242)
-        here.seat.leave(3)
-        assert there.next().over.status == 3
-        there.leave(0)
+        here.seat.leave(3, "because")
+        over = there.next().over
+        assert (over.status, over.text) == (3, "because")
+        there.leave(0, "")
 
 
 def test_a_launcher_with_another_token_is_turned_away_and_one_with_another_script_refused() -> None:
@@ -86,14 +89,15 @@ def test_a_launcher_that_is_gone_is_noticed_by_its_stream() -> None:
         later = here.guest()
         later.ready(False)
         assert "takes the place of a node that is lost" in later.next().note
-        there.leave(1)
+        there.leave(1, "")
         here.seat.ready(True)
         assert later.next().attempt.node == 1
-        later.leave(0)
+        later.leave(0, "")
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    with meeting() as here, pytest.raises(ClusterError, match=str(here.port)):
+    text = "is in use.*The launchers of all nodes meet there.*with --master-port"
+    with meeting() as here, pytest.raises(ClusterError, match=f"Port {here.port} .*{text}"):
         HostedSeat(
             OWN, NodeAssembly(OWN, 1, 2, 1.0, 0), ("127.0.0.1", here.port), "", lambda: 1, lambda _: None,
             lambda _: None,
@@ -160,3 +164,28 @@ def test_nodes_that_come_and_go_need_what_several_nodes_need() -> None:
 def flat(text: str) -> str:
     """A message of the command line, without its frame and its line breaks."""
     return " ".join(text.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_node_0_while_it_waits_ends_all_launchers_with_its_status(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    port, options = free_port(), ("--max-restarts", "1")
+    first = launched(tmp_path, port, *options, "--node-rank", "0", script=("1", "1"), nodes="3")
+    first.until(lambda: is_listening(port))
+    second = launched(tmp_path, port, *options, "--node-rank", "1", script=("1", "1"), nodes="3")
+    second.until(lambda: "meeting the other nodes" in second.output)
+    first.until(lambda: "2 of 3 nodes are ready" in first.output)
+    first.process.send_signal(number)
+    assert [first.wait(), second.wait()] == [128 + number] * 2, first.output + second.output
+    assert f"ended by {number.name}" in first.output
+    assert f"node 0's launcher was ended by {number.name}" in second.output
+
+
+def test_a_port_of_another_program_is_named_where_the_launcher_would_have_been_node_0s(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        run = launched(tmp_path, port, "--join-timeout", "1", script=("1", "1"), nodes="1:2")
+        assert run.wait() == 1
+    assert f"the launcher that has the port {port} of this machine is taken for node 0's" in run.output
+    assert re.search(rf"no launcher of node 0 answered at .*Port {port} on .* is in use", run.output), run.output
