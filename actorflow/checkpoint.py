@@ -86,9 +86,9 @@ def load(
     file of ``torch.save``, a safetensors file or a folder of them, as Hugging Face's, for one module; or, if
     ``trusted``, a folder that torch.distributed.checkpoint has written, whose metadata is a pickle.
 
-    ``random``: the state of random generators is restored, too.  ``verify``: all files are read, each by one rank, and
-    compared with their checksums, before anything is changed; blocks that are read later are checked then.  ``strict``:
-    a module's names must be those of the checkpoint.
+    ``random``: the state of random generators is restored, too.  ``verify``: all files are read, each block by one
+    rank, and compared with their checksums, before anything is changed; without it, blocks are checked as they are
+    read.  ``strict``: a module's names must be those of the checkpoint.
 
     Without objects, the variables and optimizers of first-generation jobs are loaded.
 

@@ -30,10 +30,11 @@ class FoundCheckpoint:
 
     @property
     def state(self) -> StoredState:
-        """Its tensors."""
+        """Its tensors, in files that are not open yet."""
         assert self.manifest is not None
         files = [StoredFile(self.folder, record) for record in self.manifest.files]
-        return StoredState(dict(self.manifest.tensors), files, f"checkpoint {zlib.crc32(self.manifest.to_json()):08x}")
+        source = f"checkpoint {zlib.crc32(self.manifest.to_json()):08x}"
+        return StoredState(dict(self.manifest.tensors), files, source, self.folder.path)
 
 
 def step_folder(folder: Folder, step: int) -> Folder:

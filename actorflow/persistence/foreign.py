@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.utils import _pytree as pytree
 
 from actorflow import deferred
@@ -140,21 +145,72 @@ def _of_torch(path: Path) -> Mapping[str, Any]:
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)  # of a format that cannot be mapped
         except Exception:
-            raise StateError(
-                f"{str(path)!r} cannot be read as a file of torch.save: {type(error).__name__}: "
-                f"{str(error).strip().splitlines()[0] if str(error).strip() else ''}; a file of tensors and plain "
-                f"values was expected (torch.load(path, weights_only=True))"
-            ) from error
+            raise StateError(f"{str(path)!r} cannot be read as a file of torch.save: {_what_is_wrong(path)}") from error
     if not isinstance(found, Mapping):
         raise StateError(f"{str(path)!r} holds a {type(found).__name__}; a state dictionary was expected")
     return found
 
 
-class _DcpTensorValues:
-    """A tensor of a torch.distributed.checkpoint folder, of which a rank's part is cut out as it is read."""
+def _what_is_wrong(path: Path) -> str:
+    """Why torch reads no state from a file: it has other objects, or it is none of torch's, or not whole."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        begin = file.read(4)
+    if zipfile.is_zipfile(path) or begin[:1] == b"\x80":  # a pickle
+        return (
+            "it is damaged, or holds objects that are neither tensors nor plain values, which to read can execute "
+            "code; a state dictionary was expected: torch.save(model.state_dict(), path)"
+        )
+    if begin == b"PK\x03\x04":
+        return f"it is not whole: it ends after {size} bytes, before its table of contents; a whole one was expected"
+    return f"it has {size} bytes, and begins with {begin!r}, as no such file does; another file was expected"
 
-    def __init__(self, folder: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._folder, self._name = folder, name
+
+class _DcpReader(DefaultLoadPlanner):
+    """Reads regions of tensors of a torch.distributed.checkpoint folder, of which the metadata is read once.
+
+    A tensor lies there in chunks, each in a form that torch reads as a whole: of one chunk after the other, those in
+    which the region lies are read.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._reader = FileSystemReader(folder)
+        self.metadata: Metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(self.metadata, True)
+        self._lock = threading.Lock()  # of the next
+        self._out = torch.empty(0)
+
+    def region(self, name: str, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """A new tensor with the elements of a rectangle of a tensor.  Raises StateError."""
+        stored = self.metadata.state_dict_metadata[name]
+        assert isinstance(stored, TensorStorageMetadata)
+        wanted = ChunkStorageMetadata(torch.Size(offsets), torch.Size(shape))
+        with self._lock:
+            self._out = out = torch.empty([*shape], dtype=stored.properties.dtype)
+            items = create_read_items_for_chunk_list(name, stored, [wanted])
+            found = sum(item.lengths.numel() for item in items)
+            try:
+                if found != out.numel():
+                    raise ValueError(f"its chunks have {found} of {out.numel()} elements")
+                self._reader.read_data(LoadPlan(items), self).wait()
+            except Exception as error:  # torch raises many kinds
+                raise StateError(
+                    f"{name} in {str(self._reader.path)!r} cannot be read: {type(error).__name__}: {error}; a folder "
+                    f"as torch.distributed.checkpoint has written it was expected"
+                ) from error
+        return out
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """See ``DefaultLoadPlanner``: where what is read goes to."""
+        return self._out
+
+
+class _DcpTensorValues:
+    """A tensor of a torch.distributed.checkpoint folder (see ``deferred.tape.StoredValues``)."""
+
+    def __init__(self, reader: _DcpReader, folder: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._reader, self._folder, self._name = reader, folder, name
         self.shape, self.dtype = shape, dtype
 
     @property
@@ -163,13 +219,16 @@ class _DcpTensorValues:
         return f"{self._name} of {self._folder}"
 
     def read(self, indices: Indices) -> Tensor:
-        """See ``deferred.tape.StoredValues``."""
-        whole: dict[str, Any] = {self._name: torch.empty(self.shape, dtype=self.dtype)}
-        state_dict_loader.load(whole, checkpoint_id=self._folder, no_dist=True)
-        found: Tensor = whole[self._name]
-        for dim, lines in enumerate(indices):
-            if len(lines) != found.shape[dim]:
-                found = found.index_select(dim, torch.from_numpy(np.asarray(lines)))
+        """See ``deferred.tape.StoredValues``: what lies between the first index and the last of each dim is read."""
+        if not all(map(len, indices)):
+            return torch.empty([*map(len, indices)], dtype=self.dtype)
+        lines = [np.asarray(one) for one in indices]
+        begins, ends = [int(one.min()) for one in lines], [int(one.max()) + 1 for one in lines]
+        sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        found = self._reader.region(self._name, begins, sizes)
+        for dim, (one, begin, size) in enumerate(zip(lines, begins, sizes, strict=True)):
+            if len(one) != size or (one[:-1] > one[1:]).any():
+                found = found.index_select(dim, torch.from_numpy(one - begin))
         return found
 
 
@@ -183,14 +242,15 @@ def _of_dcp(folder: Folder, trusted: bool) -> Mapping[str, Any]:
     if not isinstance(folder, LocalFolder):
         raise StateError(f"{folder.path!r} was written by torch.distributed.checkpoint; a local folder was expected")
     try:
-        metadata = FileSystemReader(folder.path).read_metadata()
+        reader = _DcpReader(folder.path)
     except Exception as error:
         raise StateError(f"{folder.path}/{DCP_METADATA} cannot be read: {type(error).__name__}: {error}") from error
     flat: dict[str, Any] = {}
     others: dict[str, Any] = {}
+    metadata = reader.metadata
     for name, one in metadata.state_dict_metadata.items():
         if isinstance(one, TensorStorageMetadata):
-            values = _DcpTensorValues(folder.path, name, tuple(one.size), one.properties.dtype)
+            values = _DcpTensorValues(reader, folder.path, name, tuple(one.size), one.properties.dtype)
             flat[name] = (
                 values.read([*map(np.arange, values.shape)]) if one.size.numel() <= SMALL else deferred.stored(values)
             )

@@ -21,6 +21,7 @@ from actorflow.persistence.neighbour_copies import KeptCopies
 from actorflow.persistence.objects import has_state
 from actorflow.persistence.saving import Saving, begin_save, finish_saves, refuse_in_step
 from actorflow.persistence.storage import Folder, open_folder
+from actorflow.persistence.stored import is_unread
 from actorflow.session.plan_store import KEPT
 from actorflow_compiler.core.errors import StateError
 
@@ -114,9 +115,10 @@ class Keeper:
         finish_saves()
         objects = {name: value for name, value in self._objects.items() if has_state(value)}
         for found in self._candidates():
-            problem = verified(found)
-            if not problem:
-                self._resumed = load_found(found, objects, self._random, verify=False, strict=True)
+            state = None if found.problem else found.state
+            problem = verified(found, state)
+            if state is not None and not problem:
+                self._resumed = load_found(found, state, objects, self._random, checked=True, strict=True)
                 self._last = -1 if found.step is None else found.step
                 self._on_disk = self._on_disk if isinstance(found.folder, MemoryFolder) else self._last
                 self._next_look = self._last + 1
@@ -250,6 +252,8 @@ class Keeper:
             if found.manifest is not None and left:
                 left -= 1
             elif found.folder.path != folder.path and _is_ours(old := self._root.sub(_last_name(found))):
+                if is_unread(found.folder.path):
+                    continue
                 with suppress(OSError):  # it stays, and is removed with the next
                     old.remove_all()
 

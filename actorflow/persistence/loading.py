@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint, plans_beside, step_name
 from actorflow.persistence.foreign import open_foreign
-from actorflow.persistence.objects import has_state, names_of_parameters, state_of, with_indices
+from actorflow.persistence.objects import has_state, names_of_parameters, refuse_other_kind, state_of, with_indices
 from actorflow.persistence.random_states import set_random_states
 from actorflow.persistence.saving import finish_saves, refuse_in_step
-from actorflow.persistence.state_tree import decode
+from actorflow.persistence.state_tree import decode, names_in
 from actorflow.persistence.storage import Folder, ReadableFolder, open_folder
-from actorflow.persistence.stored import StoredState
+from actorflow.persistence.stored import SMALL, StoredState
+from actorflow.session.optimizer_steps import read_before_steps
 from actorflow.session.plan_store import KEPT
-from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.errors import ClusterError, StateError
 
 __all__ = ["Loaded", "find_checkpoint", "load_checkpoint", "load_found", "read_checkpoint", "verified"]
 
@@ -36,10 +41,13 @@ class Loaded(Mapping[str, Any]):
     Tensors among them are read, whole, when their value is asked for.
     """
 
-    def __init__(self, path: str, step: int | None, values: Mapping[str, Callable[[], Any]]) -> None:
+    def __init__(
+        self, path: str, step: int | None, values: Mapping[str, Callable[[], Any]], held: object = None
+    ) -> None:
         self.path = path
         self.step = step  # that it was saved with; None: without
         self._values = values
+        self._held = held  # so that the files of tensors among them stay
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
@@ -69,11 +77,19 @@ def load_checkpoint(
             )
     refuse_in_step("load")
     finish_saves()  # it may be what is to be loaded
-    foreign = open_foreign(path, trusted) if step is None else None
+    foreign = open_foreign(path, trusted)
+    if foreign is not None and step is not None:
+        raise StateError(
+            f"{foreign.path!r} is of another maker, and has no steps; step {step} was asked for: leave it out"
+        )
     if foreign is not None:
         _load_states(foreign.path, foreign.states(objects), objects, strict, {})
         return Loaded(foreign.path, None, {})
-    return load_found(find_checkpoint(open_folder(path), step), objects, with_random, verify, strict)
+    found = find_checkpoint(open_folder(path), step)
+    state = found.state
+    if verify and (problem := verified(found, state)):
+        raise StateError(problem)
+    return load_found(found, state, objects, with_random, verify, strict)
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[Loaded, dict[str, Any]]:
@@ -82,7 +98,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[Loaded, dict[str, Any
     found = find_checkpoint(open_folder(path), None)
     manifest, state = found.manifest, found.state
     assert manifest is not None
-    if problem := verified(found):
+    if problem := verified(found, state):
         raise StateError(problem)
     return _loaded(found, state, ()), {name: decode(one, state.tensor) for name, one in manifest.objects.items()}
 
@@ -95,18 +111,19 @@ def find_checkpoint(root: Folder, step: int | None) -> FoundCheckpoint:
     KEPT.read_from(plans_beside(root))
     run = clusters.current()
     problem, chosen = "", ""
+    found: FoundCheckpoint | None = None
     if run.rank == 0:
         try:
-            chosen = _choose(root, step)
+            chosen, found = _choose(root, step)
         except (StateError, OSError) as error:
             problem = str(error)
     said = None if run.rank else [json.dumps([problem, chosen]).encode()] * run.world
     problem, chosen = json.loads(run.scatter("flow.checkpoint.load", said))
     if problem:
         raise StateError(problem)
-    found, mine = None, ""
+    mine = ""
     try:
-        found = open_checkpoint(root.sub(chosen) if chosen else root)
+        found = found or open_checkpoint(root.sub(chosen) if chosen else root)
         mine = found.problem
     except OSError as error:
         mine = f"{root.path!r} was found by rank 0; on rank {run.rank}: {type(error).__name__}: {error}"
@@ -115,18 +132,19 @@ def find_checkpoint(root: Folder, step: int | None) -> FoundCheckpoint:
     return found
 
 
-def _choose(root: Folder, step: int | None) -> str:
-    """The name of the step's folder; empty if the folder itself is the checkpoint."""
-    if step is None:
-        try:
-            found = open_checkpoint(root)
-        except FileNotFoundError:
-            pass
-        else:
-            if found.problem:
-                raise StateError(f"{found.problem}{_older(root, None)}")
-            return ""
+def _choose(root: Folder, step: int | None) -> tuple[str, FoundCheckpoint]:
+    """A checkpoint, and the name of its folder, which is empty if it is ``root``.  Raises StateError and OSError."""
+    own: FoundCheckpoint | None = None
+    with suppress(FileNotFoundError):
+        own = open_checkpoint(root)
+    if own is not None and step in (None, own.step):
+        if own.problem:
+            raise StateError(f"{own.problem}{_older(root, step)}")
+        return "", own
     all_found = checkpoints_in(root)
+    if own is not None and not any(one.step == step for one in all_found):
+        has = "was saved without a step" if own.step is None else f"is the checkpoint of step {own.step}"
+        raise StateError(f"{root.path!r} {has}; step {step} was asked for: load it without step=, or name its folder")
     if not all_found:
         raise StateError(
             f"{root.path!r} holds no checkpoint: {_what_is_in(root)}; a folder that flow.checkpoint.save has written "
@@ -142,10 +160,10 @@ def _choose(root: Folder, step: int | None) -> str:
             )
         if one.manifest is None:
             raise StateError(f"{one.problem}{_older(root, step)}")
-        return _name(one.folder)
+        return _name(one.folder), one
     for one in all_found:
         if one.manifest is not None:
-            return _name(one.folder)
+            return _name(one.folder), one
         print(f"actorflow: {one.problem}; it is ignored", file=sys.stderr, flush=True)
     raise StateError(f"{root.path!r} holds no whole checkpoint: {all_found[0].problem}")
 
@@ -167,17 +185,18 @@ def _older(root: Folder, step: int | None) -> str:
 
 
 def load_found(
-    found: FoundCheckpoint, objects: Mapping[str, Any], with_random: bool, verify: bool, strict: bool
-) -> Loaded:
-    """Load from a checkpoint; nothing is changed if it does not fit, on any rank."""
-    manifest, state, run = found.manifest, found.state, clusters.current()
+    found: FoundCheckpoint, state: StoredState, objects: Mapping[str, Any], with_random: bool, checked: bool,
+    strict: bool,
+) -> Loaded:  # fmt: skip
+    """Load from a checkpoint, whose tensors are ``state``; nothing is changed if it does not fit, on any rank.
+
+    ``checked``: what its files hold has been compared with their checksums.
+    """
+    manifest, run = found.manifest, clusters.current()
     assert manifest is not None
-    if verify and (problem := verified(found)):
-        raise StateError(problem)
     path, problem = found.folder.path, ""
     try:
-        for file in state.files:
-            file.open()  # what is read later may be removed by then, as older than those that a Keeper keeps
+        state.open(checked)
     except StateError as error:
         problem = str(error)
     _agree(run, "flow.checkpoint.load: files", problem)
@@ -198,24 +217,28 @@ def _loaded(found: FoundCheckpoint, state: StoredState, but: Container[str]) -> 
     """The values of a checkpoint, without those of these names."""
     manifest = found.manifest
     assert manifest is not None
-    objects = manifest.objects
+    values = {name: said for name, said in manifest.objects.items() if name not in but}
 
-    def decoded(name: str) -> Callable[[], Any]:
-        return lambda: decode(objects[name], lambda tensor: state.values(tensor).whole())
+    def decoded(said: Any) -> Callable[[], Any]:
+        return lambda: decode(said, lambda tensor: state.values(tensor).whole())
 
-    return Loaded(found.folder.path, manifest.step, {name: decoded(name) for name in objects if name not in but})
+    held = state.hold() if any(map(names_in, values.values())) else None
+    return Loaded(found.folder.path, manifest.step, {name: decoded(said) for name, said in values.items()}, held)
 
 
-def verified(found: FoundCheckpoint) -> str:
-    """Check all files of a checkpoint, each on one rank; what is wrong with one, or nothing, is told on every rank."""
+def verified(found: FoundCheckpoint, state: StoredState | None) -> str:
+    """Check all blocks of a checkpoint's files, each on one rank; what is wrong, or nothing, is told on every rank."""
     run, problem = clusters.current(), found.problem
-    files = () if problem else found.state.files
-    for file in files[run.rank :: run.world]:
-        try:
-            file.verify()
-        except StateError as error:
-            problem = f"{error}{_older_than(found)}"
-            break
+    files = () if state is None else state.files
+    blocks = sum(file.blocks for file in files)
+    begin, end = blocks * run.rank // run.world, blocks * (run.rank + 1) // run.world
+    try:
+        for file in files:
+            if begin < file.blocks and end > 0:
+                file.verify(max(0, begin), min(end, file.blocks))
+            begin, end = begin - file.blocks, end - file.blocks
+    except StateError as error:
+        problem = f"{error}{_older_than(found)}"
     return _told_by_any(run, "flow.checkpoint.load: checksums", problem)
 
 
@@ -254,16 +277,59 @@ def _load_states(
         clusters.current(), "flow.checkpoint.load: does it fit",
         f"the checkpoint {path!r} does not fit: {'; '.join(problems)}; nothing was loaded" if problems else "",
     )  # fmt: skip
-    for name, state in ready.items():
-        value = objects[name]
-        if isinstance(value, nn.Module):
-            value.load_state_dict(state, strict=strict)
-        else:
-            value.load_state_dict(state)
+    modules = {name for name in ready if isinstance(objects[name], nn.Module)}
+    optimizers = {name for name in ready if isinstance(objects[name], Optimizer)}
+    undone = list[Callable[[], object]]()
+    for some in (ready.keys() - modules - optimizers, optimizers):
+        refused = ""
+        for name in sorted(some):
+            undone.append(_undo(objects[name]))
+            if refused := _refusal(name, objects[name], ready[name]):
+                break
+        # before all have taken it, no rank may go on to what ranks do together
+        if refused := _told_by_any(clusters.current(), "flow.checkpoint.load: do they take it", refused):
+            for undo in reversed(undone):
+                undo()
+            raise StateError(f"the checkpoint {path!r} does not fit: {refused}; nothing was loaded")
+    for name in sorted(modules, key=list(ready).index):  # last, as they take what has their names and shapes
+        if refused := _refusal(name, objects[name], ready[name], strict=strict):
+            raise StateError(f"the checkpoint {path!r} does not fit: {refused}; other objects were loaded before")
+    read_before_steps()
+
+
+def _refusal(name: str, value: Any, state: Any, **options: Any) -> str:
+    """Give an object its state; why it does not take it, or nothing."""
+    try:
+        value.load_state_dict(state, **options)
+    except ClusterError:
+        raise
+    except Exception as error:
+        return f"{name} is a {type(value).__qualname__}, which refused its state: {type(error).__name__}: {error}"
+    return ""
+
+
+def _undo(value: Any) -> Callable[[], object]:
+    """What gives an object the state back that it has now; large tensors are not copied for that."""
+    if isinstance(value, Optimizer):
+        state = {"state": defaultdict(dict, value.state), "param_groups": [dict(group) for group in value.param_groups]}
+        return lambda: value.__setstate__(state)
+    try:
+        now = value.state_dict()
+        large = [t for t in pytree.tree_leaves(now) if isinstance(t, Tensor) and t.numel() > SMALL]
+        before = copy.deepcopy(now, {id(tensor): tensor for tensor in large})
+    except Exception:  # an object that cannot say what it has, yet
+        return lambda: None
+
+    def undo() -> None:
+        with suppress(Exception):  # it is told what was wrong in the first place
+            value.load_state_dict(before)
+
+    return undo
 
 
 def _fitted(name: str, state: Any, value: Any, names: Mapping[int, str], strict: bool) -> Any:
     """The state, in the form that the object's ``load_state_dict`` expects.  Raises StateError if it does not fit."""
+    refuse_other_kind(name, state, value)
     if isinstance(value, Optimizer):
         return with_indices(state, name, value, names)
     if not isinstance(value, nn.Module) or not isinstance(state, Mapping):

@@ -6,16 +6,28 @@ it is found again when parameters are in another order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from actorflow.standins.owned_tensor import keeping_stand_ins
 from actorflow_compiler.core.errors import StateError
 
-__all__ = ["has_state", "names_of_parameters", "state_of", "with_indices", "with_names"]
+__all__ = ["has_state", "names_of_parameters", "refuse_other_kind", "state_of", "with_indices", "with_names"]
+
+_MAY_BE_ABSENT = {  # of versions of torch, of flags of an optimizer, and of schedules in an optimizer's groups
+    "amsgrad", "base_momentum", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused",
+    "initial_lr", "max_lr", "max_momentum", "maximize", "min_lr", "swa_lr", "verbose",
+}  # fmt: skip
+_KEPT = {  # of each parameter, by optimizer
+    "Adadelta": {"square_avg", "acc_delta"}, "Adagrad": {"sum"}, "Adam": {"exp_avg", "exp_avg_sq"},
+    "AdamW": {"exp_avg", "exp_avg_sq"}, "Adamax": {"exp_avg", "exp_inf"}, "ASGD": {"ax", "eta", "mu"},
+    "NAdam": {"exp_avg", "exp_avg_sq", "mu_product"}, "RAdam": {"exp_avg", "exp_avg_sq"},
+    "RMSprop": {"square_avg"}, "Rprop": {"prev"},
+}  # fmt: skip
 
 
 def has_state(value: Any) -> bool:
@@ -110,6 +122,41 @@ def with_indices(state: Any, name: str, optimizer: Optimizer, names: Mapping[int
             for mine, group in zip(groups, saved, strict=True)
         ],
     }
+
+
+def refuse_other_kind(name: str, state: Any, value: Any) -> None:
+    """Raise StateError if a state is that of another kind of optimizer, or of schedule, as far as its names tell."""
+    if not isinstance(value, Optimizer | LRScheduler) or not isinstance(state, Mapping):
+        return
+    if isinstance(value, LRScheduler):
+        own, saved, kind = {*value.state_dict()}, {*state}, "schedule"
+    elif not _is_torchs(state):
+        raise StateError(
+            f"{name} is a {type(value).__qualname__}; the state of an optimizer was expected, and one of "
+            f"{_listed(state)} was found"
+        )
+    else:
+        own, kind = {*value.defaults}, "optimizer"
+        saved = {key for group in state["param_groups"] for key in group} - {"params"}
+    own, saved = ({key for key in some if str(key)[:1] != "_"} - _MAY_BE_ABSENT for some in (own, saved))
+    absent, extra = own - saved, saved - own
+    if absent and extra:
+        raise StateError(
+            f"{name} is a {type(value).__qualname__}, which has {_listed(absent)}; the checkpoint has {_listed(extra)} "
+            f"instead, as another kind of {kind} has: the kind that was saved was expected"
+        )
+    kept = _KEPT.get(type(value).__name__, set()) if type(value).__module__.startswith("torch.optim") else set()
+    for of_parameter in state["state"].values() if kept else ():
+        if of_parameter and not kept <= of_parameter.keys():
+            raise StateError(
+                f"{name} is a {type(value).__qualname__}, which keeps {_listed(kept)} of a parameter; the checkpoint "
+                f"has {_listed(of_parameter)}, as another kind of optimizer has: the kind that was saved was expected"
+            )
+
+
+def _listed(names: Iterable[object]) -> str:
+    some = sorted(map(str, names))
+    return ", ".join(some[:6]) + (" …" if len(some) > 6 else "") if some else "nothing"
 
 
 def _is_torchs(state: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from actorflow.persistence.neighbour_copies import NeighbourCopies
 from actorflow.persistence.parcels import Parcel, write_files
 from actorflow.persistence.save_order import SaveOrder
 from actorflow.persistence.storage import Folder
+from actorflow.persistence.stored import is_unread
 from actorflow.runtime.snapshot import Snapshot
+from actorflow.support import background
 from actorflow.support.requests import Request
 from actorflow_compiler.core.errors import ActorflowError, ClusterError, StateError
 
@@ -54,6 +57,9 @@ class SaveTask:
         self.told = False  # the error was raised in the script
         self._run, self._folder = run, order.folder
         self._parcels, self._snapshot, self._complete = parcels, snapshot, complete
+        self._lock = threading.Lock()  # of the next
+        self._asked = False  # the master, how the save ended
+        self._heard = threading.Event()  # it has answered
         self._here = threading.Event()  # this rank's files are durable, or could not be written
         self._files: list[FileRecord] = []
         self._problem = ""  # why they could not
@@ -103,14 +109,34 @@ class SaveTask:
 
     def wait(self, timeout: float | None) -> None:
         """Return when the checkpoint is complete; see ``Saving.wait``."""
-        if not self.ended.wait(timeout):
+        end = None if timeout is None else time.monotonic() + timeout
+        over = self.ended.wait(timeout)
+        if over and self.error is None and self._run.rank:
+            self._ask()
+            over = self._heard.wait(None if end is None else max(0.0, end - time.monotonic()))
+        if not over:
             raise TimeoutError(f"the checkpoint {self._folder.path!r} was not written in {timeout} s")
-        if self.error is None and self._run.rank:
-            problem = self._run.pull(0, SaveOutcome(self.order.number)).decode()
-            self.error = StateError(problem) if problem else None
         if self.error is not None:
             self.told = True
             raise self.error
+
+    def _ask(self) -> None:
+        """Ask the master, once, how the save ended; on a thread of its own, as the answer comes when it has."""
+        with self._lock:
+            if self._asked:
+                return
+            self._asked = True
+
+        def ask() -> None:
+            try:
+                problem = self._run.pull(0, SaveOutcome(self.order.number)).decode()
+                self.error = StateError(problem) if problem else None
+            except BaseException as error:
+                self.error = error
+            finally:
+                self._heard.set()
+
+        background.start(ask, f"actorflow-save-{self.order.number}-outcome")
 
     def outcome(self) -> bytes:
         """For other ranks: why the save failed, or nothing; waits for its end."""
@@ -152,7 +178,8 @@ class SaveTask:
         except StateError:
             self._remove_unnamed()
             raise
-        self._remove_but(file.name for file in files)
+        if not is_unread(self._folder.path):  # else a later save removes the files of the checkpoint before
+            self._remove_but(file.name for file in files)
         self._complete(self._folder)
 
     def _put(self, manifest: Manifest) -> None:
@@ -183,14 +210,14 @@ class SaveTask:
             named: list[str] = []
             with suppress(FileNotFoundError):
                 named = [file.name for file in read_manifest(self._folder).files]
-            self._remove_but(named)
+            self._remove_but(named, self.order.plan.prefix)
 
-    def _remove_but(self, named: Iterable[str]) -> None:
-        """Remove the files that saves have written, of the checkpoint before, for example, but for these."""
+    def _remove_but(self, named: Iterable[str], prefix: str = "") -> None:
+        """Remove the files that saves have written and whose names begin so, but for these."""
         kept = {*named}
         with suppress(OSError):
             for name in self._folder.files():
-                if OWN_FILE.fullmatch(name) and name not in kept:
+                if OWN_FILE.fullmatch(name) and name.startswith((prefix, MANIFEST)) and name not in kept:
                     self._folder.remove(name)
 
     def _failed(self, why: str) -> str:

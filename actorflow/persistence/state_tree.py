@@ -48,9 +48,9 @@ class _Encoder:
         plain = _PLAIN.get(type(value))
         if plain is not None:
             return {plain[0]: plain[1](value)}
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            return {"$array": self._named(torch.from_numpy(value.copy()), at)}
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        if isinstance(value, np.ndarray):
+            return {"$array": self._named(_of_array(value, at), at)}
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf" and not isinstance(value, np.longdouble):
             return {"$number": [str(value.dtype), self.encode(value.item(), at)]}
         if isinstance(value, torch.Generator):
             return {"$generator": [str(value.device), _bytes(value.get_state())]}
@@ -101,6 +101,16 @@ class _Encoder:
             name = f"{at}~{count}"
         self._tensors[name] = tensor
         return name
+
+
+def _of_array(value: np.ndarray[Any, Any], at: str) -> Tensor:
+    try:
+        return torch.from_numpy(value.copy())
+    except (TypeError, ValueError) as error:
+        raise StateError(
+            f"{at} is an array of dtype {value.dtype}, which a checkpoint cannot hold; an array of numbers that torch "
+            f"has, in this machine's byte order, was expected: array.astype('float64'), for example, or array.tolist()"
+        ) from error
 
 
 def decode(said: Any, tensor: Callable[[str], Tensor]) -> Any:

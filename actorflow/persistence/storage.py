@@ -7,7 +7,7 @@ import fcntl
 import io
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,9 +40,20 @@ class RangeReader(Protocol):
     """A file of which ranges are read."""
 
     size: int  # bytes
+    survives: bool = False  # it can be read when it has been removed
+    reopens: bool = False  # it holds a descriptor, which may be closed, as the file can be opened again
 
     def read(self, start: int, stop: int) -> bytearray:
         """The bytes from ``start`` to ``stop``, which lie in the file.  Raises OSError."""
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        """Read bytes from ``start`` on, as many as ``out`` has, which lie in the file, into it.  Raises OSError."""
+        out[:] = self.read(start, start + len(out))
+
+    @property
+    def version(self) -> Hashable:
+        """What is another one once the file has been written to; None where the storage does not say."""
+        return None
 
 
 class ReadableFolder(Protocol):
@@ -251,6 +262,8 @@ def _sync_folder(path: Path) -> None:
 class _LocalReader:
     """Reads with ``pread``: a mapping would end the process (SIGBUS) where the file becomes shorter meanwhile."""
 
+    survives = reopens = True
+
     def __init__(self, path: Path) -> None:
         self._file = io.FileIO(path)  # closed when this object dies
         self._path = path
@@ -258,13 +271,21 @@ class _LocalReader:
 
     def read(self, start: int, stop: int) -> bytearray:
         data = bytearray(stop - start)
-        view, at = memoryview(data), start
-        while view:
-            got = os.preadv(self._file.fileno(), [view], at)
+        self.read_into(start, memoryview(data))
+        return data
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        at, stop = start, start + len(out)
+        while out:
+            got = os.preadv(self._file.fileno(), [out], at)
             if not got:
                 raise OSError(f"{self._path} has ended at byte {at}; {stop} bytes were expected")
-            view, at = view[got:], at + got
-        return data
+            out, at = out[got:], at + got
+
+    @property
+    def version(self) -> Hashable:
+        now = os.fstat(self._file.fileno())
+        return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
 
 
 class RemoteFolder:
@@ -351,7 +372,7 @@ class _RemoteFile:
             self._file.discard()
 
 
-class _RemoteReader:
+class _RemoteReader(RangeReader):
     def __init__(self, fs: Any, path: str, attempt: Callable[[Callable[[], Any]], Any]) -> None:
         self._fs, self._path, self._try = fs, path, attempt
         self.size = int(attempt(lambda: fs.size(path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from actorflow import deferred
+from actorflow.deferred import DeferredTensor
 from actorflow.script_state.guards import summarize
 from actorflow.session.process import started
 from actorflow.standins.beside import beside
@@ -16,8 +19,10 @@ from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.torch_internals import step_hooks, users_step_hooks
 
-__all__ = ["step_in_jobs"]
+__all__ = ["read_before_steps", "step_in_jobs"]
 
+_may_be_deferred = False  # a checkpoint was loaded
+_examined: weakref.WeakKeyDictionary[Optimizer, object] = weakref.WeakKeyDictionary()  # what they kept in the last step
 _JOB = "the job of its step"
 _HOOKS = "its hooks"  # its own hooks, removed until torch has run the step that does nothing
 
@@ -48,6 +53,27 @@ def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
 
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)
+
+
+def read_before_steps() -> None:
+    """What optimizers keep may be deferred from now on; a step reads it, if the script has the parameters itself."""
+    global _may_be_deferred
+    _may_be_deferred = True
+
+
+def _read_state(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not _may_be_deferred or _examined.get(optimizer) is optimizer.state:
+        return
+    session = started()
+    if session is not None and session.context.capturing:
+        return
+    _examined[optimizer] = optimizer.state  # loading puts another one there
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(isinstance(p, DeferredTensor | OwnedTensor) for p in parameters):
+        deferred.materialize(optimizer)
+
+
+register_optimizer_step_pre_hook(_read_state)
 
 
 def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,6 +14,8 @@ from torch.distributed.checkpoint import save as dcp_save
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import actorflow as flow
+from actorflow import deferred
+from actorflow.persistence import foreign
 from actorflow_compiler.core.errors import StateError
 
 
@@ -111,6 +115,37 @@ def test_files_of_others_stay_where_checkpoints_are_saved_and_removed(tmp_path: 
     for name in ("model.safetensors", "big.part", "step-00000001/pytorch_model.bin"):
         assert (tmp_path / name).read_text() == "precious", name
     assert not (tmp_path / "step-00000002").exists()
+
+
+def test_of_a_distributed_checkpoint_no_more_than_a_part_is_made_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = torch.arange(6000.0).view(60, 100)
+    dcp_save({"state": {"w": source}}, checkpoint_id=str(tmp_path), no_dist=True)
+    state = foreign.open_foreign(tmp_path, True).state["state"]["w"]  # type: ignore[union-attr]
+    regions: list[int] = []
+    region = foreign._DcpReader.region
+
+    def counted(self: Any, name: str, offsets: Any, shape: Any) -> torch.Tensor:
+        regions.append(torch.Size(shape).numel())
+        return region(self, name, offsets, shape)
+
+    monkeypatch.setattr(foreign._DcpReader, "region", counted)
+    for rows, columns in (
+        (np.arange(10, 20), np.arange(100)), (np.arange(60), np.arange(30, 50)), (np.array([3, 9, 4]), np.arange(2)),
+    ):  # fmt: skip
+        assert deferred.shard(state, [rows, columns]).equal(source[rows][:, columns])
+    assert regions == [1000, 1200, 14]
+
+
+def test_a_distributed_checkpoint_without_one_of_its_files_is_refused(tmp_path: Path) -> None:
+    dcp_save({"model": mlp(0).state_dict()}, checkpoint_id=str(tmp_path), no_dist=True)
+    for file in tmp_path.glob("*.distcp"):
+        file.unlink()
+    model, before = mlp(1), mlp(1)
+    with pytest.raises(StateError, match=r"cannot be read: FileNotFoundError.*as torch\.distributed\.checkpoint has"):
+        flow.checkpoint.load(tmp_path, model=model, trusted=True)
+    assert same(model, before)
 
 
 @pytest.mark.parametrize("form", ["torch", "distributed"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["as_bytes", "contents", "flat"]
+__all__ = ["as_bytes", "contents", "flat", "memory_of"]
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -30,3 +32,9 @@ def contents(tensor: Tensor) -> memoryview:
     It does not use ``tensor.numpy()``, after which the script could no longer resize its tensor.
     """
     return np.from_dlpack(as_bytes(tensor.detach().cpu())).data
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, to write to; the caller keeps the tensor for as long as it writes."""
+    nbytes = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_ubyte * nbytes).from_address(tensor.data_ptr())).cast("B")
