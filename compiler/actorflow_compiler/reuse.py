@@ -68,9 +68,9 @@ def check_fits(plan: Plan, captured: Capture, request: StepRequest) -> Plan:
     check(sorted((r.index, r.shape, r.dtype) for r in plan.results) == results, "its results")
     check(plan.constants == captured.constants, "its constants")
     for v in plan.variables:
-        meta, known = inputs[InputKind.VARIABLE].get(v.name), request.history.fixed.get(v.name, v)
+        meta, before = inputs[InputKind.VARIABLE].get(v.name), request.history.fixed.get(v.name)
         check(meta is not None and (v.shape, v.dtype) == (meta.shape, meta.dtype), f"variable {v.name}")
-        check(v.kind == captured.kinds.get(v.name) and v == known, f"variable {v.name}")
+        check(v.kind == captured.kinds[v.name] if before is None else v == before, f"variable {v.name}")
         check(all(0 <= rank < plan.world for rank in v.placement.ranks), f"variable {v.name}")
     check(all(r.slots <= MOST_SLOTS for r in plan.registers), "its slots")
     held = {v.name for v in plan.variables} | {c.name for c in plan.constants}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -22,10 +24,13 @@ from actorflow.control import cluster
 from actorflow.persistence.saving import finish_saves
 from actorflow.persistence.storage import LocalFolder
 from actorflow.runtime.measured_costs import Costs, Place
-from actorflow.session import plan_store, process
+from actorflow.session import compiling, plan_store, process
 from actorflow.session.plan_store import KEPT
 from actorflow_compiler.core.errors import PlanError
 from persistence.faulty_files import FaultyCalls, full_disk
+from recipes import all as every_recipe  # noqa: F401 -- which registers them
+from recipes.recipe import RECIPES, Job
+from recipes.run import trained
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "kept.py"
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
@@ -233,6 +238,34 @@ def test_plans_for_devices_that_are_not_there_are_neither_kept_nor_taken(tmp_pat
     flow.plan(script.step, X, devices=2)
     assert not (tmp_path / "plans").exists()
     assert KEPT.taken == 0
+
+
+FEW = ("WGAN with a gradient penalty", "an exponential average beside the step", "checkpoints", "hooks of modules")
+ALONE = [name for name, made in RECIPES.items() if "one device" in made.layouts]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in ALONE]
+)
+def test_a_training_that_starts_again_compiles_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RECIPES[name]
+    torch.set_default_dtype(torch.float32 if made.bfloat16 else torch.float64)
+    found = []
+    for _ in range(2):
+        as_a_new_process()
+        random.seed(0), np.random.seed(0)
+        KEPT.keep_in(LocalFolder(tmp_path))
+        found.append(trained(made, Job(flow.global_function)))
+        monkeypatch.setattr(compiling, "_compiled", None)  # from the second start on, nobody may call it
+    assert found[0].keys() == found[1].keys()
+    assert [at for at, tensor in found[0].items() if not same(tensor, found[1][at])] == []
+    assert KEPT.taken
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 # -- files that are not as they must be ------------------------------------------------------------
