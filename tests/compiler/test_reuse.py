@@ -279,7 +279,7 @@ def with_first_op(plan: Plan, op: str) -> Plan:
 WRONG: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "another job's": (lambda p: replace(p, name="other"), "its job"),
     "for more devices": (lambda p: replace(p, world=p.world + 1), "its job or its devices"),
-    "of one rank": (lambda p: replace(p, ranks=(0,)), "its job or its devices"),
+    "of one rank": (lambda p: p.for_rank(0), "its job or its devices"),
     "without a result": (lambda p: replace(p, results=()), "its results"),
     "a constant more": (lambda p: replace(p, constants=p.constants[1:]), "its constants"),
     "a variable of another shape": (
@@ -294,7 +294,7 @@ WRONG: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "an op of nobody": (lambda p: with_first_op(p, "prim.Print"), "op prim.Print"),
     "without orders": (lambda p: replace(p, orders=()), "it has no orders"),
     "slots without end": (
-        lambda p: replace(p, registers=(replace(p.registers[0], slots=1 << 40), *p.registers[1:])), "its slots",
+        lambda p: replace(p, registers=(replace(p.registers[0], slots=1 << 30), *p.registers[1:])), "its slots",
     ),
     "no slots": (lambda p: replace(p, registers=(replace(p.registers[0], slots=0), *p.registers[1:])), "slots"),
     "an actor less": (lambda p: replace(p, actors=p.actors[1:]), "does not exist"),
