@@ -80,8 +80,9 @@ class NodeAssembly:
         self._least, self._most, self._limit, self._restarts = least, most, limit, restarts
         self._nodes: dict[int, _Node] = {}  # by key, in the order in which they came
         self._since: float | None = None  # when the wait for the next attempt began, in seconds; None: one is under way
-        self._size = 0  # nodes of the last attempt
-        self._attempt = -1  # the last one
+        self._size = 0  # nodes of the last attempt, without those that have left on purpose
+        self._members = 0  # nodes of the last attempt
+        self._attempts = 0  # so far
         self._failed = False  # the last attempt has failed, and it is not yet known whether that counts
         self._failures = 0  # that count: of ranks whose nodes are still there
         self._waiting = 0  # nodes that could be taken in, as last said
@@ -91,16 +92,22 @@ class NodeAssembly:
         """When to ask ``pass_time`` again, in seconds; None: not before something happens."""
         return None if self._since is None else self._since + self._limit
 
-    def ready(self, key: int, ticket: Ticket, wanted: int | None, failed: bool, now: float) -> list[Decision]:
-        """A launcher is ready for the next attempt; ``failed``: the last one has, on its node."""
+    def ready(
+        self, key: int, ticket: Ticket, wanted: int | None, failed: bool, now: float, attempts: int = 0
+    ) -> list[Decision]:
+        """A launcher is ready for the next attempt; ``failed``: the last one has, on its node.
+
+        ``attempts``: how many it has had, perhaps with an earlier launcher of node 0.
+        """
         before = self._nodes.get(key)
         if before is None and (why := self._why_not(key, ticket, wanted)):
             return [Refuse(key, why)]
         member = before is not None and before.number is not None
+        self._attempts = max(self._attempts, attempts)
         self._nodes[key] = _Node(ticket, wanted, True, None if before is None else before.number)
         if self._since is not None:
             return self._decide(now)
-        if self._attempt >= 0 and not member:
+        if self._size and not member:
             return [Note(key, self._what_it_waits_for()), *self._decide(now)]
         self._since, self._failed = now, failed
         return self._decide(now)
@@ -109,6 +116,15 @@ class NodeAssembly:
         """A launcher has ended, or cannot be reached."""
         self._nodes.pop(key, None)
         return self._decide(now)
+
+    def left(self, key: int, why: str, now: float) -> list[Decision]:
+        """A launcher leaves on purpose: where all nodes are needed this is the end, else it is not waited for."""
+        node = self._nodes.get(key)
+        if node is not None and node.number is not None:
+            self._size -= 1
+        if self._least == self._most and node is not None:
+            return [End(why)]
+        return self.gone(key, now)
 
     def pass_time(self, now: float) -> list[Decision]:
         """Look at the clock."""
@@ -133,7 +149,7 @@ class NodeAssembly:
         same = next((node.ticket for node in self._nodes.values() if node.wanted == wanted is not None), None)
         if wanted == 0 and key != HOST:
             same = self._own
-        if same is None or (self._attempt >= 0 and same is not self._own):  # its earlier process may not be gone yet
+        if same is None or (self._size and same is not self._own):  # its earlier process may not be gone yet
             return ""
         return (
             f"two launchers say that they are node {wanted}: pid {same.pid} on {same.host} and pid {ticket.pid} on "
@@ -141,9 +157,10 @@ class NodeAssembly:
         )
 
     def _what_it_waits_for(self) -> str:
-        if self._size < self._most:
+        before = sum(node.number is None for node in self._nodes.values()) - 1
+        if self._size + before < self._most:
             return "the run is under way: this node is taken in at its Keeper's next checkpoint, or after a failure"
-        return f"the run is under way with all its {self._most} nodes: this one takes the place of a node that is lost"
+        return f"the run has {self._most} nodes, or will have: this one takes the place of a node that is lost"
 
     def _decide(self, now: float) -> list[Decision]:
         if self._since is None:
@@ -166,7 +183,7 @@ class NodeAssembly:
         if not self._failed or not all(node.ready for node in self._nodes.values()):
             return False
         self._failed = False
-        return sum(node.number is not None for node in self._nodes.values()) == self._size
+        return sum(node.number is not None for node in self._nodes.values()) == self._members
 
     def _precedence(self, key: int) -> tuple[bool, bool, int]:
         """Who takes part first: the host, then nodes of the last attempt, then those that came first."""
@@ -176,9 +193,10 @@ class NodeAssembly:
         numbers = self._numbers(keys)
         for key, node in self._nodes.items():
             self._nodes[key] = replace(node, ready=key not in numbers, number=numbers.get(key))
-        self._since, self._size, self._waiting = None, len(keys), 0
-        self._attempt += 1
-        return Begin(self._attempt, numbers)
+        self._since, self._waiting = None, 0
+        self._size = self._members = len(keys)
+        self._attempts += 1
+        return Begin(self._attempts - 1, numbers)
 
     def _numbers(self, keys: list[int]) -> dict[int, int]:
         """A number for each: the one that it wants or had, where that is free and below the count, else any."""

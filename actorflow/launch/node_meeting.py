@@ -35,14 +35,20 @@ CLOSING = 3.0  # seconds for the last items to reach other launchers
 class Seat(Protocol):
     """A launcher's place in the meeting."""
 
-    def ready(self, failed: bool) -> None:
-        """Say that this launcher is ready for the next attempt; ``failed``: its ranks have failed in the last one."""
+    def ready(self, failed: bool, attempts: int) -> None:
+        """Say that this launcher is ready for the next attempt; ``failed``: its ranks have failed in the last one.
+
+        ``attempts``: how many it has had.
+        """
 
     def next(self) -> pb.MeetingItem:
         """The next item for this launcher; blocks.  Raises ConnectionError when node 0's launcher is gone."""
 
     def leave(self, status: int, why: str) -> None:
-        """Leave for good, with the exit status of the run; from node 0, others that wait are told why."""
+        """Leave for good, with the exit status of the run.
+
+        ``why``: of node 0's launcher, what others are told; of another one, why it leaves on purpose, or nothing.
+        """
 
 
 class HostedSeat:
@@ -74,11 +80,12 @@ class HostedSeat:
         self._thread.start()
         self._started.result()
 
-    def ready(self, failed: bool) -> None:
+    def ready(self, failed: bool, attempts: int) -> None:
         """See ``Seat``."""
-        self._loop.call_soon_threadsafe(
-            lambda: self._hear_of(self._assembly.ready(HOST, self._own, 0, failed, time.monotonic()))
-        )
+        with suppress(RuntimeError):  # the meeting is over, which is the next item
+            self._loop.call_soon_threadsafe(
+                lambda: self._hear_of(self._assembly.ready(HOST, self._own, 0, failed, time.monotonic(), attempts))
+            )
 
     def next(self) -> pb.MeetingItem:
         """See ``Seat``."""
@@ -192,11 +199,14 @@ class HostedSeat:
     async def _listen_to(self, key: int, requests: AsyncIterator[pb.NodeReady]) -> None:
         async for request in requests:
             wanted = request.node if request.HasField("node") else None
-            if self._over is None:
-                ticket = ticket_from(request.ticket)
-                self._hear_of(self._assembly.ready(key, ticket, wanted, request.failed, time.monotonic()))
-            else:
+            now = time.monotonic()
+            if self._over is not None:
                 self._tell(key, self._over)
+            elif request.left:
+                self._hear_of(self._assembly.left(key, request.left, now))
+            else:
+                ticket = ticket_from(request.ticket)
+                self._hear_of(self._assembly.ready(key, ticket, wanted, request.failed, now, request.attempts))
 
 
 class _Servicer(door.MeetingServicer):  # type: ignore[misc]
@@ -233,11 +243,12 @@ class AttendedSeat:
             self._channel.close()
             raise ConnectionError(f"no launcher of node 0 answered at {address} within {limit:.0f} s") from error
         self._call = door.MeetingStub(self._channel).Meet(self._said(), metadata=door.metadata(token, 0))
-        threading.Thread(target=self._hear, name="actorflow-meeting", daemon=True).start()
+        self._thread = threading.Thread(target=self._hear, name="actorflow-meeting", daemon=True)
+        self._thread.start()
 
-    def ready(self, failed: bool) -> None:
+    def ready(self, failed: bool, attempts: int) -> None:
         """See ``Seat``."""
-        self._requests.put(pb.NodeReady(ticket=self._ticket, node=self._wanted, failed=failed))
+        self._requests.put(pb.NodeReady(ticket=self._ticket, node=self._wanted, failed=failed, attempts=attempts))
 
     def next(self) -> pb.MeetingItem:
         """See ``Seat``."""
@@ -258,7 +269,10 @@ class AttendedSeat:
 
     def leave(self, status: int, why: str) -> None:
         """See ``Seat``."""
-        self._requests.put(None)
+        if why:
+            self._requests.put(pb.NodeReady(ticket=self._ticket, left=why))
+        self._requests.put(None)  # what the other side answers by ending the stream
+        self._thread.join(CLOSING)
         self._call.cancel()
         self._channel.close()
 

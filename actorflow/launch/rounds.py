@@ -90,6 +90,9 @@ class SeveralNodes(Rounds):
         self._run, self._say = run, say
         self._ticket = own_ticket(run)
         self._seat: Seat | None = None
+        self._attempts = 0  # so far
+        self._why = ""  # why this launcher ends on purpose
+        self._hosts = False  # it is node 0's
         self._launcher = ""  # of the attempt under way, on node 0
         self._waiting = 0  # nodes that could be taken in
         self._unheld = ""  # why this launcher, on the master's machine, cannot be node 0's
@@ -99,13 +102,12 @@ class SeveralNodes(Rounds):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        why = "the run is over"
         if isinstance(error, EndedBySignal):
-            self.status, why = 128 + error.signal, f"node 0's launcher was ended by {error.signal.name}"
+            self._ended_by(128 + error.signal)
         elif error is not None:
             self.status = 1
         if self._seat is not None:
-            self._seat.leave(self.status, why)
+            self._seat.leave(self.status, self._why or ("the run is over" if self._hosts else ""))
         if self._held is not None:
             self._held.close()
 
@@ -113,13 +115,16 @@ class SeveralNodes(Rounds):
         """See ``Rounds``; node 0 counts the restarts."""
         if before is not None:
             self.status = before.status
+            self._attempts += 1
+            if before.interrupted:
+                self._ended_by(before.status)
             if before.failure is None and not before.regroup:
                 return None
         failed = before is not None and before.failure is not None
         while True:
             try:
                 self._seat = self._seat or self._take_seat()
-                self._seat.ready(failed)
+                self._seat.ready(failed, self._attempts)
                 return self._await_attempt(self._seat)
             except ConnectionError as error:
                 if self._seat is None:
@@ -139,6 +144,7 @@ class SeveralNodes(Rounds):
             match item.WhichOneof("kind"):
                 case "attempt":
                     found = item.attempt
+                    self._attempts = found.number
                     return replace(
                         self._run.with_shape(self._run.devices, found.nnodes, found.node),
                         attempt=found.number,
@@ -154,6 +160,12 @@ class SeveralNodes(Rounds):
                     if item.over.text:
                         self._say(item.over.text)
                     return None
+
+    def _ended_by(self, status: int) -> None:
+        """A signal has ended this launcher, which exits with this status."""
+        self.status = status
+        who = "node 0's launcher" if self._hosts else f"the launcher of another node ({self._ticket.host})"
+        self._why = f"{who} was ended by {signal.Signals(status - 128).name}"
 
     def _take_seat(self) -> Seat:
         run = self._run
@@ -174,7 +186,7 @@ class SeveralNodes(Rounds):
         assembly = NodeAssembly(
             self._ticket, run.least_nodes or run.nnodes, run.nnodes, run.join_timeout, run.max_restarts
         )
-        return HostedSeat(
+        seat = HostedSeat(
             self._ticket,
             assembly,
             (run.bind_host(), run.master_port),
@@ -183,6 +195,8 @@ class SeveralNodes(Rounds):
             self._show_waiting,
             self._say,
         )
+        self._hosts = True
+        return seat
 
     def _port(self) -> int:
         """A port for the next attempt's master, held for it unless the command line names it."""

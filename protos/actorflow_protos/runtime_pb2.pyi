@@ -290,14 +290,18 @@ class LogsKept(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeReady(_message.Message):
-    __slots__ = ("ticket", "node", "failed")
+    __slots__ = ("ticket", "node", "failed", "attempts", "left")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     node: int
     failed: bool
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., node: _Optional[int] = ..., failed: bool = ...) -> None: ...
+    attempts: int
+    left: str
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., node: _Optional[int] = ..., failed: bool = ..., attempts: _Optional[int] = ..., left: _Optional[str] = ...) -> None: ...
 
 class MeetingItem(_message.Message):
     __slots__ = ("attempt", "note", "refused", "over")

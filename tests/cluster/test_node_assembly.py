@@ -112,7 +112,7 @@ def test_a_spare_takes_the_place_of_a_node_that_is_lost() -> None:
     nodes.ready(HOST, 5)
     (note,) = nodes.ready(6)
     assert isinstance(note, Note)
-    assert "with all its 2 nodes" in note.text
+    assert "takes the place of a node that is lost" in note.text
     nodes.gone(5)
     assert nodes.ready(HOST, failed=True) == [Begin(1, {HOST: 0, 6: 1})]
 
@@ -166,3 +166,30 @@ def test_a_node_whose_earlier_process_is_not_gone_yet_waits_for_its_place() -> N
     assert isinstance(note, Note)
     nodes.ready(HOST, failed=True)
     assert nodes.gone(5) == [Begin(1, {HOST: 0, 6: 1})]
+
+
+def test_a_second_spare_is_not_promised_the_only_place() -> None:
+    nodes = Nodes(1, 2)
+    nodes.ready(HOST)
+    nodes.later(LIMIT)
+    for key, text in ((5, "taken in at its Keeper's next checkpoint"), (6, "takes the place of a node that is lost")):
+        note = nodes.ready(key)[0]
+        assert isinstance(note, Note)
+        assert text in note.text
+
+
+def test_a_node_that_leaves_on_purpose_ends_a_run_that_needs_it_and_is_not_waited_for_else() -> None:
+    all_needed = Nodes(2, 2, restarts=3)
+    all_needed.ready(HOST, 5)
+    assert all_needed.assembly.left(5, "node 1 was ended by SIGTERM", 0.0) == [End("node 1 was ended by SIGTERM")]
+    fewer = Nodes(1, 3)
+    fewer.ready(HOST, 5, 6)
+    assert fewer.assembly.left(6, "why", 0.0) == []
+    assert fewer.ready(5, failed=True) == []
+    assert fewer.ready(HOST, failed=True) == [Begin(1, {HOST: 0, 5: 1})]
+
+
+def test_attempts_are_counted_on_where_node_0_is_started_again() -> None:
+    nodes = Nodes(2, 2)
+    nodes.assembly.ready(5, other("f"), None, True, 0.0, attempts=3)
+    assert nodes.ready(HOST) == [Begin(3, {HOST: 0, 5: 1})]

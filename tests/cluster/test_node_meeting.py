@@ -54,8 +54,8 @@ def meeting(least: int = 1) -> Iterator[Hosted]:
 def test_all_hear_their_numbers_and_the_port_and_of_the_end() -> None:
     with meeting() as here:
         there = here.guest()
-        here.seat.ready(False)
-        there.ready(False)
+        here.seat.ready(False, 0)
+        there.ready(False, 0)
         for seat, node in ((here.seat, 0), (there, 1)):
             attempt = seat.next().attempt
             assert (attempt.number, attempt.node, attempt.nnodes, attempt.port) == (0, node, 2, 4242)
@@ -67,30 +67,30 @@ def test_all_hear_their_numbers_and_the_port_and_of_the_end() -> None:
 
 def test_a_launcher_with_another_token_is_turned_away_and_one_with_another_script_refused() -> None:
     with meeting() as here:
-        here.seat.ready(False)
+        here.seat.ready(False, 0)
         stranger = here.guest(token="guess")
-        stranger.ready(False)
+        stranger.ready(False, 0)
         with pytest.raises(ClusterError, match="turned this one away: their tokens differ"):
             stranger.next()
         other = here.guest(digest="d2")
-        other.ready(False)
+        other.ready(False, 0)
         assert "the nodes do not agree on the script" in other.next().refused
         there = here.guest()
-        there.ready(False)
+        there.ready(False, 0)
         assert here.seat.next().attempt.nnodes == 2  # they harmed nobody
 
 
 def test_a_launcher_that_is_gone_is_noticed_by_its_stream() -> None:
     with meeting() as here:
         there = here.guest()
-        here.seat.ready(False)
-        there.ready(False)
+        here.seat.ready(False, 0)
+        there.ready(False, 0)
         assert here.seat.next().attempt.nnodes == 2
         later = here.guest()
-        later.ready(False)
+        later.ready(False, 0)
         assert "takes the place of a node that is lost" in later.next().note
         there.leave(1, "")
-        here.seat.ready(True)
+        here.seat.ready(True, 1)
         assert later.next().attempt.node == 1
         later.leave(0, "")
 
@@ -189,3 +189,13 @@ def test_a_port_of_another_program_is_named_where_the_launcher_would_have_been_n
         assert run.wait() == 1
     assert f"the launcher that has the port {port} of this machine is taken for node 0's" in run.output
     assert re.search(rf"no launcher of node 0 answered at .*Port {port} on .* is in use", run.output), run.output
+
+
+def test_a_signal_to_another_launcher_ends_a_run_that_needs_all_nodes(tmp_path: Path) -> None:
+    port, options = free_port(), ("--max-restarts", "1")
+    script = ("9", "3", "0:hold:4")
+    runs = [launched(tmp_path, port, *options, "--node-rank", n, script=script, nodes="2") for n in ("0", "1")]
+    runs[0].until(lambda: 3 in losses(tmp_path))
+    runs[1].process.send_signal(signal.SIGTERM)
+    assert [run.wait() for run in runs] == [1, 128 + signal.SIGTERM], runs[0].output
+    assert re.search(r"the launcher of another node \(.*\) was ended by SIGTERM", runs[0].output), runs[0].output

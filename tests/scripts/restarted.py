@@ -1,14 +1,16 @@
 """Train with a Keeper and be killed at some steps; rank 0 of each attempt adds its losses to a file.
 
-restarted.py FOLDER LOSSES STEPS EVERY [ATTEMPT:RANK:STEP …]; ATTEMPT:RANK:save kills a rank while a save is under way,
-and before STEP in ATTEMPT:hold:STEP all ranks wait until a file FOLDER.STEP is there.  neighbours:COUNT:DISK_EVERY
-keeps copies in memory, and full:memory:RANK has no memory for them on a rank.
+restarted.py FOLDER LOSSES STEPS EVERY [ATTEMPT:RANK:STEP …]; STEP may be +N, for the Nth step of the attempt, or ~S,
+for S seconds after its beginning, and "save" kills a rank while a save is under way.  Before STEP in ATTEMPT:hold:STEP
+all ranks wait until a file FOLDER.STEP is there.  neighbours:COUNT:DISK_EVERY keeps copies in memory, and
+full:memory:RANK has no memory for them on a rank.
 """
 
 import errno
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +24,11 @@ rank, attempt = flow.env.rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
 words = [word.split(":") for word in kills]
 killed_at = {when for a, r, when in words if (a, r) == (attempt, str(rank))}
 held_at = {when for a, r, when in words if (a, r) == (attempt, "hold")}
+for when in killed_at:
+    if when.startswith("~"):
+        timer = threading.Timer(float(when[1:]), os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 128), nn.ReLU(), nn.Dropout(0.3), nn.Linear(128, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -57,11 +64,11 @@ keeper = flow.checkpoint.Keeper(
 resumed = keeper.resume()
 if rank == 0 and resumed is not None:
     print(f"goes on from {resumed.path}", flush=True)
-for number in keeper.steps(int(steps)):
+for done, number in enumerate(keeper.steps(int(steps)), 1):
     while str(number) in held_at and not Path(f"{folder}.{number}").exists():
         time.sleep(0.02)
     loss = float(step(torch.randn(6, 8)))
-    if str(number) in killed_at:
+    if {str(number), f"+{done}"} & killed_at:
         os.kill(os.getpid(), signal.SIGKILL)
     if "save" in killed_at and number == 2 * int(every):
         sys.addaudithook(die_while_writing)
