@@ -97,6 +97,11 @@ def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Setting
             "restarts them itself: give its own options, or start `actorflow run` on each node (srun "
             "--ntasks-per-node 1)"
         )
+    if flags.restarts and flags.ctrl_port and flags.ctrl_port == flags.master_port:
+        raise ClusterError(
+            f"--ctrl-port {flags.ctrl_port} is --master-port as well, at which the launchers of a run with restarts "
+            "meet; give another one, or drop it"
+        )
     placed = _by_flags(flags) if process is None else _by_engine(flags, process, environ)
     return replace(
         placed,

@@ -31,6 +31,7 @@ from actorflow.rendezvous.failure import LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import LogsKept, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
+from actorflow.rendezvous.waiting_nodes import lost_node
 from actorflow.support.requests import Request
 from actorflow.transport.abandon import Coordinator, Order, Word
 from actorflow.transport.messages import Credit, Line, Message
@@ -148,7 +149,9 @@ class ControlPlane:
         machine, socket = self.local_links.open()
         self.own = replace(self._make_ticket(port), machine=machine, socket=socket)
         self.tickets[self.rank] = self.own
-        self._reception = Reception(self.own, s.join_timeout, join_hints.master_hints(s)) if self.rank == 0 else None
+        if self.rank == 0:
+            hints = join_hints.master_hints(s)
+            self._reception = Reception(self.own, s.join_timeout, hints, lambda: lost_node(s.launcher))
         add_servicer(_Servicer(self), server)
         await server.start()
         return server

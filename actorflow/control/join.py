@@ -13,6 +13,7 @@ from actorflow_compiler.core.errors import ClusterError
 
 MISMATCH_GRACE = 3.0  # seconds in which other ranks can still join and be told of a mismatch
 FIRST_NOTICE, NOTICE = 5.0, 10.0  # seconds before the first note about missing ranks, and between notes
+LOOK = 1.0  # seconds between looks at what the launcher says
 LOOKING = 1.0  # most seconds to look for causes on this machine before the first note
 
 
@@ -26,10 +27,13 @@ class UnlessFailed(Protocol):
 class Reception:
     """The master's list of ranks while they join; used on the gRPC thread alone."""
 
-    def __init__(self, own: Ticket, limit: float, doubts: Callable[[], str] = str) -> None:
+    def __init__(
+        self, own: Ticket, limit: float, doubts: Callable[[], str] = str, lost_node: Callable[[], str] = str
+    ) -> None:
         self.roster = Roster(own)
         self._limit = limit  # seconds
         self._doubts = doubts  # returns text: why others may not reach this machine
+        self._lost_node = lost_node  # returns text: which node has lost its launcher meanwhile, if one has
         self._turned_away: set[str] = set()
         self._news = asyncio.Event()
 
@@ -58,8 +62,10 @@ class Reception:
                 self._say(f"{now - start:.0f} s of {self._limit:g} s" + (f". {doubts}" if doubts else ""))
             if doubt is None and (doubt := self.roster.mismatch()) is not None:
                 deadline = min(deadline, now + MISMATCH_GRACE)
+            if (lost := self._lost_node()) and not self.roster.complete:
+                raise ClusterError(f"{lost} has lost its launcher while {self.roster.missing_text()} had still to join")
             with suppress(TimeoutError):
-                await unless_failed(self._news.wait(), min(deadline, notice) - now)
+                await unless_failed(self._news.wait(), min(deadline, notice, now + LOOK) - now)
             self._news.clear()
             now = clock()
         if (doubt := self.roster.mismatch()) is not None:

@@ -54,13 +54,19 @@ def _run(console: Console, run: Settings) -> AttemptResult:
     try:
         with _held_files(run) as held, _rounds(console, run) as rounds:
             while (part := _next(rounds, result)) is not None:
-                folder = str(Path(log_dir, f"attempt-{part.attempt}")) if part.attempt else log_dir
-                result = run_attempt(console, replace(part, held_files=held), folder, rounds.attend)
+                folder, trace = (_of_attempt(part.attempt, one) for one in (log_dir, part.trace))
+                part = replace(part, held_files=held, trace=trace)
+                result = run_attempt(console, part, folder, rounds.attend)
                 failed = failed or result.status != 0
             return result or AttemptResult(rounds.status)
     finally:
         if not run.log_dir and (run.world == 1 or not failed):  # the only rank has printed to the terminal
             shutil.rmtree(log_dir, ignore_errors=True)
+
+
+def _of_attempt(number: int, folder: str) -> str:
+    """The folder of an attempt's logs, or traces, in that of the run; empty where that is."""
+    return str(Path(folder, f"attempt-{number}")) if number and folder else folder
 
 
 @contextmanager

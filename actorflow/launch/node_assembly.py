@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from actorflow.rendezvous.roster import Ticket, difference
 
-__all__ = ["Begin", "Decision", "End", "NodeAssembly", "NodesWait", "Note", "Refuse"]
+__all__ = ["Begin", "Decision", "End", "NodeAssembly", "NodeLost", "NodesWait", "Note", "Refuse"]
 
 HOST = 0  # the key of the launcher that holds the meeting, which is always node 0
 
@@ -48,13 +48,20 @@ class NodesWait:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node of the attempt that is under way has lost its launcher, and with it its ranks."""
+
+    which: str
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """There is no further attempt."""
 
     text: str
 
 
-Decision = Begin | Refuse | Note | NodesWait | End
+Decision = Begin | Refuse | Note | NodesWait | NodeLost | End
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +121,11 @@ class NodeAssembly:
 
     def gone(self, key: int, now: float) -> list[Decision]:
         """A launcher has ended, or cannot be reached."""
-        self._nodes.pop(key, None)
-        return self._decide(now)
+        node = self._nodes.pop(key, None)
+        lost: list[Decision] = []
+        if self._since is None and node is not None and node.number is not None:
+            lost = [NodeLost(f"node {node.number} ({node.ticket.host})")]
+        return [*lost, *self._decide(now)]
 
     def left(self, key: int, why: str, now: float) -> list[Decision]:
         """A launcher leaves on purpose: where all nodes are needed this is the end, else it is not waited for."""

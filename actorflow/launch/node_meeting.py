@@ -21,7 +21,7 @@ from actorflow.control.channels import grpc
 from actorflow.control.join import FIRST_NOTICE, NOTICE
 from actorflow.control.proto import ticket_from, ticket_to
 from actorflow.doctor.ports import PortUse
-from actorflow.launch.node_assembly import HOST, Begin, Decision, End, NodeAssembly, NodesWait, Note, Refuse
+from actorflow.launch.node_assembly import HOST, Begin, Decision, End, NodeAssembly, NodeLost, NodesWait, Note, Refuse
 from actorflow.rendezvous.roster import Ticket
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
@@ -54,8 +54,9 @@ class Seat(Protocol):
 class HostedSeat:
     """The seat of node 0's launcher, which holds the meeting; raises ClusterError where it cannot listen.
 
-    ``on_waiting`` is called with the number of nodes that could be taken in, whenever that changes; ``port`` returns
-    the port of the next attempt's master; ``say`` gets texts for the terminal.  They are called on its thread.
+    ``on_waiting`` is called with the number of nodes that could be taken in, whenever that changes, and ``on_lost``
+    with a node of the attempt under way that is lost; ``port`` returns the port of the next attempt's master; ``say``
+    gets texts for the terminal.  They are called on its thread.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class HostedSeat:
         token: str,
         port: Callable[[], int],
         on_waiting: Callable[[int], object],
+        on_lost: Callable[[str], object],
         say: Callable[[str], object],
     ) -> None:
         self._own, self._assembly, self._listen, self._token = own, assembly, listen, token
-        self._port, self._on_waiting, self._say = port, on_waiting, say
+        self._port, self._on_waiting, self._on_lost, self._say = port, on_waiting, on_lost, say
         self._items: queue.SimpleQueue[pb.MeetingItem] = queue.SimpleQueue()
         self._guests: dict[int, asyncio.Queue[pb.MeetingItem | None]] = {}  # by key
         self._keys = HOST  # the last one that was given
@@ -155,6 +157,8 @@ class HostedSeat:
                     self._tell(key, pb.MeetingItem(note=text))
                 case NodesWait(count):
                     self._on_waiting(count)
+                case NodeLost(which):
+                    self._on_lost(which)
                 case End(text):
                     self._end(pb.MeetingItem(over=pb.Over(status=1, text=text)))
 

@@ -17,7 +17,7 @@ from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.network import hold_port
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
-from actorflow.rendezvous.waiting_nodes import say_whether_nodes_wait
+from actorflow.rendezvous.waiting_nodes import say_node_is_lost, say_whether_nodes_wait
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["EndedBySignal", "OneNode", "Rounds", "SeveralNodes"]
@@ -193,6 +193,7 @@ class SeveralNodes(Rounds):
             run.token,
             self._port,
             self._show_waiting,
+            lambda which: say_node_is_lost(self._launcher, which),
             self._say,
         )
         self._hosts = True

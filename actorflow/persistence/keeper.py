@@ -101,6 +101,11 @@ class Keeper:
         self._resumed: Loaded | None = None
         self._asked = False
         KEPT.keep_in(plans_beside(self._root))
+        if clusters.current().settings.max_restarts and self._root.path.startswith("memory://"):
+            self._say(
+                f"the checkpoints in {self._root.path!r} end with this process: when the run starts again "
+                f"(--max-restarts), it begins at its first step"
+            )
 
     def resume(self) -> Loaded | None:
         """Load the newest checkpoint that is whole; None if there is none.  Done once; ``steps`` does it.

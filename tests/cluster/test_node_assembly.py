@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow.launch.node_assembly import HOST, Begin, Decision, End, NodeAssembly, NodesWait, Note, Refuse
+from actorflow.launch.node_assembly import HOST, Begin, Decision, End, NodeAssembly, NodeLost, NodesWait, Note, Refuse
 from actorflow.rendezvous.roster import Ticket
 
 OWN = Ticket(0, 0, 4, 2, "a", 1, "", "1.0", "3.11", "2.13", "train.py", "d1", ())
@@ -78,7 +78,7 @@ def test_a_failure_of_a_rank_starts_all_again_as_soon_as_all_have_ended_and_coun
 def test_the_loss_of_a_node_is_waited_for_and_does_not_count() -> None:
     nodes = Nodes(1, 2)
     nodes.ready(HOST, 5)
-    assert nodes.gone(5) == []
+    assert nodes.gone(5) == [NodeLost("node 1 (f)")]
     assert nodes.ready(HOST, failed=True) == []
     assert nodes.later(LIMIT - 1) == []
     assert nodes.ready(6) == [Begin(1, {HOST: 0, 6: 1})]  # it has come back
@@ -184,7 +184,7 @@ def test_a_node_that_leaves_on_purpose_ends_a_run_that_needs_it_and_is_not_waite
     assert all_needed.assembly.left(5, "node 1 was ended by SIGTERM", 0.0) == [End("node 1 was ended by SIGTERM")]
     fewer = Nodes(1, 3)
     fewer.ready(HOST, 5, 6)
-    assert fewer.assembly.left(6, "why", 0.0) == []
+    assert fewer.assembly.left(6, "why", 0.0) == [NodeLost("node 2 (g)")]
     assert fewer.ready(5, failed=True) == []
     assert fewer.ready(HOST, failed=True) == [Begin(1, {HOST: 0, 5: 1})]
 

@@ -31,10 +31,11 @@ class Hosted:
     def __init__(self, least: int = 1) -> None:
         self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.port = free_port()
         self.seat = HostedSeat(
             OWN, NodeAssembly(OWN, least, 2, LIMIT, 1), ("127.0.0.1", self.port), "secret", lambda: 4242,
-            self.waiting.put, self.said.put,
+            self.waiting.put, self.lost.put, self.said.put,
         )  # fmt: skip
 
     def guest(self, token: str = "secret", **ticket: str) -> AttendedSeat:
@@ -90,6 +91,7 @@ def test_a_launcher_that_is_gone_is_noticed_by_its_stream() -> None:
         later.ready(False, 0)
         assert "takes the place of a node that is lost" in later.next().note
         there.leave(1, "")
+        assert here.lost.get() == "node 1 (b)"
         here.seat.ready(True, 1)
         assert later.next().attempt.node == 1
         later.leave(0, "")
@@ -100,7 +102,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     with meeting() as here, pytest.raises(ClusterError, match=f"Port {here.port} .*{text}"):
         HostedSeat(
             OWN, NodeAssembly(OWN, 1, 2, 1.0, 0), ("127.0.0.1", here.port), "", lambda: 1, lambda _: None,
-            lambda _: None,
+            lambda _: None, lambda _: None,
         )  # fmt: skip
 
 
@@ -154,6 +156,7 @@ def test_nodes_that_come_and_go_need_what_several_nodes_need() -> None:
         (["--master-addr", "127.0.0.1", "--master-port", "4242"], "several nodes need a shared secret"),
         (["--node-rank", "4"], "--node-rank 4 is not below --nnodes 4"),
         (["--on", "ray"], "--max-restarts and --nnodes MIN:MAX are not there with --on ray"),
+        (["--ctrl-port", "4242", "--master-port", "4242"], "--ctrl-port 4242 is --master-port as well"),
         (["--max-restarts", "-1"], "-1 is not in the range"),
     ):
         done = CliRunner().invoke(main, ["run", str(SCRIPT), "--nodes", "2:4", *options], env={"ACTORFLOW_TOKEN": ""})
