@@ -72,6 +72,7 @@ class _Node:
     wanted: int | None  # its number, where its command line or its engine says it
     ready: bool = True
     number: int | None = None  # in the last attempt
+    is_new: bool = True  # that was its first attempt, in a run that was under way
 
 
 class NodeAssembly:
@@ -91,6 +92,7 @@ class NodeAssembly:
         self._members = 0  # nodes of the last attempt
         self._attempts = 0  # so far
         self._failed = False  # the last attempt has failed, and it is not yet known whether that counts
+        self._culprit: int | None = None  # the node with the rank that failed in it
         self._failures = 0  # that count: of ranks whose nodes are still there
         self._waiting = 0  # nodes that could be taken in, as last said
 
@@ -100,23 +102,29 @@ class NodeAssembly:
         return None if self._since is None else self._since + self._limit
 
     def ready(
-        self, key: int, ticket: Ticket, wanted: int | None, failed: bool, now: float, attempts: int = 0
-    ) -> list[Decision]:
+        self, key: int, ticket: Ticket, wanted: int | None, failed: bool, now: float, attempts: int = 0,
+        culprit: int | None = None,
+    ) -> list[Decision]:  # fmt: skip
         """A launcher is ready for the next attempt; ``failed``: the last one has, on its node.
 
-        ``attempts``: how many it has had, perhaps with an earlier launcher of node 0.
+        ``attempts``: how many it has had, perhaps with an earlier launcher of node 0.  ``culprit``: the number of the
+        node with the rank that has failed.
         """
         before = self._nodes.get(key)
         if before is None and (why := self._why_not(key, ticket, wanted)):
             return [Refuse(key, why)]
         member = before is not None and before.number is not None
         self._attempts = max(self._attempts, attempts)
-        self._nodes[key] = _Node(ticket, wanted, True, None if before is None else before.number)
+        number, is_new = (None, True) if before is None else (before.number, before.is_new)
+        self._nodes[key] = _Node(ticket, wanted, True, number, is_new)
+        if self._since is not None or member:
+            self._failed = self._failed or (failed and member)
+            self._culprit = culprit if self._culprit is None else self._culprit
         if self._since is not None:
             return self._decide(now)
         if self._size and not member:
             return [Note(key, self._what_it_waits_for()), *self._decide(now)]
-        self._since, self._failed = now, failed
+        self._since = now
         return self._decide(now)
 
     def gone(self, key: int, now: float) -> list[Decision]:
@@ -175,6 +183,11 @@ class NodeAssembly:
     def _decide(self, now: float) -> list[Decision]:
         if self._since is None:
             return list(self._told_of_waiting())
+        if (broken := self._broken_newcomer()) is not None:
+            self._failed = False
+            self._size -= 1
+            del self._nodes[broken]
+            return [Refuse(broken, "the ranks here have failed in their first attempt: the run goes on without them")]
         if self._counts_as_failure():
             self._failures += 1
             if self._failures > self._restarts:
@@ -187,6 +200,13 @@ class NodeAssembly:
         if late and HOST in ready:
             return [End(f"{self.missing()} after {self._limit:g} s (--join-timeout)")]
         return []
+
+    def _broken_newcomer(self) -> int | None:
+        """The node that the run has taken in for an attempt that has failed by it; None if there is none."""
+        if not self._failed or not all(node.ready for node in self._nodes.values()):
+            return None
+        found = (key for key, node in self._nodes.items() if node.number is not None and node.number == self._culprit)
+        return next((key for key in found if self._nodes[key].is_new), None)
 
     def _counts_as_failure(self) -> bool:
         """Whether the last attempt has failed on nodes that are all still there, which is known once all have ended."""
@@ -202,7 +222,10 @@ class NodeAssembly:
     def _begin(self, keys: list[int]) -> Begin:
         numbers = self._numbers(keys)
         for key, node in self._nodes.items():
-            self._nodes[key] = replace(node, ready=key not in numbers, number=numbers.get(key))
+            is_new = key in numbers and node.number is None and self._size > 0
+            ready = node.ready and key not in numbers
+            self._nodes[key] = replace(node, ready=ready, number=numbers.get(key), is_new=is_new)
+        self._failed, self._culprit = False, None
         self._since, self._waiting = None, 0
         self._size = self._members = len(keys)
         self._attempts += 1
@@ -220,7 +243,7 @@ class NodeAssembly:
         return numbers | {key: next(free) for key in keys if key not in numbers}
 
     def _told_of_waiting(self) -> Iterator[Decision]:
-        waiting = sum(node.number is None for node in self._nodes.values())
+        waiting = sum(node.number is None and node.ready for node in self._nodes.values())
         could = min(waiting, self._most - self._size)
         if could != self._waiting:
             self._waiting = could

@@ -35,10 +35,10 @@ CLOSING = 3.0  # seconds for the last items to reach other launchers
 class Seat(Protocol):
     """A launcher's place in the meeting."""
 
-    def ready(self, failed: bool, attempts: int) -> None:
+    def ready(self, failed: bool, attempts: int, culprit: int | None) -> None:
         """Say that this launcher is ready for the next attempt; ``failed``: its ranks have failed in the last one.
 
-        ``attempts``: how many it has had.
+        ``attempts``: how many it has had.  ``culprit``: the number of the node whose rank has failed.
         """
 
     def next(self) -> pb.MeetingItem:
@@ -82,11 +82,13 @@ class HostedSeat:
         self._thread.start()
         self._started.result()
 
-    def ready(self, failed: bool, attempts: int) -> None:
+    def ready(self, failed: bool, attempts: int, culprit: int | None) -> None:
         """See ``Seat``."""
         with suppress(RuntimeError):  # the meeting is over, which is the next item
             self._loop.call_soon_threadsafe(
-                lambda: self._hear_of(self._assembly.ready(HOST, self._own, 0, failed, time.monotonic(), attempts))
+                lambda: self._hear_of(
+                    self._assembly.ready(HOST, self._own, 0, failed, time.monotonic(), attempts, culprit)
+                )
             )
 
     def next(self) -> pb.MeetingItem:
@@ -202,6 +204,7 @@ class HostedSeat:
 
     async def _listen_to(self, key: int, requests: AsyncIterator[pb.NodeReady]) -> None:
         async for request in requests:
+            culprit = request.culprit if request.HasField("culprit") else None
             wanted = request.node if request.HasField("node") else None
             now = time.monotonic()
             if self._over is not None:
@@ -210,7 +213,7 @@ class HostedSeat:
                 self._hear_of(self._assembly.left(key, request.left, now))
             else:
                 ticket = ticket_from(request.ticket)
-                self._hear_of(self._assembly.ready(key, ticket, wanted, request.failed, now, request.attempts))
+                self._hear_of(self._assembly.ready(key, ticket, wanted, request.failed, now, request.attempts, culprit))
 
 
 class _Servicer(door.MeetingServicer):  # type: ignore[misc]
@@ -250,9 +253,11 @@ class AttendedSeat:
         self._thread = threading.Thread(target=self._hear, name="actorflow-meeting", daemon=True)
         self._thread.start()
 
-    def ready(self, failed: bool, attempts: int) -> None:
+    def ready(self, failed: bool, attempts: int, culprit: int | None) -> None:
         """See ``Seat``."""
-        self._requests.put(pb.NodeReady(ticket=self._ticket, node=self._wanted, failed=failed, attempts=attempts))
+        self._requests.put(
+            pb.NodeReady(ticket=self._ticket, node=self._wanted, failed=failed, attempts=attempts, culprit=culprit)
+        )
 
     def next(self) -> pb.MeetingItem:
         """See ``Seat``."""

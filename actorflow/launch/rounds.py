@@ -120,18 +120,19 @@ class SeveralNodes(Rounds):
                 self._ended_by(before.status)
             if before.failure is None and not before.regroup:
                 return None
-        failed = before is not None and before.failure is not None
+        failure = None if before is None else before.failure
+        failed, culprit = failure is not None, None if failure is None else failure.rank // self._run.devices
         while True:
             try:
                 self._seat = self._seat or self._take_seat()
-                self._seat.ready(failed, self._attempts)
+                self._seat.ready(failed, self._attempts, culprit)
                 return self._await_attempt(self._seat)
             except ConnectionError as error:
                 if self._seat is None:
                     raise ClusterError(f"{error} (--join-timeout). {self._advice}{self._unheld}") from error
                 self._say(f"{error}: waiting for it to come back")
                 self._seat.leave(1, "")
-                self._seat, failed = None, False  # a new launcher there knows nothing of the failure
+                self._seat, failed, culprit = None, False, None  # a new launcher there knows nothing of the failure
 
     def attend(self, launcher: str) -> None:
         """See ``Rounds``."""
@@ -144,10 +145,14 @@ class SeveralNodes(Rounds):
             match item.WhichOneof("kind"):
                 case "attempt":
                     found = item.attempt
+                    if found.number:
+                        nodes = f"{found.nnodes} node{'s' * (found.nnodes != 1)}"
+                        self._say(f"all ranks start again, on {nodes} (attempt {found.number})")
                     self._attempts = found.number
                     return replace(
                         self._run.with_shape(self._run.devices, found.nnodes, found.node),
                         attempt=found.number,
+                        meeting_port=self._run.master_port,
                         master_port=found.port,
                         reserved_port=self._held is not None,
                     )

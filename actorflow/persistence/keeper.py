@@ -18,7 +18,7 @@ from actorflow.persistence.loading import Loaded, load_found, verified
 from actorflow.persistence.manifest import MANIFEST, OWN_FILE
 from actorflow.persistence.memory_folder import MemoryFolder, find_in_memory
 from actorflow.persistence.neighbour_copies import KeptCopies
-from actorflow.persistence.objects import has_state
+from actorflow.persistence.objects import as_object, is_loaded
 from actorflow.persistence.saving import Saving, begin_save, finish_saves, refuse_in_step
 from actorflow.persistence.storage import Folder, open_folder
 from actorflow.persistence.stored import is_unread
@@ -118,7 +118,7 @@ class Keeper:
             return self._resumed
         self._asked = True
         finish_saves()
-        objects = {name: value for name, value in self._objects.items() if has_state(value)}
+        objects = {name: as_object(value) for name, value in self._objects.items() if is_loaded(value)}
         for found in self._candidates():
             state = None if found.problem else found.state
             problem = verified(found, state)

@@ -20,7 +20,14 @@ from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint, plans_beside, step_name
 from actorflow.persistence.foreign import open_foreign
-from actorflow.persistence.objects import has_state, names_of_parameters, refuse_other_kind, state_of, with_indices
+from actorflow.persistence.objects import (
+    as_object,
+    has_state,
+    names_of_parameters,
+    refuse_other_kind,
+    state_of,
+    with_indices,
+)
 from actorflow.persistence.random_states import set_random_states
 from actorflow.persistence.saving import finish_saves, refuse_in_step
 from actorflow.persistence.state_tree import decode, names_in
@@ -69,6 +76,7 @@ def load_checkpoint(
     strict: bool, trusted: bool,
 ) -> Loaded:  # fmt: skip
     """See ``actorflow.checkpoint.load``."""
+    objects = {name: as_object(value) for name, value in objects.items()}
     for name, value in objects.items():
         if not has_state(value) or not callable(getattr(value, "load_state_dict", None)):
             raise StateError(

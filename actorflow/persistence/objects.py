@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -16,7 +17,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from actorflow.standins.owned_tensor import keeping_stand_ins
 from actorflow_compiler.core.errors import StateError
 
-__all__ = ["has_state", "names_of_parameters", "refuse_other_kind", "state_of", "with_indices", "with_names"]
+__all__ = [
+    "as_object", "has_state", "is_loaded", "names_of_parameters", "refuse_other_kind", "state_of", "with_indices",
+    "with_names",
+]  # fmt: skip
 
 _MAY_BE_ABSENT = {  # of versions of torch, of flags of an optimizer, and of schedules in an optimizer's groups
     "amsgrad", "base_momentum", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused",
@@ -33,6 +37,34 @@ _KEPT = {  # of each parameter, by optimizer
 def has_state(value: Any) -> bool:
     """Whether a value is an object whose state is saved and loaded, not a value itself."""
     return callable(getattr(value, "state_dict", None)) and not isinstance(value, Tensor | Mapping)
+
+
+def is_loaded(value: Any) -> bool:
+    """Whether a saved value is put into the object that was saved: it has state, or is a random generator."""
+    return has_state(value) or isinstance(value, torch.Generator)
+
+
+def as_object(value: Any) -> Any:
+    """An object with ``load_state_dict()`` in place of a random generator; anything else as it is."""
+    return _GeneratorState(value) if isinstance(value, torch.Generator) else value
+
+
+class _GeneratorState:
+    """A random generator as an object with state."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> Tensor:
+        """Its state."""
+        return self._generator.get_state()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Put it into a state, or that of a loaded generator.  Raises StateError for anything else."""
+        found = state.get_state() if isinstance(state, torch.Generator) else state
+        if not isinstance(found, Tensor):
+            raise StateError(f"a {type(state).__name__} was found; the state of a random generator was expected")
+        self._generator.set_state(found)
 
 
 def state_of(name: str, value: Any, names: Mapping[int, str]) -> Any:

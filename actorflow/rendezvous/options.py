@@ -349,6 +349,7 @@ _FOR_RANKS_ALONE = (  # variables from a launcher to its ranks, without an optio
     LaunchOption("given", _K.NAMES, variable="ACTORFLOW_GIVEN", for_ranks=True),
     LaunchOption("reserved_port", _K.SWITCH, variable="ACTORFLOW_RESERVED_PORT", for_ranks=True),
     LaunchOption("most_nodes", _K.NUMBER, default=0, variable="ACTORFLOW_MOST_NODES", for_ranks=True),
+    LaunchOption("meeting_port", _K.PORT, default=0, variable="ACTORFLOW_MEETING_PORT", for_ranks=True),
     LaunchOption("attempt", _K.NUMBER, default=0, variable="ACTORFLOW_ATTEMPT", for_ranks=True),
     LaunchOption("held_files", _K.TEXT, default="", variable="ACTORFLOW_HELD_FILES", for_ranks=True),
     LaunchOption("logs_port", _K.PORT, variable="ACTORFLOW_LOGS_PORT", for_ranks=True),

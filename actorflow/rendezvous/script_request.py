@@ -112,9 +112,10 @@ def _check(request: ScriptRequest, now: Settings) -> None:
             f"{request.said[name]} contradicts the {now.devices} on each node with which the run was started "
             "(--devices, or what torchrun, Slurm or Ray says); drop one of them, or give both the same number"
         )
-    if request.port is not None and "port" in now.given and request.port != now.master_port:
+    port = now.meeting_port or now.master_port
+    if request.port is not None and "port" in now.given and request.port != port:
         raise ClusterError(
-            f"{request.said['port']} contradicts the port {now.master_port} of the command line (--ctrl-port, "
+            f"{request.said['port']} contradicts the port {port} of the command line (--ctrl-port, "
             "--master-port); drop one of them, or give both the same"
         )
     if request.nodes and "nodes" in now.given:
@@ -122,10 +123,11 @@ def _check(request: ScriptRequest, now: Settings) -> None:
 
 
 def _check_nodes(request: ScriptRequest, now: Settings) -> None:
-    if len(request.nodes) != now.nnodes:
+    nnodes = now.most_nodes or now.nnodes
+    if len(request.nodes) != nnodes:
         raise ClusterError(
             f"{request.said['nodes']} names {len(request.nodes)} nodes ({', '.join(request.nodes)}), which contradicts "
-            f"--nnodes {now.nnodes} of the command line, or of what has started it (torchrun, Slurm, Ray); drop one of "
+            f"--nnodes {nnodes} of the command line, or of what has started it (torchrun, Slurm, Ray); drop one of "
             "them, or give both the same"
         )
     listed, given = resolve(request.nodes[0]), resolve(now.master_host)

@@ -92,6 +92,7 @@ class Settings:
     most_nodes: int = 0  # that the run may grow to; 0: it keeps its number
     numbered: bool = True  # this launcher's node has its number from the command line or an engine
     ctrl_port: int = 0  # of the master's server, where ``master_port`` is that of the launchers' meeting; 0: any
+    meeting_port: int = 0  # at which the launchers of this attempt have met, as the run was asked to; 0: they have not
     max_restarts: int = 0  # how often all ranks start again after a failure
     attempt: int = 0  # which start of the ranks this is
     held_files: str = ""  # where the launcher holds files in memory for its ranks; empty: nowhere

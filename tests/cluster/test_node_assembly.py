@@ -193,3 +193,40 @@ def test_attempts_are_counted_on_where_node_0_is_started_again() -> None:
     nodes = Nodes(2, 2)
     nodes.assembly.ready(5, other("f"), None, True, 0.0, attempts=3)
     assert nodes.ready(HOST) == [Begin(3, {HOST: 0, 5: 1})]
+
+
+def test_a_node_that_is_taken_in_and_fails_at_once_is_sent_away_and_the_run_goes_on_without_it() -> None:
+    nodes = Nodes(1, 2)
+    nodes.ready(HOST)
+    nodes.later(LIMIT)
+    nodes.ready(5)
+    assert nodes.ready(HOST) == [Begin(1, {HOST: 0, 5: 1})]
+    assert nodes.assembly.ready(HOST, OWN, 0, True, nodes.now, culprit=1) == []
+    (refused,) = nodes.assembly.ready(5, other("f"), None, True, nodes.now, culprit=1)
+    assert isinstance(refused, Refuse)
+    assert "have failed in their first attempt" in refused.text
+    assert nodes.later(0) == [Begin(2, {HOST: 0})]
+
+
+def test_a_node_that_has_been_there_before_counts_as_failing_where_its_rank_fails() -> None:
+    nodes = Nodes(1, 2, restarts=1)
+    nodes.ready(HOST, 5)
+    for end in (Begin(1, {HOST: 0, 5: 1}), End("no restart is left (--max-restarts 1)")):
+        nodes.assembly.ready(HOST, OWN, 0, True, nodes.now, culprit=1)
+        assert nodes.assembly.ready(5, other("f"), None, True, nodes.now, culprit=1) == [end]
+
+
+def test_a_failure_counts_whichever_launcher_tells_of_it() -> None:
+    nodes = Nodes(2, 2)
+    nodes.ready(HOST, 5)
+    nodes.ready(HOST)
+    assert nodes.ready(5, failed=True) == [End("no restart is left (--max-restarts 0)")]
+
+
+def test_a_node_that_still_ends_is_not_taken_for_one_that_waits() -> None:
+    nodes = Nodes(1, 2)
+    nodes.ready(HOST, 5)
+    nodes.ready(HOST, failed=True)
+    assert nodes.later(LIMIT) == [Begin(1, {HOST: 0})]
+    assert nodes.later(1) == []
+    assert nodes.ready(5)[-1] == NodesWait(1)

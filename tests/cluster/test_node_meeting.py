@@ -55,8 +55,8 @@ def meeting(least: int = 1) -> Iterator[Hosted]:
 def test_all_hear_their_numbers_and_the_port_and_of_the_end() -> None:
     with meeting() as here:
         there = here.guest()
-        here.seat.ready(False, 0)
-        there.ready(False, 0)
+        here.seat.ready(False, 0, None)
+        there.ready(False, 0, None)
         for seat, node in ((here.seat, 0), (there, 1)):
             attempt = seat.next().attempt
             assert (attempt.number, attempt.node, attempt.nnodes, attempt.port) == (0, node, 2, 4242)
@@ -68,31 +68,31 @@ def test_all_hear_their_numbers_and_the_port_and_of_the_end() -> None:
 
 def test_a_launcher_with_another_token_is_turned_away_and_one_with_another_script_refused() -> None:
     with meeting() as here:
-        here.seat.ready(False, 0)
+        here.seat.ready(False, 0, None)
         stranger = here.guest(token="guess")
-        stranger.ready(False, 0)
+        stranger.ready(False, 0, None)
         with pytest.raises(ClusterError, match="turned this one away: their tokens differ"):
             stranger.next()
         other = here.guest(digest="d2")
-        other.ready(False, 0)
+        other.ready(False, 0, None)
         assert "the nodes do not agree on the script" in other.next().refused
         there = here.guest()
-        there.ready(False, 0)
+        there.ready(False, 0, None)
         assert here.seat.next().attempt.nnodes == 2  # they harmed nobody
 
 
 def test_a_launcher_that_is_gone_is_noticed_by_its_stream() -> None:
     with meeting() as here:
         there = here.guest()
-        here.seat.ready(False, 0)
-        there.ready(False, 0)
+        here.seat.ready(False, 0, None)
+        there.ready(False, 0, None)
         assert here.seat.next().attempt.nnodes == 2
         later = here.guest()
-        later.ready(False, 0)
+        later.ready(False, 0, None)
         assert "takes the place of a node that is lost" in later.next().note
         there.leave(1, "")
         assert here.lost.get() == "node 1 (b)"
-        here.seat.ready(True, 1)
+        here.seat.ready(True, 1, 1)
         assert later.next().attempt.node == 1
         later.leave(0, "")
 

@@ -236,6 +236,17 @@ def test_what_is_no_script_cannot_be_run_on_several_devices(main: object, told: 
     assert told in " ".join(str(e.value).split())
 
 
+def test_a_script_that_names_its_nodes_goes_on_with_fewer_and_at_the_port_where_launchers_meet() -> None:
+    now = replace(
+        rank("devices", "nodes", "port"), master_port=5999, meeting_port=29400, most_nodes=2, master_host=NODES[0]
+    )
+    assert restart_shape(asked(nodes=NODES, port=29400), now, {}, second) is None
+    with pytest.raises(ClusterError, match="contradicts the port 29400 of the command line"):
+        restart_shape(asked(nodes=NODES, port=9988), now, {}, second)
+    with pytest.raises(ClusterError, match=r"names 2 nodes .* contradicts --nnodes 3"):
+        restart_shape(asked(nodes=NODES), replace(now, most_nodes=3), {}, second)
+
+
 # -- starting anew ---------------------------------------------------------------------------------
 
 

@@ -93,3 +93,25 @@ def test_a_checkpoint_of_another_model_ends_the_run_before_anything_is_changed(t
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(StateError, match="Keeper without every=" if options == {"every": None} else "was found"):
         keeper(tmp_path, nn.Linear(1, 1), **options)
+
+
+def test_a_generator_of_the_scripts_own_goes_on_where_it_was(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(5)
+    model = nn.Linear(1, 1)
+    first = flow.checkpoint.Keeper(tmp_path, model=model, every=2, draws=generator)
+    drawn = [torch.rand(2, generator=generator) for _ in first.steps(4)]
+    again = torch.Generator().manual_seed(1)
+    resumed = flow.checkpoint.Keeper(tmp_path, model=model, every=2, draws=again)
+    assert resumed.start == 4
+    assert again.get_state().equal(generator.get_state())
+    flow.checkpoint.load(tmp_path, step=1, draws=again)
+    assert torch.rand(2, generator=again).equal(drawn[2])
+
+
+def test_a_generator_is_not_loaded_from_what_is_none(tmp_path: Path) -> None:
+    flow.checkpoint.save(tmp_path, draws={"state": 1}, model=nn.Linear(1, 1)).wait()
+    generator = torch.Generator().manual_seed(5)
+    before = generator.get_state()
+    with pytest.raises(StateError, match="the state of a random generator was expected"):
+        flow.checkpoint.load(tmp_path, draws=generator)
+    assert generator.get_state().equal(before)
