@@ -176,7 +176,8 @@ class PlanStore:
         with self._lock:
             for folder in reversed(self._folders.values()) if costs == Costs() and place.label() else ():
                 with suppress(OSError, ValueError, RecursionError):
-                    costs = Costs.from_json(json.loads(folder.get(_costs_name(place)))) or costs
+                    if _costs_name(place) in folder.files():
+                        costs = Costs.from_json(json.loads(folder.get(_costs_name(place)))) or costs
                 if costs != Costs():
                     break
         return replace(target, costs=costs)
@@ -213,10 +214,11 @@ class PlanStore:
 
     def _tidy(self, folder: PlanFolder, used: tuple[str, ...]) -> None:
         """Note the order in which plans were used, and remove those used longest ago.  Raises OSError."""
-        sizes = {found[1]: size for name, size in folder.files().items() if (found := NAME.fullmatch(name))}
+        there = folder.files()
+        sizes = {found[1]: size for name, size in there.items() if (found := NAME.fullmatch(name))}
         before: list[str] = []
-        with suppress(FileNotFoundError, ValueError):
-            said = json.loads(folder.get(USED))
+        with suppress(FileNotFoundError, ValueError, RecursionError):
+            said = json.loads(folder.get(USED) if USED in there else b"[]")
             before = [one for one in said if isinstance(one, str)] if isinstance(said, list) else []
         known = dict.fromkeys(one for one in before if one in sizes and one not in used)
         order = [*(one for one in sorted(sizes) if one not in known and one not in used), *known]

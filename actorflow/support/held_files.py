@@ -1,6 +1,6 @@
 """Files in memory that outlive the processes which made them: another process, the launcher, holds their descriptors.
 
-They have no name in any file system, so nothing is left of them when the holder ends, however it ends.
+They have no name in any file system, so their memory is free when the holder ends, however it ends.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.core.sbp import P, Split
-from actorflow_compiler.signatures import local_op, signatures
+from actorflow_compiler.signatures import discovery, local_op, signatures
 from actorflow_compiler.signatures.discovery import cache, discovered, forget
 from actorflow_compiler.signatures.discovery.sandbox import SANDBOX, from_plain, to_plain
 from models import CASES
@@ -24,18 +24,27 @@ from signature_checks import failures, instance, wrong
 from signature_samples import calls
 from trained import Layout, train_eagerly, train_planned
 
-RUNS: Counter[str] = Counter()
-SHAPES: set[tuple[int, ...]] = set()  # on which the op "scale" ran
+SHAPES: set[tuple[int, ...]] = set()  # on which the op "shaped" ran
 
 
 @torch.library.custom_op("discovery_test::scale", mutates_args=())
 def scale(x: Tensor, w: Tensor) -> Tensor:
-    RUNS["scale"] += 1
-    SHAPES.add(tuple(x.shape))
     return x * torch.tanh(w)
 
 
 @scale.register_fake
+def _(x: Tensor, w: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("discovery_test::shaped", mutates_args=())
+def shaped(x: Tensor, w: Tensor) -> Tensor:
+    """The op that tells on which shapes it ran."""
+    SHAPES.add(tuple(x.shape))
+    return x * torch.tanh(w)
+
+
+@shaped.register_fake
 def _(x: Tensor, w: Tensor) -> Tensor:
     return torch.empty_like(x)
 
@@ -55,7 +64,8 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     return scale_backward(grad, *ctx.saved_tensors)
 
 
-scale.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+for _op in (scale, shaped):
+    _op.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 
 
 @torch.library.custom_op("discovery_test::rows", mutates_args=())
@@ -95,9 +105,22 @@ def _(x: Tensor, mask: Tensor) -> Tensor:
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / "cache"))
     forget()
-    RUNS.clear()
     yield
     forget()
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ops that were searched, not read from disk."""
+    found: list[str] = []
+    search = discovery._search
+
+    def counted(call: OpCall) -> Any:
+        found.append(call.op)
+        return search(call)
+
+    monkeypatch.setattr(discovery, "_search", counted)
+    return found
 
 
 def texts(op: str, *args: Any, parts: int = 2, used: list[bool] | None = None) -> list[str]:
@@ -219,14 +242,24 @@ def test_sources_are_told_apart() -> None:
 # ---- what is kept
 
 
-def test_what_was_found_is_read_from_disk_the_second_time() -> None:
+def test_what_was_found_is_read_from_disk_the_second_time(searches: list[str]) -> None:
     args = torch.randn(6, 8), torch.randn(8)
     first = texts("discovery_test.scale.default", *args)
-    assert RUNS["scale"] > 10
+    assert searches == ["discovery_test.scale.default"]
     forget()
-    RUNS.clear()
     assert texts("discovery_test.scale.default", torch.randn(40, 24), torch.randn(24)) == first
-    assert RUNS["scale"] == 1  # the test's own
+    assert len(searches) == 1
+
+
+def test_what_depends_on_more_than_is_known_is_searched_by_every_process(searches: list[str]) -> None:
+    args = torch.randn(6, 8), torch.randn(8)
+    first = texts("discovery_test.shaped.default", *args)
+    forget()
+    assert texts("discovery_test.shaped.default", *args) == first
+    assert len(searches) == 2
+    path = cache.path_of("discovery_test.shaped.default")
+    assert path is not None
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -258,16 +291,15 @@ def test_a_file_that_is_broken_or_not_ours_is_ignored_and_written_anew(content: 
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_rules_of_another_implementation_are_not_read() -> None:
+def test_rules_of_another_implementation_are_not_read(searches: list[str]) -> None:
     args = torch.randn(6, 8), torch.randn(8)
     first = texts("discovery_test.scale.default", *args)
     path = cache.path_of("discovery_test.scale.default")
     assert path is not None
     path.write_text(json.dumps(json.loads(path.read_text()) | {"implementation": "another"}))
     forget()
-    RUNS.clear()
     assert texts("discovery_test.scale.default", *args) == first
-    assert RUNS["scale"] > 10
+    assert len(searches) == 2
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -389,7 +421,7 @@ class Scaled(nn.Module):
         self.head = nn.Linear(24, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(scale(self.first(images), self.weight))
+        logits: Tensor = self.head(shaped(self.first(images), self.weight))
         return logits
 
 
@@ -415,8 +447,8 @@ def test_a_model_with_a_custom_op_trains_in_parts_as_the_eager_one_does(
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=0)
     torch.testing.assert_close(found, parameters, rtol=1e-4, atol=1e-6)
     if layout.world > 1:
-        (note,) = (n for n in plan.notes if "scale.default" in n)
+        (note,) = (n for n in plan.notes if "shaped.default" in n)
         assert note == (
-            "discovery_test.scale.default: signatures discovered: S(0), B -> S(0); S(1), S(0) -> S(1); P, B -> P"
+            "discovery_test.shaped.default: signatures discovered: S(0), B -> S(0); S(1), S(0) -> S(1); P, B -> P"
         )
         assert not [n for n in plan.notes if "runs on whole tensors" in n]

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +37,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
+
+from actorflow_compiler.core.function_source import function_source
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -265,24 +266,9 @@ def runs_python(op: torch._ops.OpOverload) -> bool:
 
 
 def python_source(op: torch._ops.OpOverload) -> str | None:
-    """The source of a ``torch.library.custom_op`` and of the file that defines it; None if it cannot be read.
-
-    The captured values of a closure are added; the result is None if they are not plain values.
-    """
+    """The source of a ``torch.library.custom_op`` and of all that it refers to; None if that is not known."""
     definition = OPDEFS.get(op._schema.name)
-    if definition is None:
-        return None
-    function = inspect.unwrap(definition._init_fn)
-    values = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    if not all(value is None or isinstance(value, bool | int | float | str) for value in values):
-        return None
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        return None
-    with contextlib.suppress(OSError, TypeError, ValueError):
-        source += Path(inspect.getsourcefile(function) or "").read_text()
-    return f"{source}\n{values}"
+    return None if definition is None else function_source(definition._init_fn)
 
 
 def fast_callable(overload: torch._ops.OpOverload) -> Callable[..., Any]:
