@@ -107,6 +107,7 @@ class HostedSeat:
             runner.run(self._hold())
 
     async def _hold(self) -> None:
+        self._loop.set_exception_handler(_without_closed_loops)
         self._news = asyncio.Event()
         self._left = asyncio.Event()
         host, port = self._listen
@@ -214,6 +215,12 @@ class HostedSeat:
             else:
                 ticket = ticket_from(request.ticket)
                 self._hear_of(self._assembly.ready(key, ticket, wanted, request.failed, now, request.attempts, culprit))
+
+
+def _without_closed_loops(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handle errors as asyncio does, but for gRPC's where an event is for a loop of this process that is closed."""
+    if not (isinstance(error := context.get("exception"), RuntimeError) and "loop is closed" in str(error)):
+        loop.default_exception_handler(context)
 
 
 class _Servicer(door.MeetingServicer):  # type: ignore[misc]

@@ -218,7 +218,8 @@ class Keeper:
                 f"`actorflow run --max-restarts` does"
             )
             return None
-        key = hashlib.sha256(self._root.path.encode()).hexdigest()[:16]
+        what = [self._root.path, sorted(self._objects)]  # other Keepers have copies of their own
+        key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
         return KeptCopies(holder, key, neighbours)
 
     def _candidates(self) -> Iterator[FoundCheckpoint]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 
 import actorflow as flow
 import warm
+from actorflow.control import cluster as clusters
 from actorflow.persistence.file_plan import FilePlan
 from actorflow.persistence.neighbour_copies import NeighbourPlan
 from actorflow.persistence.piece_assignment import TensorLayout, assign_pieces
@@ -142,6 +144,24 @@ def test_without_a_launcher_that_starts_again_nothing_is_kept_and_that_is_said(
     assert list(keeper.steps(3)) == [0, 1, 2]
     assert "neighbours=1 keeps nothing" in capfd.readouterr().err
     assert (tmp_path / "step-00000001").exists()
+
+
+def test_two_keepers_of_a_folder_do_not_share_their_copies(
+    tmp_path: Path, holder: FileHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dataclasses.replace(clusters.current().settings, held_files=holder.address)
+    monkeypatch.setattr(clusters.current(), "settings", settings)
+    memory = {"every": 2, "neighbours": 1, "disk_every": 1000}
+    one, other = (flow.checkpoint.Keeper(tmp_path, **{n: nn.Linear(1, 1)}, **memory) for n in ("one", "other"))
+    for number in range(2):
+        one.step(number)
+        other.step(number)
+    one.wait()
+    other.wait()
+    assert len(held_files(holder.address, "")) == 4  # of each a file and a manifest
+    for name in ("one", "other"):
+        again = flow.checkpoint.Keeper(tmp_path, **{name: nn.Linear(1, 1)}, **memory)
+        assert again.start == 2
 
 
 def undisturbed(tmp_path: Path, steps: str) -> dict[int, set[tuple[str, int]]]:
