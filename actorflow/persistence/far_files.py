@@ -30,6 +30,8 @@ class HeldFile(RangeReader):
     Raises FileNotFoundError where none of this name is held.
     """
 
+    survives = True
+
     def __init__(self, holder: str, name: str) -> None:
         self._file = os.fdopen(open_held_file(holder, name), "rb", buffering=0)  # closed when this object dies
         self.size = os.fstat(self._file.fileno()).st_size

@@ -129,7 +129,9 @@ class _MemoryFile(NewFile):
         hold_file(self._holder, self._name, self.fd)
 
     def abandon(self) -> None:
-        os.close(self.fd)
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
 
 
 class NeighbourCopies:
@@ -229,8 +231,8 @@ class NeighbourCopies:
                     self._keep()
         finally:
             self._done.set()
-        if self._run.rank == 0 and self.problem and self.problem not in _noted:
-            _noted.add(self.problem)
+        if self.problem and self.problem not in _noted and (self._run.rank == 0 or self._manifest):
+            _noted.add(self.problem)  # another rank says what only it knows: that it could not keep the manifest
             print(f"actorflow: no copies in the memory of nodes: {self.problem}", file=sys.stderr, flush=True)
 
     def written(self) -> bytes:

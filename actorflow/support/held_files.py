@@ -19,6 +19,7 @@ from typing import Any
 __all__ = ["FileHolder", "held_files", "hold_file", "let_go_of_files", "open_held_file"]
 
 PATIENCE = 30.0  # seconds for an answer of the holder
+RETRY = 0.2  # seconds until the next attempt, where a connection could not be accepted
 _MOST = 1 << 20  # bytes of one request or answer
 
 
@@ -32,11 +33,13 @@ class FileHolder:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(self.address)
         self._socket.listen(128)
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="actorflow-held-files", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Let go of all files."""
+        self._closed.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -50,8 +53,10 @@ class FileHolder:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # it is closed
-                return
+            except OSError:  # it is closed, or this process has no descriptor for it now
+                if self._closed.wait(RETRY):
+                    return
+                continue
             with connection, suppress(OSError, ValueError):  # a caller that has died harms nobody
                 connection.settimeout(PATIENCE)
                 data, fds, _, _ = socket.recv_fds(connection, _MOST, 1)

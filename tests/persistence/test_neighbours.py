@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +117,27 @@ def test_a_file_outlives_the_descriptor_with_which_it_was_made(holder: FileHolde
         open_held_file(holder.address, "a/1")
 
 
+def test_a_connection_that_cannot_be_accepted_does_not_end_the_holder(holder: FileHolder) -> None:
+    class Failing:
+        """A socket that fails to accept, once."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self.real, self.failed = real, False
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if not self.failed:
+                self.failed = True
+                raise OSError(errno.EMFILE, "too many open files")
+            return self.real.accept()
+
+    real = holder._socket
+    holder._socket = Failing(real)  # type: ignore[assignment]
+    assert held_files(holder.address, "") == {}  # the accept that was under way
+    assert held_files(holder.address, "") == {}  # behind the one that failed
+    assert holder._socket.failed  # type: ignore[attr-defined]
+    holder._socket = real
+
+
 def test_a_holder_that_has_ended_is_an_error_and_leaves_nothing() -> None:
     holder = FileHolder()
     holder.close()
@@ -188,8 +211,9 @@ def test_a_run_that_loses_a_node_goes_on_from_the_memory_of_another(tmp_path: Pa
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000017"]  # the last one
 
 
-def test_a_rank_without_memory_for_copies_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
-    port, script = free_port(), ("8", "3", "neighbours:1:6", "full:memory:1")
+@pytest.mark.parametrize("what", ["full", "write"])
+def test_a_rank_without_memory_for_copies_is_said_and_the_run_goes_on(what: str, tmp_path: Path) -> None:
+    port, script = free_port(), ("8", "3", "neighbours:1:6", f"{what}:memory:1")
     options = ("--max-restarts", "1")
     runs = [launched(tmp_path, port, *options, "--node-rank", n, script=script, nodes="2") for n in ("0", "1")]
     assert [run.wait() for run in runs] == [0, 0], "\n".join(run.output for run in runs)

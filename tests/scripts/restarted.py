@@ -2,8 +2,8 @@
 
 restarted.py FOLDER LOSSES STEPS EVERY [ATTEMPT:RANK:STEP …]; STEP may be +N, for the Nth step of the attempt, or ~S,
 for S seconds after its beginning, and "save" kills a rank while a save is under way.  Before STEP in ATTEMPT:hold:STEP
-all ranks wait until a file FOLDER.STEP is there.  neighbours:COUNT:DISK_EVERY keeps copies in memory, and
-full:memory:RANK has no memory for them on a rank.
+all ranks wait until a file FOLDER.STEP is there.  neighbours:COUNT:DISK_EVERY keeps copies in memory; a rank has none
+for them with full:memory:RANK, and cannot write to it with write:memory:RANK.
 """
 
 import errno
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import actorflow as flow
+from actorflow.persistence.neighbour_copies import _MemoryFile
 
 folder, losses, steps, every, *kills = sys.argv[1:]
 rank, attempt = flow.env.rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -50,14 +51,16 @@ def die_while_writing(event: str, arguments: tuple[object, ...]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def refuse(_name: str, _flags: int = 0) -> int:
-    """In place of os.memfd_create: there is no memory."""
+def refuse(*_: object) -> int:
+    """In place of what makes a file in memory, or writes to it: there is none."""
     raise OSError(errno.ENOMEM, "no memory is left")
 
 
 copies = next(({"neighbours": int(n), "disk_every": int(m)} for what, n, m in words if what == "neighbours"), {})
 if ["full", "memory", str(rank)] in words:
     os.memfd_create = refuse
+if ["write", "memory", str(rank)] in words:
+    _MemoryFile.write = refuse
 keeper = flow.checkpoint.Keeper(
     folder, model=model, optimizer=optimizer, scheduler=scheduler, every=int(every), keep=2, **copies
 )
