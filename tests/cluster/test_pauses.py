@@ -132,6 +132,7 @@ def test_a_rank_that_stays_stopped_is_lost_after_the_limit(start: Start, tmp_pat
     assert run.ranks_left() == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_as_a_whole_for_longer_than_the_limit_goes_on(start: Start, tmp_path: Path) -> None:
     run = begin(start, tmp_path / "own", "data", "--lost-after", "6")
     ranks = pids(run, tmp_path / "own")
@@ -146,6 +147,7 @@ def test_a_run_that_is_stopped_as_a_whole_for_longer_than_the_limit_goes_on(star
     losses(run)
 
 
+@pytest.mark.slow
 def test_a_node_that_was_stopped_while_the_others_gave_it_up_ends_with_their_cause(
     start: Start, tmp_path: Path
 ) -> None:
@@ -176,6 +178,7 @@ def test_a_rank_that_keeps_pythons_lock_for_longer_than_the_limit_is_waited_for(
     assert "but its process lives: some code in it, such as an extension in C, keeps Python's lock" in run.output
 
 
+@pytest.mark.slow
 def test_a_script_on_one_device_may_be_stopped_for_as_long_as_one_likes(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
