@@ -39,10 +39,10 @@ def save(
     by each.  It happens in the background: later calls of jobs run meanwhile, and a part is copied before a call
     changes it.  The handle that is returned waits for the end, or raises; so do the next save and the script's end.
 
-    ``objects`` are modules, optimizers, schedules, scalers, loaders, and whatever else has ``state_dict()`` and
-    ``load_state_dict()``; and values, of which rank 0's are saved: tensors, arrays, numbers, texts, None, and lists,
-    tuples, sets and dictionaries of them.  ``random``: the state of torch's, Python's and NumPy's random generators,
-    and of jobs' random ops, is saved, too, so that a run goes on exactly.
+    ``objects`` are modules, optimizers, schedules, scalers, loaders, whatever else has ``state_dict()`` and
+    ``load_state_dict()``, and ``torch.Generator``; and values, of which rank 0's are saved: tensors, arrays, numbers,
+    texts, None, and lists, tuples, sets and dictionaries of them.  ``random``: the state of torch's, Python's and
+    NumPy's random generators, and of jobs' random ops, is saved, too, so that a run goes on exactly.
 
     With ``step``, the checkpoint is the folder ``step-…`` in ``path``, else ``path`` itself.  One that is there is
     replaced, as a whole or not at all.  ``path`` may be a URL that fsspec knows.  All nodes must see the folder.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import io
 import weakref
 from dataclasses import dataclass
 
 from actorflow.control.cluster import Alone, Cluster
-from actorflow.persistence.storage import RangeReader
+from actorflow.persistence.storage import FileReader, RangeReader
 from actorflow.support.held_files import open_held_file
 from actorflow.support.requests import Request
 from actorflow_compiler.core.errors import ClusterError
@@ -24,28 +24,14 @@ class HeldRange(Request):
     stop: int
 
 
-class HeldFile(RangeReader):
+class HeldFile(FileReader):
     """A file that this node's launcher holds; it can be read for as long as this object lives.
 
     Raises FileNotFoundError where none of this name is held.
     """
 
-    survives = True
-
     def __init__(self, holder: str, name: str) -> None:
-        self._file = os.fdopen(open_held_file(holder, name), "rb", buffering=0)  # closed when this object dies
-        self.size = os.fstat(self._file.fileno()).st_size
-
-    def read(self, start: int, stop: int) -> bytearray:
-        """See ``RangeReader``."""
-        data = bytearray(stop - start)
-        view, at = memoryview(data), start
-        while view:
-            got = os.preadv(self._file.fileno(), [view], at)
-            if not got:
-                raise OSError(f"the file in memory has ended at byte {at}; {stop} bytes were expected")
-            view, at = view[got:], at + got
-        return data
+        super().__init__(io.FileIO(open_held_file(holder, name)), f"{name!r} in memory")
 
 
 class FarFile(RangeReader):

@@ -156,7 +156,6 @@ class NeighbourCopies:
         self._own: list[FileRecord] = []  # written by this rank, of its own pieces and of others'
         self._manifest = b""
         self._older_are_read = False  # some rank reads an older checkpoint, of which it has not all files on its node
-        self.sent = 0  # bytes, by this rank
         self._group = group
         self._sources = [other for other in plan.column(run.rank) if run.rank in plan.neighbours(other)]
 
@@ -260,7 +259,6 @@ class NeighbourCopies:
                 for number, (name, size) in enumerate(plan.sent(rank, to)):
                     for tag, part in _tagged(number, map_file(made[name].fd, size)):
                         works.append(self._group.send([part], plan.place(to), tag))
-                        self.sent += part.numel()
             for source in self._sources:
                 for number, (name, size) in enumerate(plan.sent(source, rank)):
                     for tag, part in _tagged(number, map_file(made[name].fd, size)):

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from actorflow_compiler.core.errors import StateError
 
 __all__ = [
-    "Folder", "LocalFolder", "NewFile", "RangeReader", "ReadableFolder", "RemoteFolder", "open_folder", "path_of",
+    "FileReader", "Folder", "LocalFolder", "NewFile", "RangeReader", "ReadableFolder", "RemoteFolder", "open_folder",
+    "path_of",
 ]  # fmt: skip
 
 _NOT_FOR_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # of file systems that cannot sync a folder
@@ -259,33 +260,45 @@ def _sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-class _LocalReader:
-    """Reads with ``pread``: a mapping would end the process (SIGBUS) where the file becomes shorter meanwhile."""
+class FileReader(RangeReader):
+    """Reads with ``pread``: a mapping would end the process (SIGBUS) where the file becomes shorter meanwhile.
 
-    survives = reopens = True
+    ``file`` is closed when this object dies; ``name`` is for messages.
+    """
 
-    def __init__(self, path: Path) -> None:
-        self._file = io.FileIO(path)  # closed when this object dies
-        self._path = path
-        self.size = os.fstat(self._file.fileno()).st_size
+    survives = True
+
+    def __init__(self, file: io.FileIO, name: str) -> None:
+        self._file, self._name = file, name
+        self.size = os.fstat(file.fileno()).st_size
 
     def read(self, start: int, stop: int) -> bytearray:
+        """See ``RangeReader``."""
         data = bytearray(stop - start)
         self.read_into(start, memoryview(data))
         return data
 
     def read_into(self, start: int, out: memoryview) -> None:
+        """See ``RangeReader``."""
         at, stop = start, start + len(out)
         while out:
             got = os.preadv(self._file.fileno(), [out], at)
             if not got:
-                raise OSError(f"{self._path} has ended at byte {at}; {stop} bytes were expected")
+                raise OSError(f"{self._name} has ended at byte {at}; {stop} bytes were expected")
             out, at = out[got:], at + got
 
     @property
     def version(self) -> Hashable:
+        """See ``RangeReader``."""
         now = os.fstat(self._file.fileno())
         return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
+
+
+class _LocalReader(FileReader):
+    reopens = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path), str(path))
 
 
 class RemoteFolder:
