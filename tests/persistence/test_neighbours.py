@@ -187,18 +187,19 @@ def test_two_keepers_of_a_folder_do_not_share_their_copies(
         assert again.start == 2
 
 
-def undisturbed(tmp_path: Path, steps: str) -> dict[int, set[tuple[str, int]]]:
+def undisturbed(tmp_path: Path, steps: str, *words: str) -> dict[int, set[tuple[str, int]]]:
     tmp_path.mkdir()
     script = Path(__file__).parent.parent / "scripts" / "restarted.py"
-    arguments = [str(tmp_path / "checkpoints"), str(tmp_path / "losses"), steps, "3"]
+    arguments = [str(tmp_path / "checkpoints"), str(tmp_path / "losses"), steps, "3", *words]
     run = Run(tmp_path, script, "--devices", "2", "--", *arguments, python=warm.python(), env={"OMP_NUM_THREADS": "1"})
     assert run.wait() == 0, run.output
     return losses(tmp_path)
 
 
-def test_a_run_that_loses_a_node_goes_on_from_the_memory_of_another(tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path / "whole", "18")
-    port, script = free_port(), ("18", "3", "neighbours:1:1000", "0:hold:11")
+@pytest.mark.parametrize("words", [(), ("in:two:stages",)], ids=["replicas", "parts that are sent"])
+def test_a_run_that_loses_a_node_goes_on_from_the_memory_of_another(words: tuple[str, ...], tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path / "whole", "18", *words)
+    port, script = free_port(), ("18", "3", "neighbours:1:1000", "0:hold:11", *words)
     options = ("--join-timeout", "60", "--max-restarts", "1")
     first = launched(tmp_path, port, *options, "--node-rank", "0", script=script, nodes="2")
     second = launched(tmp_path, port, *options, "--node-rank", "1", script=script, nodes="2")

@@ -3,7 +3,7 @@
 restarted.py FOLDER LOSSES STEPS EVERY [ATTEMPT:RANK:STEP …]; STEP may be +N, for the Nth step of the attempt, or ~S,
 for S seconds after its beginning, and "save" kills a rank while a save is under way.  Before STEP in ATTEMPT:hold:STEP
 all ranks wait until a file FOLDER.STEP is there.  neighbours:COUNT:DISK_EVERY keeps copies in memory; a rank has none
-for them with full:memory:RANK, and cannot write to it with write:memory:RANK.
+for them with full:memory:RANK, and cannot write to it with write:memory:RANK.  in:two:stages makes a pipeline.
 """
 
 import errno
@@ -32,6 +32,8 @@ for when in killed_at:
         timer.start()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 128), nn.ReLU(), nn.Dropout(0.3), nn.Linear(128, 4))
+if ["in", "two", "stages"] in words:
+    flow.place(model, {"0": flow.placement("cpu", [0]), "3": flow.placement("cpu", [1])})
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
 
