@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from actorflow import comm as comm
     from actorflow import config as config
     from actorflow import cuda as cuda
+    from actorflow import data as data
     from actorflow import distributed as distributed
     from actorflow import env as env
     from actorflow import layers as layers
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from actorflow_compiler.core.errors import CallError as CallError
     from actorflow_compiler.core.errors import CaptureError as CaptureError
     from actorflow_compiler.core.errors import ClusterError as ClusterError
+    from actorflow_compiler.core.errors import DataError as DataError
     from actorflow_compiler.core.errors import DeadlockError as DeadlockError
     from actorflow_compiler.core.errors import LayoutError as LayoutError
     from actorflow_compiler.core.errors import PlanError as PlanError
@@ -112,8 +114,8 @@ if TYPE_CHECKING:
     from actorflow_compiler.signatures.registration import register_signature as register_signature
 
 _ERRORS = (
-    "ActorError", "ActorflowError", "CallError", "CaptureError", "ClusterError", "DeadlockError", "LayoutError",
-    "PlanError", "SignatureError", "StateError", "TraceError",
+    "ActorError", "ActorflowError", "CallError", "CaptureError", "ClusterError", "DataError", "DeadlockError",
+    "LayoutError", "PlanError", "SignatureError", "StateError", "TraceError",
 )  # fmt: skip
 _INITIALIZERS = (
     "constant_initializer", "glorot_normal_initializer", "glorot_uniform_initializer", "kaiming_initializer",
@@ -153,7 +155,7 @@ _HOMES = {
     **dict.fromkeys(("get_all_variables", "load_variables"), "actorflow.checkpoint"),
 }
 _MODULES = (
-    "amp", "autograd", "checkpoint", "comm", "config", "cuda", "distributed", "env", "layers", "linalg", "math",
+    "amp", "autograd", "checkpoint", "comm", "config", "cuda", "data", "distributed", "env", "layers", "linalg", "math",
     "nn", "optim", "optimizer", "regularizers", "sbp", "scope", "train", "typing", "utils",
 )  # fmt: skip
 

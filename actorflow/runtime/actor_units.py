@@ -51,7 +51,8 @@ class ActorUnit:
     """An actor, ready to fire; each subclass is one way of firing.
 
     An operand is ``boxes[box][key]``.  The list of boxes holds the tokens of ``reads``.  If ``outer``, it goes on with
-    the variables, the constants, the call's inputs, the call's scalars, and ``(piece,)``, the micro-batch's number.
+    the variables, the constants, the call's inputs, the call's scalars, and ``(piece, by rows)``: the micro-batch's
+    number, and the names of the inputs of which only the rows are there that a source takes.
     """
 
     computes: ClassVar[bool] = False  # it runs a body, which may take long
@@ -64,6 +65,7 @@ class ActorUnit:
     stream: ActorStream  # its queue on the device, and the events that order it with others
     reads: tuple[tuple[int, Slots], ...]  # (position in the reads of a firing, register)
     outer: bool  # an operand comes from elsewhere than a register
+    inputs: tuple[str, ...]  # arguments of the call among its operands
     operands: tuple[tuple[int, int | str], ...]  # (index into the list of boxes, key in that box)
     stores: tuple[RegisterStore, ...] = ()
     variables: tuple[tuple[int, str], ...] = ()  # (output, variable that it overwrites)

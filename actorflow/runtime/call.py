@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from actorflow.devices import Device, Mark
+from actorflow.standins.logical_batch import ArrivingInput
 from actorflow.support import background
 from actorflow_compiler.core.errors import ActorError, ActorflowError, CallError
 
@@ -46,6 +47,7 @@ class Call:
         "_kinds",
         "before",
         "begun",
+        "by_rows",
         "ended",
         "failed_at",
         "fired",
@@ -68,7 +70,7 @@ class Call:
         self,
         number: int,
         plan: int,
-        inputs: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor | ArrivingInput],
         scalars: Mapping[str, float],
         results: frozenset[int],
         left: int,
@@ -80,7 +82,8 @@ class Call:
     ) -> None:
         self.number = number  # counted from 0 over all plans of the run
         self.plan = plan
-        self.inputs = inputs
+        self.inputs = dict(inputs)  # those that arrive are replaced by their rows when a source takes them
+        self.by_rows = frozenset(name for name, given in inputs.items() if isinstance(given, ArrivingInput))
         self.scalars = scalars
         self.leaves = leaves  # names of what the call changes in the script for good, beside the plan's variables
         self.undo = undo  # takes back the call's other changes in the script
@@ -142,6 +145,19 @@ class Call:
                 self.marks[index] = None
             self._device.here().use([found])  # a queue of the runtime allocated it; the caller may free it at any time
         return found
+
+    def arriving(self, names: Collection[str]) -> ArrivingInput | None:
+        """One of these inputs whose rows are still being read; None if all are here, which are tensors from then on.
+
+        Raises the error of the reading.  For the compute thread.
+        """
+        for name in self.by_rows.intersection(names):
+            given = self.inputs[name]
+            if isinstance(given, ArrivingInput):
+                if not given.read.ready():
+                    return given
+                self.inputs[name] = given.value()
+        return None
 
     def lose(self, error: BaseException, line: str) -> None:
         """Give the call up: it has failed at ``line`` of the user's code.  For the compute thread."""

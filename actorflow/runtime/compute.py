@@ -345,6 +345,8 @@ class Compute:
                 self._transfers.launch_in_order(task)
 
     def _begin_firing(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> None:
+        if unit.inputs and self._arriving(job, unit, fire):
+            return
         if self._held and (held := self._holding(job.calls[fire.firing // unit.rate], unit)) is not None:
             held.append(partial(self._begin_firing, job, unit, fire))
         elif unit.inline:
@@ -359,6 +361,18 @@ class Compute:
         else:
             self._transfers.fire(self._task(job, unit, fire))
 
+    def _arriving(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> bool:
+        """Whether rows that a source takes are still being read; then it begins to fire when they are here."""
+        call = job.calls[fire.firing // unit.rate]
+        if not call.by_rows or call.lost is not None:
+            return False
+        self._doing = (unit, fire)
+        late = call.arriving(unit.inputs)
+        self._doing = None
+        if late is not None:
+            late.read.then(partial(self._inbox.put, self._begin_firing, job, unit, fire))
+        return late is not None
+
     def _gather(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> list[Any]:
         held = fire.reads
         boxes: list[Any] = [slots.take(held[at][1]) for at, slots in unit.reads]
@@ -368,7 +382,7 @@ class Compute:
         if unit.outer:
             iteration, piece = divmod(fire.firing, unit.rate)
             call = job.calls[iteration]
-            boxes += (self._variables, job.constants, call.inputs, call.scalars, (piece,))
+            boxes += (self._variables, job.constants, call.inputs, call.scalars, (piece, call.by_rows))
         return [boxes[box][key] for box, key in unit.operands]
 
     def _task(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> Task:

@@ -109,7 +109,7 @@ class InstalledPlan:
         """Whether registers carry values from one iteration to the next."""
         return any(r.initial and r.tensors for r in self.plan.registers)
 
-    def check(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
+    def check(self, inputs: Mapping[str, object], scalars: Mapping[str, float]) -> None:
         """Raise CallError, with their names, if a call lacks arguments that the plan needs on this rank."""
         missing = sorted((self.inputs - inputs.keys()) | (self.scalars - scalars.keys()))
         if missing:

@@ -23,6 +23,7 @@ from actorflow.runtime.bodies.adding import adding, products
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import BodyCompiler, BodyRunner
 from actorflow.runtime.slots import Slots, of_one_firing
+from actorflow.runtime.source_kernel import SourceKernel
 from actorflow.runtime.stream_events import StreamEvents
 from actorflow.transport.messages import DataPlane
 from actorflow.transport.shared import SharedSlots
@@ -33,6 +34,7 @@ from actorflow_compiler.plan.plan import (
     ORDERED,
     SUM,
     Actor,
+    ActorKind,
     Body,
     Collective,
     Comm,
@@ -105,6 +107,10 @@ class UnitBuilder:
         run = self._run(actor, body)
         stores = self._stores(actor, None if run else body)
         common = self._common(actor, actor.operands, stores, host=not _makes_tensors(body))
+        if actor.kind is ActorKind.SOURCE:
+            names = [o.name if isinstance(o, OfInput) else "" for o in actor.operands]
+            common["operands"] += ((len(common["reads"]) + 4, 1),)
+            return ComputeUnit(body=body, execute=SourceKernel(self._kernels, body, names), **common)
         kernel = self._kernels.kernel(body)
         sums = [store.outputs[i] for store in stores for i in store.summed]
         if run is not None:
@@ -166,6 +172,7 @@ class UnitBuilder:
             "stream": stream,
             "reads": tuple(taken),
             "outer": any(not isinstance(o, FromRegister) for o in operands),
+            "inputs": tuple(o.name for o in operands if isinstance(o, OfInput)),
             "operands": tuple(self._operand(actor, o, box) for o in operands),
             "stores": stores,
             "variables": tuple(

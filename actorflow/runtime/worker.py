@@ -26,6 +26,7 @@ from actorflow.runtime.installed_plan import InstalledPlan, open_planes
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.snapshot import Cut, Snapshot
 from actorflow.runtime.story import explain_plans
+from actorflow.standins.logical_batch import ArrivingInput
 from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import DataPlane, Line, Message, Transport
 from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
@@ -129,9 +130,13 @@ class Worker:
             self._changed.notify_all()
 
     def issue(
-        self, number: int, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None,
-        leaves: Sequence[str] = (), undo: TakesBack | None = None,
-    ) -> Call:  # fmt: skip
+        self,
+        number: int,
+        inputs: Mapping[str, Tensor | ArrivingInput] | None = None,
+        scalars: Mapping[str, float] | None = None,
+        leaves: Sequence[str] = (),
+        undo: TakesBack | None = None,
+    ) -> Call:
         """Call plan ``number`` once more; calls execute in the order in which they are issued.
 
         Returns at once, unless ``in_flight`` calls are unfinished; then it waits for the first of them.  ``inputs``

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from actorflow.standins.logical_batch import BatchTensor, LogicalBatch
 from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.core.errors import CallError
@@ -35,7 +36,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 class CallArguments:
     """The arguments of one call, flattened."""
 
-    tensors: tuple[Tensor, ...]  # copies, because the script may reuse its own
+    tensors: tuple[Tensor, ...]  # copies, because the script may reuse its own; or BatchTensors, which have no values
     specs: tuple[TensorArgument, ...]
     key: tuple[Any, ...]  # everything else that decides which plan runs; hashable
     spoken: str  # the call as text, for messages: train_step(x: float32[8,4], flag=True)
@@ -43,6 +44,11 @@ class CallArguments:
     structure: pytree.TreeSpec
     numbers: Mapping[str, int | float]  # ints and floats, by path; a capture finds whether the plan depends on them
     objects: dict[str, Any]  # objects that the search follows, by path: modules, functions, parameters and others
+
+    @property
+    def batches(self) -> tuple[LogicalBatch, ...]:
+        """The batches of data sources of which tensors are among the arguments."""
+        return tuple({id(t.batch): t.batch for t in self.tensors if isinstance(t, BatchTensor)}.values())
 
     @property
     def spoken_numbers(self) -> str:
@@ -171,10 +177,11 @@ def shapes_text(specs: Sequence[TensorArgument]) -> str:
 
 
 def checksum(tensors: Sequence[Tensor]) -> int:
-    """A checksum of the contents of tensors, in order."""
+    """A checksum of the contents of tensors, in order; batches of data sources have none."""
     found = 0
     for tensor in tensors:
-        found = zlib.crc32(contents(tensor), found)
+        if not isinstance(tensor, BatchTensor):
+            found = zlib.crc32(contents(tensor), found)
     return found
 
 
@@ -186,7 +193,7 @@ def sampled_checksums(arguments: CallArguments) -> str:
     """
     said = []
     for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True):
-        if tensor.device.type == "cpu" and tensor.numel():
+        if tensor.device.type == "cpu" and tensor.numel() and not isinstance(tensor, BatchTensor):
             sample = tensor.view(-1)[:: max(1, tensor.numel() // SAMPLED)]
             said.append(f"{spec.name} {zlib.crc32(contents(sample)):08x}")
     return ", ".join(said)
@@ -243,6 +250,10 @@ def _refuse_gradients(name: str, path: str) -> NoReturn:
 def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:
     if isinstance(leaf, np.ndarray):
         return torch.tensor(leaf)
+    if isinstance(leaf, BatchTensor):
+        if leaf.value is None:
+            return leaf
+        leaf = leaf.value  # the script has looked at it, and may have changed it
     if getattr(leaf, "is_global", False):  # jobs take whole tensors
         return leaf.whole().clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
     tensor = real_value(leaf).detach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,7 +36,9 @@ from actorflow.variables.rebinding import RebindingSite, tensors_in
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.user_code import asks_for_types
 from actorflow_compiler.custom_ops.random import SEED
-from actorflow_compiler.plan.plan import OfInput, OfScalar, Plan, Variable, VariableKind
+from actorflow_compiler.plan.plan import Actor, OfInput, OfScalar, Plan, Variable, VariableKind
+from actorflow_compiler.plan.region import Runs
+from actorflow_compiler.plan.source_rows import argument_rows
 from actorflow_compiler.values.gradients import NO_GRADIENTS
 
 __all__ = ["CompileClient"]
@@ -90,7 +92,7 @@ class CompileClient:
             number=plan_number,
             plan=made.plan,
             effects=effects,
-            inputs=frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
+            rows=_argument_rows(actors, plan, prepared),
             bound=bind_script(job.type == JobType.TRAIN, guards, found, effects),
             mirrored=prepared.own is not None,
             key=key,
@@ -199,6 +201,13 @@ class CompileClient:
             return False
         unused[id(new)] = weakref.ref(new)
         return True
+
+
+def _argument_rows(actors: Sequence[Actor], plan: Plan, prepared: PreparedCall) -> dict[str, Runs]:
+    """The arguments that actors of this rank take, and which rows of them."""
+    shapes = {spec.name: spec.shape for spec in prepared.arguments.specs}
+    taken = {o.name: () for a in actors for o in a.operands if isinstance(o, OfInput)}
+    return taken | argument_rows(actors, plan.bodies, {name: shapes[name] for name in taken})
 
 
 def _reading(found: NumberReads, actors: Iterable[Any]) -> NumberReads:

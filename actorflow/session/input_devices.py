@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from actorflow.script_state.arguments import CallArguments
+from actorflow.standins.logical_batch import BatchTensor
 from actorflow_compiler.core.errors import CallError
 
 __all__ = ["InputDevices"]
@@ -27,7 +28,7 @@ class InputDevices:
     def look(self, job: str, arguments: CallArguments, needed: Iterable[str], device: torch.device) -> None:
         """Warn of the ``needed`` tensors that have to be moved.  Raises CallError for one without memory."""
         for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True):
-            if tensor.device != device and spec.name in needed:
+            if tensor.device != device and spec.name in needed and not isinstance(tensor, BatchTensor):
                 self._moves(job, spec.name, tensor, device)
 
     def _moves(self, job: str, name: str, tensor: Tensor, device: torch.device) -> None:

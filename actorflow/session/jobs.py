@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.region import Runs
 
 __all__ = ["CompiledPlan", "JobLike", "JobType", "bind_script"]
 
@@ -74,7 +75,7 @@ class CompiledPlan:
     number: int
     plan: Plan
     effects: StepEffects  # with only those number reads that this rank needs
-    inputs: frozenset[str]  # arguments that this rank's sources read
+    rows: Mapping[str, Runs]  # arguments that this rank's sources take → the rows of each (none of one without dims)
     bound: ScriptBinding  # set unless the plan is parked
     mirrored: bool  # each device draws its own random numbers
     key: tuple[Any, ...]

@@ -18,6 +18,7 @@ from actorflow.script_state.arguments import CallArguments, checksum, flatten, r
 from actorflow.script_state.seeds import call_seeds
 from actorflow.script_state.side_effects import SideEffect, apply_side_effects
 from actorflow.session.body import JobArguments, PreparedCall
+from actorflow.session.call_inputs import inputs_of_call
 from actorflow.session.compile_client import CompileClient
 from actorflow.session.compile_request import located
 from actorflow.session.context import Observers, PlanRuntime, SessionContext
@@ -170,12 +171,8 @@ class Session:
             variables.check(self._release.uses(compiled), job.type == JobType.TRAIN)
         except StateError as error:
             raise located(error, job.function) from None
-        self._fed.look(job.name, arguments, compiled.inputs, worker.device)
-        inputs = {
-            spec.name: tensor if worker.on.ahead else tensor.to(worker.device)  # the plan's source actors move it
-            for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True)
-            if spec.name in compiled.inputs
-        }
+        self._fed.look(job.name, arguments, compiled.rows, worker.device)
+        inputs = inputs_of_call(arguments, compiled.rows, None if worker.on.ahead else worker.device)
         found = compiled.bound.found
         known = numbers_now(arguments, found.state, found.sources)
         scalars = effects.reading.values(known)
@@ -268,6 +265,7 @@ class Session:
             parts.append(f"{lost} failed calls")
         if seen := sampled_checksums(arguments):
             parts.append(f"contents of {seen}")
+        parts += [batch.text for batch in arguments.batches]
         if compiled is None or compiled.calls % CHECK_CONTENTS == 0:
             parts.append(f"all contents {checksum(arguments.tensors):08x}")
         return f"{', '.join(parts)}]"

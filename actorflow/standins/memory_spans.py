@@ -7,6 +7,7 @@ from torch import Tensor
 
 from actorflow.deferred import DeferredTensor
 from actorflow.standins.lazy_tensor import LazyTensor
+from actorflow.standins.logical_batch import BatchTensor
 from actorflow.standins.owned_tensor import OwnedTensor
 
 __all__ = ["MemorySpan", "overlap", "memory_span"]
@@ -20,7 +21,7 @@ def memory_span(tensor: Tensor) -> MemorySpan | None:
     None for stand-ins, deferred and lazy tensors, and tensors that are empty or not strided.
     """
     if (
-        isinstance(tensor, OwnedTensor | LazyTensor | DeferredTensor)
+        isinstance(tensor, OwnedTensor | LazyTensor | DeferredTensor | BatchTensor)
         or tensor.layout is not torch.strided
         or not tensor.numel()
     ):

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow.deferred.tensor import DeferredTensor
 from actorflow.standins.lazy_tensor import METADATA, LazyTensor, wait_for_values
+from actorflow.standins.logical_batch import BatchTensor
 from actorflow_compiler.capture.data_assignment import in_place
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.monkey_patches import original
@@ -652,7 +653,7 @@ def _saves(frame: Any) -> bool:
 
 
 def real_value(tensor: Tensor) -> Tensor:
-    """The value of any tensor of the script: waits for a result, reads an owned tensor, makes a deferred one."""
+    """The value of any tensor of the script: waits for a result, reads an owned tensor or a batch, and so on."""
     if isinstance(tensor, OwnedGradient):
         return tensor.clone()
     if isinstance(tensor, OwnedTensor):
@@ -661,6 +662,8 @@ def real_value(tensor: Tensor) -> Tensor:
         return tensor.plain
     if isinstance(tensor, DeferredTensor):
         return tensor.materialised()
+    if isinstance(tensor, BatchTensor):
+        return tensor.whole()
     value: Tensor = wait_for_values(tensor) if isinstance(tensor, LazyTensor) else tensor
     return value
 

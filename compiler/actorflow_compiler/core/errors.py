@@ -45,6 +45,10 @@ class CallError(ActorflowError):
     """A job was called differently on different ranks, or with arguments that do not fit."""
 
 
+class DataError(ActorflowError):
+    """A data source cannot give what was asked of it: a sample that raises, rows of other shapes, a lost worker."""
+
+
 class StateError(ActorflowError):
     """Parameters or optimizer state that a plan owns were used in a way that it does not support."""
 

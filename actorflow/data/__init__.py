@@ -1,0 +1,6 @@
+"""``flow.data``: data sources, of which each rank reads only the rows that it needs."""
+
+from actorflow.data.loader import DataSource
+from actorflow.data.sources import loader
+
+__all__ = ["DataSource", "loader"]

@@ -1,0 +1,198 @@
+"""Random numbers by element: what a sample draws depends on seed, epoch and its place in the epoch, and nothing else.
+
+So augmentation gives the same samples whichever process reads them, and beside whichever others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["ElementRandom"]
+
+_DEPTH = 6  # of attributes and containers in which a dataset's own generators are looked for
+_MASK = (1 << 64) - 1
+
+
+class ElementRandom:
+    """The random generators that reading a dataset may draw from: the global ones, and those that its objects hold."""
+
+    def __init__(self, *holders: Any) -> None:
+        found: dict[int, Any] = {}
+        seen: set[int] = set()
+        for holder in holders:
+            _find(holder, found, seen, _DEPTH)
+        self._own = tuple(found.values())
+
+    def seed(self, *numbers: int) -> None:
+        """Seed all generators with a number made of these."""
+        seed = _mixed(numbers)
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        for number, generator in enumerate(self._own):
+            _seed(generator, _mixed((seed, number)))
+
+    def state(self) -> tuple[Any, ...]:
+        """What two calls return alike if nothing was drawn between them."""
+        here = torch.default_generator.get_state().numpy().tobytes()
+        numpy = _of_numpy(np.random.get_state(legacy=False))
+        return here, random.getstate(), numpy, *(_state(generator) for generator in self._own)
+
+    def saved(self) -> dict[str, Any]:
+        """The states of all generators, as plain values; ``put_back`` takes them."""
+        version, keys, gauss = random.getstate()
+        return {
+            "torch": _bytes(torch.default_generator),
+            "python": [version, np.array(keys, np.uint32).tobytes(), gauss],
+            "numpy": np.random.get_state(legacy=False),
+            "own": [
+                generator.bit_generator.state
+                if isinstance(generator, np.random.Generator)
+                else _bytes(generator)
+                if isinstance(generator, torch.Generator)
+                else generator.get_state(legacy=False)
+                if isinstance(generator, np.random.RandomState)
+                else generator.getstate()
+                for generator in self._own
+            ],
+        }
+
+    def put_back(self, saved: Mapping[str, Any]) -> None:
+        """Give all generators the states of ``saved``.  Raises ValueError if there were others then."""
+        if len(saved["own"]) != len(self._own):
+            raise ValueError(f"{len(saved['own'])} generators were saved, and {len(self._own)} are here")
+        torch.default_generator.set_state(_of_bytes(saved["torch"]))
+        version, keys, gauss = saved["python"]
+        random.setstate((version, tuple(np.frombuffer(keys, np.uint32).tolist()), gauss))
+        np.random.set_state(saved["numpy"])
+        for generator, state in zip(self._own, saved["own"], strict=True):
+            if isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = state
+            elif isinstance(generator, torch.Generator):
+                generator.set_state(_of_bytes(state))
+            elif isinstance(generator, np.random.RandomState):
+                generator.set_state(state)
+            else:
+                generator.setstate(state)
+
+    @contextmanager
+    def aside(self, own: bool = True) -> Iterator[None]:
+        """A context behind which all generators (with ``own`` false: the global ones) are as they were before."""
+        here, python, numpy = torch.default_generator.get_state(), random.getstate(), np.random.get_state(legacy=False)
+        kept = [_kept(generator) for generator in self._own] if own else []
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(here)
+            random.setstate(python)
+            np.random.set_state(numpy)
+            for put_back in kept:
+                put_back()
+
+
+def _mixed(numbers: tuple[int, ...]) -> int:
+    """A well mixed number of 63 bits of some numbers (splitmix64)."""
+    found = 0
+    for number in numbers:
+        found = (found ^ number) + 0x9E3779B97F4A7C15 & _MASK
+        found = (found ^ found >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        found = (found ^ found >> 27) * 0x94D049BB133111EB & _MASK
+        found ^= found >> 31
+    return found >> 1
+
+
+def _find(value: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:
+    """Collect the generators that an object holds, in its attributes, containers and closures."""
+    if id(value) in seen or depth < 0 or isinstance(value, str | bytes | int | float | torch.Tensor | np.ndarray):
+        return
+    seen.add(id(value))
+    if isinstance(value, np.random.Generator | np.random.RandomState | torch.Generator | random.Random):
+        found[id(value)] = value
+        return
+    inner: list[Any] = []
+    if isinstance(value, Mapping):
+        inner += list(value.values())[:_WIDTH]
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner += list(value)[:_WIDTH]
+    else:
+        function = getattr(value, "__func__", value)
+        code = getattr(function, "__code__", None)
+        if code is None and not isinstance(value, type):
+            code = getattr(getattr(type(value), "__getitem__", None), "__code__", None)
+            function = getattr(type(value), "__getitem__", None)
+        if code is not None:
+            inner += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
+            names = getattr(function, "__globals__", {})
+            inner += [names[name] for name in code.co_names if name in names and not isinstance(names[name], type)]
+        inner += [getattr(value, "__self__", None), *getattr(value, "__dict__", {}).values()]
+    for one in inner:
+        if not _is_module(one):
+            _find(one, found, seen, depth - 1)
+
+
+_WIDTH = 64  # items of a container that are looked at
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, type(torch)) or (isinstance(value, type) and value.__module__ in ("builtins", "torch"))
+
+
+def _seed(generator: Any, seed: int) -> None:
+    if isinstance(generator, np.random.Generator):
+        bits: Any = generator.bit_generator
+        bits.state = type(bits)(seed).state
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    else:
+        generator.seed(seed & 0xFFFFFFFF)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return repr(generator.bit_generator.state)
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, np.random.RandomState):
+        return _of_numpy(generator.get_state(legacy=False))
+    return generator.getstate()
+
+
+def _bytes(generator: torch.Generator) -> bytes:
+    return generator.get_state().numpy().tobytes()
+
+
+def _of_bytes(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _of_numpy(state: Any) -> Any:
+    """A state of NumPy's legacy generator, to compare."""
+    return state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"]
+
+
+def _kept(generator: Any) -> Callable[[], object]:
+    """What puts a generator back into the state that it has now."""
+    if isinstance(generator, np.random.Generator):
+        bits, state = generator.bit_generator, generator.bit_generator.state
+        return lambda: setattr(bits, "state", state)
+    if isinstance(generator, torch.Generator):
+        here = generator.get_state()
+        return lambda: generator.set_state(here)
+    if isinstance(generator, np.random.RandomState):
+        numpy = generator.get_state(legacy=False)
+        return lambda: generator.set_state(numpy)
+    before = generator.getstate()
+    return lambda: generator.setstate(before)

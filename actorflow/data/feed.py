@@ -1,0 +1,247 @@
+"""Give the batches of one epoch, one after the other, and read of each the rows that are asked for.
+
+Which rows a rank needs of a batch is known when a job is called with it.  From then on, workers read those rows of
+batches of the same size ahead; what is missing when a batch is used is read at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actorflow.data.element_random import ElementRandom
+from actorflow.data.order import Picked
+from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest
+from actorflow.data.workers import ReadAhead, Reader
+from actorflow.standins.logical_batch import BatchTensor, Rows, count_rows, merge_rows
+
+__all__ = ["Feed", "FeedSource", "SourceBatch"]
+
+
+@dataclass(slots=True)
+class FeedSource:
+    """What the feeds of one source share."""
+
+    name: str  # for messages: "the loader of train.py:31"
+    reader: Reader
+    template: BatchTemplate
+    random: ElementRandom | None  # what reading in the script's own process must leave as it was
+    ahead: ReadAhead | None  # None: the script's own process reads
+    depth: int  # batches that are read ahead
+    rank: int
+    total: str  # for messages: "1,000 rows"
+    needs: dict[int, Rows] = field(default_factory=dict)  # size of a batch → its rows that this rank was asked for
+    given: dict[tuple[int, int], Any] = field(default_factory=dict)  # (epoch, place) → a sample that was read before
+    looked: set[str] = field(default_factory=set)  # lines of the script that looked at a batch
+
+    @property
+    def whole(self) -> bool:
+        """Whether batches are read whole, and given to the script as they are."""
+        return bool(self.template.why_whole)
+
+    def request(self, batch: SourceBatch, rows: Rows) -> ReadRequest:
+        """The request of some rows of a batch."""
+        feed = batch.feed
+        made = ReadRequest.of(feed.epoch, batch.number, batch.picked, rows, feed.seed, not self.whole)
+        known = {at: self.given.pop((feed.epoch, at)) for at in made.places if (feed.epoch, at) in self.given}
+        return replace(made, given=known) if known else made
+
+    def wanted(self, size: int) -> Rows:
+        """The rows of a batch of this size that are read ahead."""
+        return ((0, size),) if self.whole else self.needs.get(size, ())
+
+    def read_here(self, request: ReadRequest) -> Any:
+        """Read in this process; the script's random numbers stay as they are."""
+        if self.random is None:
+            return self.reader.read(request)
+        with self.random.aside():
+            return self.reader.read(request)
+
+    def tell_look(self, line: str, size: int) -> None:
+        """Say once for each line that it makes this rank read whole batches."""
+        if line not in self.looked:
+            self.looked.add(line)
+            if self.rank == 0:
+                print(
+                    f"actorflow: {line or 'the script'} looks at a batch of {self.name}, so every rank reads all "
+                    f"{size} rows, beside what its jobs need: do it in the job, and return what is wanted",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+class SourceBatch:
+    """One batch of a source, of which any rows can be read."""
+
+    def __init__(self, feed: Feed, number: int, picked: Picked) -> None:
+        self.feed, self.number, self.picked = feed, number, picked
+        self.parts: list[tuple[Rows, Future[Any]]] = []  # rows that are read, or being read
+        self.planned: tuple[Rows, Future[Any]] | None = None  # what workers read of it
+
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return len(self.picked.indices)
+
+    @property
+    def text(self) -> str:
+        """See ``LogicalBatch``."""
+        order = zlib.crc32(repr(self.picked.indices).encode())
+        source = self.feed.source
+        return (
+            f"rows {self.picked.row}-{self.picked.end - 1} of epoch {self.feed.epoch} of {source.name} "
+            f"({source.total}, indices {order:08x})"
+        )
+
+    def read(self, rows: Rows) -> _Read:
+        """See ``LogicalBatch``."""
+        return self.feed.read(self, rows)
+
+    def look(self, leaf: int, line: str) -> Tensor:
+        """See ``LogicalBatch``."""
+        self.feed.source.tell_look(line, self.size)
+        return self.feed.read(self, ((0, self.size),)).leaf(leaf)
+
+    def content(self) -> Any:
+        """The batch, as the script gets it."""
+        source = self.feed.source
+        if source.whole:
+            return self.feed.read(self, ((0, self.size),)).result()
+        leaves = [
+            BatchTensor.of(self, at, (self.size, *spec.shape), spec.dtype)
+            for at, spec in enumerate(source.template.leaves)
+        ]
+        return source.template.structure.put_together(leaves)
+
+
+class Feed:
+    """The batches of an epoch from some row on.  For the script's thread."""
+
+    def __init__(self, source: FeedSource, epoch: int, seed: int, batches: Iterator[Picked]) -> None:
+        self.source, self.epoch, self.seed = source, epoch, seed
+        self._batches: Iterator[Picked] | None = batches
+        self._coming: deque[SourceBatch] = deque()
+        self._taken: list[weakref.ref[SourceBatch]] = []  # until workers read
+        self._number = 0
+        self._started = source.ahead is None  # workers have begun to read for it
+
+    def next(self) -> SourceBatch | None:
+        """The next batch; None behind the last one."""
+        while self._batches is not None and len(self._coming) <= self.source.depth:
+            picked = next(self._batches, None)
+            if picked is None:
+                self._batches = None
+                break
+            batch = SourceBatch(self, self._number, picked)
+            self._number += 1
+            self._coming.append(batch)
+            if self._ahead is not None:
+                self._plan(self._ahead, batch)
+        if not self._coming:
+            return None
+        batch = self._coming.popleft()
+        if not self._started:
+            self._taken = [*(one for one in self._taken if one() is not None), weakref.ref(batch)]
+        return batch
+
+    def read(self, batch: SourceBatch, rows: Rows) -> _Read:
+        """Begin to read rows of a batch."""
+        source, size = self.source, batch.size
+        source.needs[size] = merge_rows(source.needs.get(size, ()), rows)
+        ahead = source.ahead
+        if ahead is not None and not self._started:
+            self._start(ahead, batch)
+        if batch.planned is not None:
+            planned, batch.planned = batch.planned, None
+            if ahead is not None and not planned[1].done():
+                ahead.want(planned[1])
+            batch.parts.append(planned)
+        missing = _without(rows, merge_rows(*(have for have, _ in batch.parts)))
+        if missing:
+            found: Future[Any] = Future()
+            found.set_result(source.read_here(source.request(batch, missing)))
+            batch.parts.append((missing, found))
+        return _Read(source.name, rows, tuple(batch.parts))
+
+    @property
+    def _ahead(self) -> ReadAhead | None:
+        """The workers, while they read for this feed."""
+        ahead = self.source.ahead
+        return ahead if ahead is not None and ahead.owner is self else None
+
+    def _start(self, ahead: ReadAhead, first: SourceBatch) -> None:
+        """Let workers read this batch and those behind it."""
+        taken = [batch for one in self._taken if (batch := one()) is not None and batch.number >= first.number]
+        self._taken, self._started = [], True
+        ahead.begin(self)
+        for batch in [*taken, *self._coming]:
+            self._plan(ahead, batch)
+        ahead.start()
+
+    def _plan(self, ahead: ReadAhead, batch: SourceBatch) -> None:
+        rows = self.source.wanted(batch.size)
+        request = self.source.request(batch, rows) if rows else None
+        batch.planned = rows, ahead.add(request)
+
+
+class _Read:
+    """Rows of a batch that are being read, in parts."""
+
+    def __init__(self, name: str, rows: Rows, parts: Sequence[tuple[Rows, Future[Any]]]) -> None:
+        self._name, self._rows = name, rows
+        self._parts = [(have, future) for have, future in parts if have]
+
+    def ready(self) -> bool:
+        """See ``RowsRead``."""
+        return all(future.done() for _, future in self._parts)
+
+    def then(self, callback: Callable[[], object]) -> None:
+        """See ``RowsRead``."""
+        for _, future in self._parts:
+            if not future.done():
+                future.add_done_callback(lambda _: self.then(callback))
+                return
+        callback()
+
+    def leaf(self, index: int) -> Tensor:
+        """See ``RowsRead``."""
+        found: list[Tensor] = [self._found(future)[index] for _, future in self._parts]
+        if len(found) == 1 and self._parts[0][0] == self._rows:
+            return found[0]
+        have = np.concatenate([_numbers(rows) for rows, _ in self._parts])
+        order = np.argsort(have, kind="stable")
+        at = order[np.searchsorted(have[order], _numbers(self._rows))]
+        return torch.cat(found)[torch.from_numpy(at)]
+
+    def result(self) -> Any:
+        """What was read, in one part.  Waits for it; raises its error."""
+        return self._found(self._parts[0][1])
+
+    def _found(self, future: Future[Any]) -> Any:
+        result = future.result()
+        if isinstance(result, ReadFailure):
+            raise result.error(self._name)
+        return result
+
+
+def _numbers(rows: Rows) -> np.ndarray[Any, Any]:
+    return np.concatenate([np.arange(lo, hi) for lo, hi in rows] or [np.empty(0, np.int64)])
+
+
+def _without(rows: Rows, others: Rows) -> Rows:
+    """The rows that are not among others."""
+    if not others or not count_rows(rows):
+        return rows
+    left = np.setdiff1d(_numbers(rows), _numbers(others))
+    breaks = np.flatnonzero(np.diff(left) != 1) + 1
+    return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(left, breaks) if run.size)

@@ -1,0 +1,299 @@
+"""Data sources: loaders whose batches are logical, so that each rank reads only the rows that it needs of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from actorflow.control.cluster import Alone
+from actorflow.data.feed import Feed, FeedSource
+from actorflow.data.order import Picked
+from actorflow.data.reading import BatchTemplate, LeafSpec, ReadFailure, ReadRequest, SampleReader, dtype_text
+from actorflow.data.structure import Structure
+from actorflow.data.workers import ReadAhead, Reader, WorkerOptions, in_a_worker
+from actorflow.session.process import current
+from actorflow_compiler.core.errors import DataError
+from actorflow_compiler.core.user_code import UserLines
+
+__all__ = ["BatchOrder", "DataSource"]
+
+_numbers = itertools.count()
+_lines = UserLines()
+
+
+class BatchOrder(Protocol):
+    """Which rows are in which batch."""
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of an epoch; None: it is not known before its end."""
+
+    @property
+    def text(self) -> str:
+        """What must be equal on all ranks, for messages."""
+
+    @property
+    def element_seed(self) -> int:
+        """The seed of the random numbers of elements, of the epoch whose batches were asked for last."""
+
+    def begin(self) -> None:
+        """An iteration begins."""
+
+    def batches(self, epoch: int, row: int) -> Iterator[Picked]:
+        """The batches of an epoch from a row on."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """The script has set the number of the next epoch."""
+
+    def ends(self, row: int) -> bool:
+        """Whether no batch begins at this row or behind it, as far as that is known."""
+
+    def count(self) -> int:
+        """Batches of a whole epoch.  Raises TypeError where it is not known."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What identifies the order, so that a position in it can be taken up again."""
+
+    def load_state_dict(self, state: Mapping[str, Any], name: str) -> None:
+        """Take up what was saved; raises DataError, with ``name``, for the state of another order."""
+
+
+class DataSource:
+    """A loader: iterating over it gives the batches of one epoch after the other.
+
+    Every rank must iterate alike.  A batch has the form that collate gives it.  Its tensors have a shape, [rows, ...],
+    and a dtype, and no values: a job that is called with them reads, on each rank, the rows that this rank needs.
+    Where the script looks at one, the whole batch is read.
+    """
+
+    def __init__(self, reader: Reader, order: BatchOrder, options: WorkerOptions, whole: bool = False) -> None:
+        self._reader, self._order, self._options, self._whole = reader, order, options, whole
+        self._number = next(_numbers)
+        self.name = f"the loader of {_lines.here() or 'the script'}"  # for messages
+        self._source: FeedSource | None = None  # made when it is first iterated over
+        self._epoch, self._row = 0, 0  # of the next batch
+        self._within = False  # an iteration of this epoch has begun
+        self._version = 0  # of the position; a loaded one moves iterations that are under way
+
+    # -- batches ---------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._within:  # that epoch was left in the middle
+            self._epoch, self._row = self._epoch + 1, 0
+        self._within = True
+        self._order.begin()
+        return _Iteration(self)
+
+    def __len__(self) -> int:
+        """The number of batches of a whole epoch; TypeError where it is not known."""
+        return self._order.count()
+
+    def repeat(self) -> Iterator[Any]:
+        """Batches without end, one epoch after the other.  Raises DataError for a source without batches."""
+        while True:
+            batch = None
+            for batch in self:
+                yield batch
+            if batch is None:
+                raise DataError(f"{self.name}: an epoch has no batches; a dataset with rows for one was expected")
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The numbers of the epochs up to ``total``, from that of the next batch on: also where a run goes on."""
+        while (epoch := self.epoch) < total:
+            yield epoch
+            if self.epoch == epoch:  # the script has left the epoch, or not begun it
+                self.set_epoch(epoch + 1)
+
+    # -- position --------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch of the next batch, from 0."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """How many rows were given so far, over all epochs, with those that ``drop_last`` has dropped.
+
+        It does not depend on the number of ranks or workers.
+        """
+        rows = self._order.rows
+        return self._row if rows is None else self._epoch * rows + self._row
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be epoch number ``epoch``, from its beginning unless that is under way."""
+        if epoch != self._epoch or self._within:
+            self._move(epoch, 0)
+        self._order.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as plain values; ``flow.checkpoint`` saves it with an object that has it."""
+        return {"epoch": self._epoch, "row": self._row, "position": self.position, **self._order.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at a saved position: the next batch is the one that would have come.
+
+        Raises DataError for the state of another dataset or order.
+        """
+        missing = [key for key in ("epoch", "row") if not isinstance(state.get(key), int)]
+        if missing:
+            raise DataError(
+                f"{self.name}: a state without {' and '.join(missing)} was found ({', '.join(map(str, state))}); "
+                f"that of state_dict() of such a loader was expected"
+            )
+        self._order.load_state_dict(state, self.name)
+        self._move(state["epoch"], state["row"])
+
+    def _move(self, epoch: int, row: int) -> None:
+        self._epoch, self._row, self._within = epoch, row, False
+        self._version += 1
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self._order.text}>"
+
+    # -- the parts -------------------------------------------------------------------------------------
+
+    def source(self, first: Picked) -> FeedSource:
+        """What feeds share; ``first`` is the first batch, of which the first samples tell what batches look like."""
+        if self._source is None:
+            template, given = self._agree(first)
+            self._reader.template = template
+            cluster = current().context.cluster
+            options = self._options
+            ahead = ReadAhead(self._reader, options, self.name) if options.workers else None
+            rows = self._order.rows
+            total = "rows" if rows is None else f"{rows:,} rows"
+            random = self._reader.random if isinstance(self._reader, SampleReader) else None
+            self._source = FeedSource(
+                self.name, self._reader, template, random, ahead, options.ahead, cluster.rank, total, given=given
+            )
+            if template.why_whole and not self._whole and cluster.rank == 0:
+                print(
+                    f"actorflow: every rank reads whole batches of {self.name}, since {template.why_whole}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        return self._source
+
+    def _agree(self, first: Picked) -> tuple[BatchTemplate, dict[tuple[int, int], Any]]:
+        """What batches look like, as rank 0 has found it; with the samples that this took here.
+
+        Raises DataError where ranks have other datasets or orders, or where samples cannot be read.
+        """
+        cluster = current().context.cluster
+        if isinstance(cluster, Alone) or cluster.world == 1:
+            return self._look(first)
+        tag = f"{self.name}, the script's data source number {self._number}"
+        mine = f"{self._order.text}, beginning at row {first.row} of epoch {self._epoch} with {first.indices[:4]!r}"
+        every = cluster.gather(tag, mine.encode())
+        given: dict[tuple[int, int], Any] = {}
+        reply = None
+        if every is not None:
+            said = _difference([text.decode() for text in every])
+            template = None
+            if not said:
+                try:
+                    template, given = self._look(first)
+                except DataError as error:
+                    said = str(error)
+            reply = [json.dumps([said, None if template is None else _to_json(template)]).encode()] * cluster.world
+        said, found = json.loads(cluster.scatter(tag, reply))
+        if said:
+            raise DataError(said if said.startswith(self.name) else f"{self.name}: {said}")
+        return _from_json(found), given
+
+    def _look(self, first: Picked) -> tuple[BatchTemplate, dict[tuple[int, int], Any]]:
+        reader = self._reader
+        if reader.template is not None:
+            return reader.template, {}
+        assert isinstance(reader, SampleReader)
+        if self._whole:
+            return BatchTemplate(Structure.leaf(), (), "whole=True"), {}
+        count = min(reader.probed, len(first.indices))
+        request = ReadRequest.of(self._epoch, 0, first, ((0, count),), self._order.element_seed)
+        template: BatchTemplate | ReadFailure
+        if self._options.workers:
+            template, read = in_a_worker(_Probe(reader, request), self._options, self.name)
+        else:
+            with reader.random.aside():
+                template, read = reader.try_probe(request)
+        if isinstance(template, ReadFailure):
+            raise template.error(self.name)
+        return template, {(self._epoch, place): sample for place, sample in read.items()}
+
+
+class _Iteration(Iterator[Any]):
+    """The rest of an epoch of a source."""
+
+    def __init__(self, loader: DataSource) -> None:
+        self._loader, self._version = loader, loader._version
+        self._feed: Feed | None = None
+        self._epoch, self._row = loader._epoch, loader._row
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if self._version != loader._version:  # a position was loaded meanwhile
+            self._version, self._feed = loader._version, None
+            self._epoch, self._row = loader._epoch, loader._row
+            loader._within = True
+        if self._feed is None:
+            batches = loader._order.batches(self._epoch, self._row)
+            first = next(batches, None)
+            if first is None:
+                return self._end()
+            self._feed = Feed(
+                loader.source(first), self._epoch, loader._order.element_seed, itertools.chain([first], batches)
+            )
+        batch = self._feed.next()
+        if batch is None:
+            return self._end()
+        content = batch.content()
+        self._row = batch.picked.end
+        if self._epoch >= loader._epoch:
+            loader._epoch, loader._row = self._epoch, self._row
+            if loader._order.ends(self._row):
+                loader._epoch, loader._row, loader._within = self._epoch + 1, 0, False
+        return content
+
+    def _end(self) -> Any:
+        loader = self._loader
+        if self._epoch == loader._epoch and loader._within:
+            loader._epoch, loader._row, loader._within = self._epoch + 1, 0, False
+        raise StopIteration
+
+
+class _Probe:
+    """The first look at samples, which a worker takes."""
+
+    def __init__(self, reader: SampleReader, request: ReadRequest) -> None:
+        self._reader, self._request = reader, request
+
+    def __call__(self) -> Any:
+        return self._reader.try_probe(self._request)
+
+
+def _difference(said: list[str]) -> str:
+    """A sentence about ranks that have another source than rank 0; empty if there are none."""
+    for rank, text in enumerate(said):
+        if text != said[0]:
+            return (
+                f"ranks have different data: rank 0 has {said[0]}; rank {rank} has {text}; expected: the same dataset, "
+                f"sampler and seed on all ranks, as each of them reads its own rows of the same batches"
+            )
+    return ""
+
+
+def _to_json(template: BatchTemplate) -> Any:
+    leaves = [[spec.path, list(spec.shape), dtype_text(spec.dtype)] for spec in template.leaves]
+    return [template.structure.to_json(), leaves, template.why_whole]
+
+
+def _from_json(said: Any) -> BatchTemplate:
+    structure, leaves, why = said
+    specs = tuple(LeafSpec(path, tuple(shape), getattr(torch, dtype)) for path, shape, dtype in leaves)
+    return BatchTemplate(Structure.from_json(structure), specs, why)

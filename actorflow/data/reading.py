@@ -1,0 +1,371 @@
+"""Read rows of a dataset: fetch their samples, with random numbers by element, and collate them.
+
+Workers run this, and a rank without workers does it itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from actorflow.data.element_random import ElementRandom
+from actorflow.data.order import Picked
+from actorflow.data.structure import Structure, take_apart
+from actorflow.standins.logical_batch import Rows
+from actorflow_compiler.core.errors import ActorflowError, DataError
+from actorflow_compiler.core.user_code import is_users, with_code
+
+__all__ = ["BatchTemplate", "LeafSpec", "ReadFailure", "ReadRequest", "SampleReader", "dtype_text"]
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """One tensor of a batch."""
+
+    path: str  # in the batch: "labels", "0"
+    shape: tuple[int, ...]  # of one row
+    dtype: torch.dtype
+
+    @property
+    def text(self) -> str:
+        """``labels: int64[rows,8]``."""
+        return f"{self.path or 'the batch'}: {dtype_text(self.dtype)}[{','.join(('rows', *map(str, self.shape)))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTemplate:
+    """What all batches of a source look like."""
+
+    structure: Structure
+    leaves: tuple[LeafSpec, ...]
+    why_whole: str = ""  # why its batches have to be read whole on every rank; empty: they are read by rows
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Some rows of one batch, to be read."""
+
+    epoch: int
+    number: int  # of the batch in its epoch
+    places: tuple[int, ...]  # of the rows in the epoch
+    indices: tuple[Any, ...]  # of the rows in the dataset
+    given: Mapping[int, Any] = field(default_factory=dict)  # samples that were read before, by place
+    leaves: bool = True  # the tensors of a batch that has the template; else what collate returns, as it is
+    seed: int = 0  # of the random numbers of elements
+
+    @staticmethod
+    def of(epoch: int, number: int, picked: Picked, rows: Rows, seed: int, leaves: bool = True) -> ReadRequest:
+        """These rows of a batch, counted from its first."""
+        at = [row for lo, hi in rows for row in range(lo, hi)]
+        places, indices = tuple(picked.row + row for row in at), tuple(picked.indices[row] for row in at)
+        return ReadRequest(epoch, number, places, indices, {}, leaves, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFailure:
+    """Rows that could not be read."""
+
+    text: str  # what failed, for people, without the name of the source
+
+    def error(self, source: str) -> DataError:
+        """The error to raise, which names the source."""
+        return DataError(f"{source}: {self.text}")
+
+
+class SampleReader:
+    """Reads rows of a map-style dataset.
+
+    ``collate`` makes a batch of a list of samples (None: torch's ``default_collate``).  ``template``, which
+    ``try_probe`` finds, must be set before ``read``.
+    """
+
+    def __init__(self, dataset: Any, collate: Collate | None) -> None:
+        self.dataset = dataset
+        self.collate: Collate = default_collate if collate is None else collate
+        self.template: BatchTemplate | None = None
+        self._random: ElementRandom | None = None  # found when first needed: in a worker, the worker's
+        self._draws = False  # fetching many samples at once draws random numbers: fetch them one by one
+
+    @property
+    def random(self) -> ElementRandom:
+        """The generators that samples draw from."""
+        if self._random is None:
+            self._random = ElementRandom(self.dataset, self.collate)
+        return self._random
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_random": None}
+
+    def read(self, request: ReadRequest, doing: Tensor | None = None) -> list[Tensor] | Any | ReadFailure:
+        """The rows of each tensor of the batch, or what collate returns; a failure is returned, not raised.
+
+        ``doing[1]`` is set to the place in the epoch of the row that is being read.
+        """
+        try:
+            samples = self.samples(request, doing)
+            if not request.leaves:
+                return self._collated(request, samples)
+            return self._leaves(request, samples)
+        except _Failed as failed:
+            return ReadFailure(str(failed))
+
+    def samples(self, request: ReadRequest, doing: Tensor | None = None) -> list[Any]:
+        """The samples of the rows of a request, in order."""
+        missing = [
+            (place, index)
+            for place, index in zip(request.places, request.indices, strict=True)
+            if place not in request.given
+        ]
+        found = {**request.given}
+        if missing and callable(many := getattr(self.dataset, "__getitems__", None)) and not self._draws:
+            self.random.seed(request.seed, request.epoch, missing[0][0])
+            before = self.random.state()
+            indices = [index for _, index in missing]
+            try:
+                fetched = list(many(indices))
+            except Exception as error:
+                raise _Failed(f"reading samples {_some(indices)} raised {_raised(error)}") from error
+            if len(fetched) != len(indices):
+                raise _Failed(
+                    f"__getitems__ of {type(self.dataset).__name__} returned {len(fetched)} samples for "
+                    f"{len(indices)} indices ({_some(indices)}); one for each was expected"
+                )
+            self._draws = self.random.state() != before
+            if not self._draws:
+                found |= {place: sample for (place, _), sample in zip(missing, fetched, strict=True)}
+                missing = []
+        for place, index in missing:
+            if doing is not None:
+                doing[1] = place
+            found[place] = self._sample(request, place, index)
+        return [found[place] for place in request.places]
+
+    def try_probe(self, request: ReadRequest) -> tuple[BatchTemplate | ReadFailure, dict[int, Any]]:
+        """What batches look like, from the first rows of one; with the samples of these, by place.
+
+        A failure is returned, not raised, and samples only where they can be sent to another process.
+        """
+        try:
+            template, read = self._probe(request)
+        except _Failed as failed:
+            return ReadFailure(str(failed)), {}
+        try:
+            ForkingPickler.dumps(read)
+        except Exception:  # an open file, a lock: they are read again where they are needed
+            read = {}
+        return template, read
+
+    @property
+    def probed(self) -> int:
+        """How many rows ``try_probe`` needs: of torch's collate it is known that it joins samples and does no more."""
+        return 1 if self.collate is default_collate else 2
+
+    # -- one sample, and many --------------------------------------------------------------------------
+
+    def _sample(self, request: ReadRequest, place: int, index: Any) -> Any:
+        self.random.seed(request.seed, request.epoch, place)
+        try:
+            if callable(getattr(self.dataset, "__getitems__", None)):
+                return next(iter(self.dataset.__getitems__([index])))
+            return self.dataset[index]
+        except Exception as error:
+            raise _Failed(
+                f"reading sample {index!r} (row {place} of epoch {request.epoch}) raised {_raised(error)}"
+            ) from error
+
+    def _collated(self, request: ReadRequest, samples: list[Any]) -> Any:
+        self.random.seed(request.seed, request.epoch, -1 - request.number)
+        try:
+            return self.collate(samples)
+        except Exception as error:
+            odd = self._odd(request, samples)
+            raise _Failed(
+                f"collating samples {_some(request.indices)} of batch {request.number} raised {_raised(error)}"
+                f"{odd and f'; {odd}'}"
+            ) from error
+
+    def _leaves(self, request: ReadRequest, samples: list[Any]) -> list[Tensor]:
+        template = self.template
+        assert template is not None
+        draws = self.collate is not default_collate
+        if draws:
+            self.random.seed(request.seed, request.epoch, -1 - request.number)
+            before = self.random.state()
+        batch = self._collated(request, samples)
+        if draws and self.random.state() != before:
+            raise _Failed(
+                f"{_name(self.collate)} draws random numbers, which would be others on other numbers of ranks: draw "
+                f"them in the dataset's __getitem__, where they are by sample, or pass whole=True: each rank reads "
+                f"whole batches"
+            )
+        structure, leaves = take_apart(batch)
+        rows = len(samples)
+        tensors = [_as_tensor(leaf) for _, leaf in leaves]
+        fits = structure == template.structure and all(
+            isinstance(tensor, Tensor) and (tuple(tensor.shape), tensor.dtype) == ((rows, *spec.shape), spec.dtype)
+            for tensor, spec in zip(tensors, template.leaves, strict=True)
+        )
+        if not fits:
+            raise _Failed(self._odd(request, samples) or self._mismatch(structure, leaves, rows))
+        return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+
+    def _mismatch(self, structure: Structure, leaves: list[tuple[str, Any]], rows: int) -> str:
+        template = self.template
+        assert template is not None
+        found = "; ".join(f"{path or 'the batch'}: {_said(leaf)}" for path, leaf in leaves)
+        return (
+            f"{_name(self.collate)} of {rows} samples gave {found}; {_expected(template)} was expected, as the "
+            f"first samples of the source have it: where collate looks at all samples of a batch (it pads to the "
+            f"longest, say), pass buckets=, or whole=True: each rank reads whole batches"
+        )
+
+    def _odd(self, request: ReadRequest, samples: list[Any]) -> str:
+        """A sentence about the first sample that has another form than the source's first; empty if none has."""
+        template = self.template
+        for index, sample in zip(request.indices, samples, strict=True):
+            try:
+                structure, leaves = take_apart(self.collate([copy.deepcopy(sample)]))
+            except Exception as error:
+                return f"sample {index!r} alone raises {type(error).__name__} in {_name(self.collate)}"
+            specs = _specs(leaves)
+            if template is None:
+                template = BatchTemplate(structure, specs or ())
+            elif structure != template.structure or specs != template.leaves:
+                found = "; ".join(f"{path or 'it'}: {_said(leaf)}" for path, leaf in leaves)
+                return (
+                    f"sample {index!r} has another form than the first of the source: a batch of it alone has {found}; "
+                    f"{_expected(template)} was expected (pad or crop in the dataset, or pass buckets=)"
+                )
+        return ""
+
+    def _probe(self, request: ReadRequest) -> tuple[BatchTemplate, dict[int, Any]]:
+        samples = self.samples(request)
+        read = dict(zip(request.places, samples, strict=True))
+        self.random.seed(request.seed, request.epoch, -1 - request.number)
+        before = self.random.state()
+        structure, leaves = take_apart(self._collated(request, [copy.deepcopy(samples[0])]))
+        drew = self.random.state() != before
+        if not leaves:
+            raise _Failed(f"{_name(self.collate)} gave a batch without tensors for sample {request.indices[0]!r}")
+        specs = _specs(leaves)
+        where = _name(self.collate)
+        if specs is None:
+            path, leaf = next((p, leaf) for p, leaf in leaves if not _is_row(leaf))
+            at = f"{path!r} of the batch" if path else "the batch"
+            why = f"{at} is {_said(leaf)} for sample {request.indices[0]!r} ({where}), and no tensor of rows"
+            return BatchTemplate(structure, (), why), read
+        template = BatchTemplate(structure, specs)
+        if self.collate is default_collate:
+            return template, read
+        if drew:
+            return BatchTemplate(structure, (), f"{where} draws random numbers"), read
+        if len(samples) > 1 and not self._by_rows(request, samples[:2], structure, leaves):
+            some = " and ".join(repr(index) for index in request.indices[:2])
+            why = f"{where} makes something else of samples {some} than of each alone"
+            return BatchTemplate(structure, (), why), read
+        return template, read
+
+    def _by_rows(self, request: ReadRequest, samples: list[Any], structure: Structure, first: Any) -> bool:
+        """Whether collate makes the same of two samples as of each alone."""
+        both_structure, both = take_apart(self._collated(request, copy.deepcopy(samples)))
+        second_structure, second = take_apart(self._collated(request, [copy.deepcopy(samples[1])]))
+        if not structure == both_structure == second_structure or _specs(second) != _specs(first):
+            return False
+        for (_, a), (_, b), (_, ab) in zip(first, second, both, strict=True):
+            x, y, xy = _as_tensor(a), _as_tensor(b), _as_tensor(ab)
+            if not isinstance(xy, Tensor) or tuple(xy.shape) != (2, *x.shape[1:]) or xy.dtype != x.dtype:
+                return False
+            if not torch.equal(_bits(xy), _bits(torch.cat([x, y]))):
+                return False
+        return True
+
+
+class _Failed(Exception):
+    """A failure to read, with the text for the user."""
+
+
+def _as_tensor(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
+        return torch.as_tensor(np.ascontiguousarray(leaf))
+    return leaf
+
+
+def _is_row(leaf: Any) -> bool:
+    """Whether a leaf of a batch of one sample is a dense tensor with one row."""
+    tensor = _as_tensor(leaf)
+    plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_quantized
+    return plain and not tensor.is_nested and tensor.ndim > 0 and tensor.shape[0] == 1
+
+
+def _specs(leaves: Sequence[tuple[str, Any]]) -> tuple[LeafSpec, ...] | None:
+    """The tensors of a batch of one sample; None if not all leaves are tensors with one row."""
+    if not all(_is_row(leaf) for _, leaf in leaves):
+        return None
+    tensors = [(path, _as_tensor(leaf)) for path, leaf in leaves]
+    return tuple(LeafSpec(path, tuple(tensor.shape[1:]), tensor.dtype) for path, tensor in tensors)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The tensor's bytes, so that NaN equals itself."""
+    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+
+
+def _expected(template: BatchTemplate) -> str:
+    return "; ".join(spec.text for spec in template.leaves)
+
+
+def _said(leaf: Any) -> str:
+    """A leaf of a batch for people: ``float32[4,3]``, or its type."""
+    tensor = _as_tensor(leaf)
+    if isinstance(tensor, Tensor):
+        return f"{dtype_text(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
+    if isinstance(leaf, np.ndarray):
+        return f"an array of {leaf.dtype}"
+    return f"a {type(leaf).__name__} ({_short(leaf)})"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _some(indices: Sequence[Any]) -> str:
+    shown = ", ".join(map(repr, indices[:4]))
+    return f"{shown}{f' and {len(indices) - 4} more' * (len(indices) > 4)}"
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _name(function: Any) -> str:
+    """A function for people, with the line where it begins."""
+    if function is default_collate:
+        return "torch's default_collate"
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"collate {name}" + (f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else "")
+
+
+def _raised(error: BaseException) -> str:
+    """What a user's code raised, with its own lines of the traceback."""
+    if isinstance(error, ActorflowError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, frame in enumerate(frames) if is_users(frame.filename)), len(frames) - 1)
+    lines = [
+        f"  {with_code(f'{frame.filename}:{frame.lineno}')}  (in {frame.name})" for frame in frames[max(first, 0) :]
+    ]
+    return "\n".join([f"{type(error).__name__}: {error}", *lines])

@@ -1,0 +1,354 @@
+"""Read batches ahead of the script in worker processes, which are those of torch's ``DataLoader``."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest
+from actorflow.support import background
+from actorflow_compiler.core.errors import DataError
+
+__all__ = ["ReadAhead", "Reader", "WorkerOptions", "in_a_worker"]
+
+_PR_SET_PDEATHSIG = 1  # Linux: the signal that this process gets when the thread that made it ends
+
+
+class Reader(Protocol):
+    """What reads rows: in a worker, or in the script's own process."""
+
+    template: BatchTemplate | None  # what batches look like; None: not known yet
+
+    def read(self, request: ReadRequest, doing: Tensor | None = None) -> Any | ReadFailure:
+        """The rows of each tensor of a batch, or why they cannot be read.
+
+        ``doing[1]`` is set to the place in the epoch of the row that is being read.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How batches are read ahead; the names are those of torch's ``DataLoader``."""
+
+    workers: int = 0  # processes; 0: the script's own process reads, when a batch is needed
+    prefetch: int = 2  # batches that are read ahead
+    pin_memory: bool = False
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: Any = None
+    timeout: float = 0.0  # seconds that one batch may take; 0: no limit
+
+    @property
+    def ahead(self) -> int:
+        """How many batches are under way at a time."""
+        return self.workers * max(1, -(-self.prefetch // self.workers)) if self.workers else 0
+
+
+class ReadAhead:
+    """Requests that workers read in the order in which they were added, a few at a time.
+
+    ``begin`` starts with some requests, of which there are as many as may be under way (``options.ahead``) or all that
+    there will be; before the result of a request is wanted, ``add`` must have been called for the one that is so many
+    behind it, if there is one.  All methods are for the script's thread; results are set by another.
+    """
+
+    def __init__(self, reader: Reader, options: WorkerOptions, name: str) -> None:
+        self._options, self._name = options, name
+        self._doing = torch.full((options.workers, 2), -1)  # of each worker: epoch, place of the row
+        self._doing.share_memory_()  # type: ignore[no-untyped-call]
+        self._requests: collections.deque[ReadRequest | None] = collections.deque()
+        self._loader: DataLoader[Any] = DataLoader(
+            _Requested(reader, self._doing),
+            batch_size=None,
+            sampler=_Stream(self._requests),
+            num_workers=options.workers,
+            collate_fn=_as_it_is,
+            pin_memory=options.pin_memory,
+            timeout=options.timeout,
+            worker_init_fn=_Init(options.worker_init_fn, _forker()),
+            multiprocessing_context=options.multiprocessing_context,
+            generator=torch.Generator(),
+            prefetch_factor=options.ahead // options.workers,
+            persistent_workers=True,
+        )
+        self._results: Iterator[Any] | None = None
+        self._pending: collections.deque[tuple[ReadRequest | None, Future[Any]]] = collections.deque()  # in order
+        self._asked: set[Future[Any]] = set()  # results that are wanted
+        self._gone: ReadFailure | None = None  # a worker has ended
+        self.owner: object = None  # what the requests are for
+        self._processes: Sequence[BaseProcess] = ()
+        self._reading = threading.Lock()  # held while a result is waited for
+        self._wanted: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ended = _Bell()
+
+    def begin(self, owner: object) -> None:
+        """Forget what was requested before and is not wanted, and start with what is added until ``start``."""
+        with self._reading:
+            while self._gone is None and any(future in self._asked for _, future in self._pending):
+                self._next()
+            self._requests.clear()
+            self._pending.clear()
+            self._asked.clear()
+            self.owner = owner
+
+    def add(self, request: ReadRequest | None) -> Future[Any]:
+        """Have this read, too; the result is a failure or what the reader returns.  None: nothing is read for it."""
+        found: Future[Any] = Future()
+        if self._gone is not None:
+            found.set_result(self._gone)
+            return found
+        self._pending.append((request, found))
+        self._requests.append(request)
+        return found
+
+    def start(self) -> None:
+        """Let the workers read; they are made at the first time.  Raises DataError where they cannot be."""
+        with self._reading:
+            if self._gone is not None:
+                raise self._gone.error(self._name)
+            before = {id(process) for process in multiprocessing.active_children()}
+            try:
+                self._results = iter(self._loader)
+            except Exception as error:
+                raise DataError(
+                    f"{self._name}: its workers cannot be started: {type(error).__name__}: {error}; pass workers=0, or "
+                    f"a dataset and a collate that a process can take over (where it is not forked, they are pickled)"
+                ) from error
+        if self._thread is None:
+            self._processes = [one for one in multiprocessing.active_children() if id(one) not in before]
+            _quiet({one.pid for one in self._processes if one.pid is not None})
+            self._thread = background.start(self._serve, "actorflow data", self.close)
+            background.start(self._watch, "actorflow data workers", self._ended.close)
+
+    def want(self, future: Future[Any]) -> None:
+        """Set the result of a request as soon as a worker has it."""
+        self._asked.add(future)
+        self._wanted.put(future)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._wanted.put(None)
+        self._ended.close()
+        self._results = None
+
+    def _serve(self) -> None:
+        while (wanted := self._wanted.get()) is not None:
+            while not wanted.done():
+                with self._reading:
+                    if self._gone is not None or all(future is not wanted for _, future in self._pending):
+                        break
+                    self._next()
+            del wanted
+
+    def _next(self) -> None:
+        """Wait for the result of the first request; the caller holds ``_reading``."""
+        assert self._results is not None
+        try:
+            result = next(self._results)
+        except StopIteration:
+            result = ReadFailure("its workers have ended; a later batch was wanted")
+        except Exception as error:  # a result that cannot be sent, a time limit
+            result = self._gone or ReadFailure(f"a worker that reads its batches has failed: {error}")
+        if self._pending:  # else a worker has ended meanwhile
+            future = self._pending.popleft()[1]
+            self._asked.discard(future)
+            _settle(future, result)
+
+    def _watch(self) -> None:
+        """Let all requests fail as soon as a worker has ended."""
+        sentinels = {process.sentinel: process for process in self._processes}
+        while not self._ended.closed:
+            found = connection.wait([*sentinels, self._ended.fileno()])
+            gone = [sentinels[one] for one in found if isinstance(one, int) and one in sentinels]
+            if self._ended.closed or not gone:
+                return
+            self._lose(gone[0])
+            return
+
+    def _lose(self, process: BaseProcess) -> None:
+        process.join()
+        code = process.exitcode
+        how = f"exited with status {code}"
+        if code is not None and code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+            how += " (there may be too little memory)" if -code == signal.SIGKILL else ""
+        place = self._doing[[*self._processes].index(process)].tolist()
+        index = next(
+            (
+                index
+                for request, _ in tuple(self._pending)
+                if request is not None and request.epoch == place[0]
+                for at, index in zip(request.places, request.indices, strict=True)
+                if at == place[1]
+            ),
+            None,
+        )
+        known = place[1] >= 0 and index is not None
+        what = f" while it read sample {index!r} (row {place[1]} of epoch {place[0]})" if known else ""
+        self._gone = ReadFailure(f"worker {process.pid}, which reads its batches, {how}{what}")
+        while self._pending:
+            with suppress(IndexError):
+                _settle(self._pending.popleft()[1], self._gone)
+
+
+def _settle(future: Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+class _Bell:
+    """Something that ``connection.wait`` can wait for, and that is ready when it is closed."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self._read
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.close(self._write)
+
+
+def _forker() -> int:
+    """This process, if workers that it forks now are to end with it: they end with the thread that forks them."""
+    return os.getpid() if threading.current_thread() is threading.main_thread() else 0
+
+
+_quieted: set[int] = set()  # workers whose end is told by their source
+
+
+def _quiet(pids: set[int]) -> None:
+    """Keep torch from raising an error of its own in the script, wherever that is, when one of these ends."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    _quieted.update(pids)
+    if not callable(handler) or getattr(handler, "of_actorflow", False):
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        try:
+            handler(number, frame)
+        except RuntimeError as error:
+            if not any(str(pid) in str(error) for pid in _quieted):
+                raise
+
+    handle.of_actorflow = True  # type: ignore[attr-defined]
+    signal.signal(signal.SIGCHLD, handle)
+
+
+class _Stream(Sampler[ReadRequest | None]):
+    """The requests so far, and later those that have been added since."""
+
+    def __init__(self, requests: collections.deque[ReadRequest | None]) -> None:
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[ReadRequest | None]:
+        return _Requests(self._requests)
+
+
+class _Requests(Iterator[ReadRequest | None]):
+    """Unlike a generator, it goes on after its end when there are more."""
+
+    def __init__(self, requests: collections.deque[ReadRequest | None]) -> None:
+        self._requests = requests
+
+    def __next__(self) -> ReadRequest | None:
+        with suppress(IndexError):
+            return self._requests.popleft()
+        raise StopIteration
+
+
+class _Requested(Dataset[Any]):
+    """The dataset of torch's workers, whose indices are requests; for the user's code it is the user's dataset."""
+
+    def __init__(self, reader: Reader, doing: Tensor) -> None:
+        self._reader, self._doing = reader, doing
+
+    def __getitem__(self, request: ReadRequest | None) -> Any:
+        if request is None:
+            return None
+        worker = get_worker_info()
+        line = self._doing[0 if worker is None else worker.id]
+        line[0] = request.epoch
+        found = self._reader.read(request, line)
+        line[1] = -1
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(self._reader, "dataset"):
+            raise AttributeError(name)
+        return getattr(self._reader.dataset, name)
+
+
+class _Init:
+    """What a worker does first."""
+
+    def __init__(self, users: Callable[[int], None] | None, parent: int) -> None:
+        self._users, self._parent = users, parent
+
+    def __call__(self, worker: int) -> None:
+        if sys.platform == "linux":  # else torch's workers look for their parent every few seconds
+            with suppress(OSError, AttributeError):
+                if os.getppid() == self._parent:
+                    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if self._users is not None:
+            self._users(worker)
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+def in_a_worker(work: Callable[[], Any], options: WorkerOptions, name: str) -> Any:
+    """What ``work`` returns in a worker that is made for it: the script's process opens no file of the dataset.
+
+    Raises DataError where a worker cannot be made, or ends.
+    """
+    once: DataLoader[Any] = DataLoader(
+        _Once(work),
+        batch_size=None,
+        sampler=[0],
+        num_workers=1,
+        collate_fn=_as_it_is,
+        worker_init_fn=_Init(options.worker_init_fn, _forker()),
+        multiprocessing_context=options.multiprocessing_context,
+        generator=torch.Generator(),
+    )
+    try:
+        return next(iter(once))
+    except Exception as error:
+        raise DataError(
+            f"{name}: its first samples cannot be read in a worker: {type(error).__name__}: {error}; with workers=0 "
+            f"the script's own process reads"
+        ) from error
+
+
+class _Once(Dataset[Any]):
+    """The dataset of a worker that does one thing."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+
+    def __getitem__(self, _: int) -> Any:
+        return self._work()

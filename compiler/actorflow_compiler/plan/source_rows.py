@@ -1,0 +1,87 @@
+"""Find which rows of the call's arguments a source takes, and rewrite its body so that it needs no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.plan.plan import Actor, ActorKind, Body, OfInput, Step
+from actorflow_compiler.plan.region import Runs
+
+__all__ = ["CARVE", "argument_rows", "over_rows", "rows_read"]
+
+CARVE = "actorflow.carve"  # takes a rectangle of its operand
+
+
+def argument_rows(
+    actors: Sequence[Actor], bodies: Sequence[Body], shapes: Mapping[str, Sequence[int]]
+) -> dict[str, Runs]:
+    """The rows (indices of dim 0) of each argument of the call that the sources among ``actors`` take.
+
+    ``shapes`` are the logical shapes of the arguments; those without dims are left out.
+    """
+    taken: dict[str, list[tuple[int, int]]] = {name: [] for name, shape in shapes.items() if shape}
+    for actor in actors:
+        names = {at: o.name for at, o in enumerate(actor.operands) if isinstance(o, OfInput) and o.name in taken}
+        if not names:
+            continue
+        whole = actor.body is None or actor.kind is not ActorKind.SOURCE
+        rows = {} if whole else rows_read(bodies[actor.body or 0])
+        for at, name in names.items():
+            found = rows.get(at)
+            taken[name] += [(0, shapes[name][0])] if found is None else found
+    return {name: _merged(rows) for name, rows in taken.items()}
+
+
+def rows_read(body: Body) -> dict[int, Runs | None]:
+    """Operand of a body → the rows of it that its steps read; None: all of them, as more than rectangles is taken."""
+    found: dict[int, list[tuple[int, int]] | None] = {at: [] for at in range(body.inputs)}
+    for at in body.outputs:
+        if at < body.inputs:
+            found[at] = None
+    for step in body.steps:
+        rows = _carved(step)
+        for at in step.reads():
+            if at < body.inputs:
+                known = found[at]
+                found[at] = None if rows is None or known is None else [*known, rows]
+    return {at: None if rows is None else _merged(rows) for at, rows in found.items()}
+
+
+def over_rows(body: Body, operands: Mapping[int, Runs]) -> Body:
+    """The same body, where each of these operands holds only these rows of what it held, in order."""
+    steps = []
+    for step in body.steps:
+        if step.op == CARVE and (at := step.args[0].index) in operands:
+            (start, *starts), size = step.args[1], step.args[2]
+            step = replace(step, args=(Ref(at), (_position(operands[at], start), *starts), size))
+        steps.append(step)
+    return replace(body, steps=tuple(steps))
+
+
+def _carved(step: Step) -> tuple[int, int] | None:
+    """The rows of its operand that a step takes; None if it does something else than to take a rectangle."""
+    if step.op != CARVE or not step.args[1]:
+        return None
+    _, start, size = step.args
+    return start[0], start[0] + size[0]
+
+
+def _merged(rows: Sequence[tuple[int, int]]) -> Runs:
+    out: list[tuple[int, int]] = []
+    for lo, hi in sorted(rows):
+        if out and lo <= out[-1][1]:
+            out[-1] = (out[-1][0], max(hi, out[-1][1]))
+        elif lo < hi:
+            out.append((lo, hi))
+    return tuple(out)
+
+
+def _position(rows: Runs, row: int) -> int:
+    before = 0
+    for lo, hi in rows:
+        if lo <= row < hi:
+            return before + row - lo
+        before += hi - lo
+    return before
