@@ -55,6 +55,8 @@ def pass_on(number, _):
         os.kill(pid, number) if pid else early.append(number)
     except ProcessLookupError:
         pass
+if sys.argv[1:2] == ["-I"]:  # a program of the standard library alone, which starts others
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, pass_on)
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when its parent is killed, as a rank is

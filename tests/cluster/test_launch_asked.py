@@ -170,7 +170,7 @@ threading.Event().wait()
 
 
 def test_ctrl_c_ends_a_run_that_was_started_by_hand(by_hand: Callable[..., ByHand], tmp_path: Path) -> None:
-    run = by_hand(WAIT, str(tmp_path))
+    run = by_hand(WAIT, str(tmp_path), python=warm.python())
     deadline = time.monotonic() + LIMIT
     while not all((tmp_path / f"up{rank}").exists() for rank in (0, 1)):
         assert time.monotonic() < deadline, run.output

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,8 @@ def ends_within(run: Run, seconds: float) -> int:
 def test_a_lost_rank_ends_the_run_soon(
     start: Start, tmp_path: Path, number: signal.Signals, cause: str, rank: int
 ) -> None:
-    run = start(WAIT, "--devices", "2", "--lost-after", "6", "--", str(tmp_path))
+    python = sys.executable if number == signal.SIGKILL else warm.python()
+    run = start(WAIT, "--devices", "2", "--lost-after", "6", "--", str(tmp_path), python=python)
     pids = pids_of_ranks(run, tmp_path, 2)
     os.kill(pids[rank], number)
     assert ends_within(run, SOON if number == signal.SIGKILL else SOON + 6) == 1
@@ -77,7 +79,7 @@ def test_a_lost_rank_ends_the_run_soon(
 
 
 def test_a_script_that_raises_on_one_rank_shows_its_line(start: Start, tmp_path: Path) -> None:
-    run = start(RAISE, "--devices", "2")
+    run = start(RAISE, "--devices", "2", python=warm.python())
     assert ends_within(run, LIMIT) == 1
     assert "raised ValueError: no such file (script.py:8: train(current().rank))" not in run.output
     assert re.search(
@@ -143,7 +145,7 @@ def test_a_wrong_token_is_told_on_the_node_that_has_it(start: Start, ranks: Rank
 def test_a_port_in_use_is_named_with_its_option(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        run = start("pass", "--devices", "2", "--ctrl-port", str(port))
+        run = start("pass", "--devices", "2", "--ctrl-port", str(port), python=warm.python())
         assert ends_within(run, LIMIT) == 1
     assert f"Port {port} on 127.0.0.1 is in use: " in run.output
     assert f"(pid {os.getpid()}) listens there" in run.output

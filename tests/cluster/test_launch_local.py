@@ -70,7 +70,8 @@ def test_a_run_trains_the_same_over_unix_sockets_and_over_the_network(start: Sta
 def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(start: Start, tmp_path: Path) -> None:
     temporary, before = tmp_path / "tmp", set(os.listdir("/dev/shm"))
     temporary.mkdir()
-    run = start(PIPELINE, "--devices", "2", "--", str(tmp_path), "-1", env={"TMPDIR": str(temporary)})
+    where = {"TMPDIR": str(temporary)}
+    run = start(PIPELINE, "--devices", "2", "--", str(tmp_path), "-1", env=where, python=warm.python())
     ranks = said(run, tmp_path)
     assert [r["planes"] for r in ranks] == [["shared"], ["shared"]]
     start_of_end = time.monotonic()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import warm
 from actorflow.cli import main
 from cluster.ranks import free_port
 from cluster.runs import Run
@@ -43,7 +44,7 @@ def test_every_rank_runs_the_script_and_the_master_has_the_terminal(start: Start
 
 def test_a_rank_keeps_the_memory_that_it_frees_but_for_what_the_user_says(start: Start) -> None:
     show = "import os; print({k: int(v) for k, v in sorted(os.environ.items()) if k.startswith('MALLOC')})"
-    run = start(show, "--devices", "1", env={"MALLOC_ARENA_MAX": "7"})
+    run = start(show, "--devices", "1", env={"MALLOC_ARENA_MAX": "7"}, python=warm.python())
     assert run.wait() == 0
     kept = {"MALLOC_ARENA_MAX": 7, "MALLOC_MMAP_THRESHOLD_": 32 << 20, "MALLOC_TRIM_THRESHOLD_": 4 << 30}
     assert str(kept) in run.output
@@ -51,7 +52,8 @@ def test_a_rank_keeps_the_memory_that_it_frees_but_for_what_the_user_says(start:
 
 def test_two_nodes_with_one_token_are_one_run(start: Start, tmp_path: Path) -> None:
     node = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    runs = [start(SHOW, *node, "--node-rank", str(n), env={"ACTORFLOW_TOKEN": "secret"}) for n in (0, 1)]
+    token = {"ACTORFLOW_TOKEN": "secret"}
+    runs = [start(SHOW, *node, "--node-rank", str(n), env=token, python=warm.python()) for n in (0, 1)]
     assert [run.wait() for run in runs] == [0, 0]
     assert "seen [0, 2, []" in runs[0].output
     assert "equal True" in runs[0].output
@@ -59,7 +61,7 @@ def test_two_nodes_with_one_token_are_one_run(start: Start, tmp_path: Path) -> N
 
 
 def test_one_device_needs_no_cluster_and_keeps_the_scripts_exit_status(start: Start) -> None:
-    run = start("import sys; print('alone'); sys.exit(3)", "--devices", "1")
+    run = start("import sys; print('alone'); sys.exit(3)", "--devices", "1", python=warm.python())
     assert run.wait() == 3
     assert "alone" in run.output
     assert "rank 0" in run.output

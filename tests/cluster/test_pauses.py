@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import warm
 from cluster.ranks import LIMIT, SOON, free_port
 from cluster.runs import Run
 
@@ -43,7 +45,8 @@ def train_step(x):
 losses = []
 for step in range(120):
     losses.append(float(train_step(torch.randn(12, 8))))
-    time.sleep(0.02)
+    if not (folder / "goes").exists():
+        time.sleep(0.02)
     if step == 3:
         (folder / f"up{rank}.part").write_text(str(os.getpid()))
         os.rename(folder / f"up{rank}.part", folder / f"up{rank}")
@@ -85,9 +88,9 @@ def pids(run: Run, folder: Path, count: int = 2) -> list[int]:
     return [int(pid) for pid in run.wait_for([folder / f"up{rank}" for rank in range(count)])]
 
 
-def begin(start: Start, folder: Path, how: str, *options: str) -> Run:
+def begin(start: Start, folder: Path, how: str, *options: str, python: str = sys.executable) -> Run:
     folder.mkdir()
-    return start(TRAIN, "--devices", "2", *options, "--", str(folder), how)
+    return start(TRAIN, "--devices", "2", *options, "--", str(folder), how, python=python)
 
 
 @pytest.mark.matrix
@@ -96,10 +99,10 @@ def begin(start: Start, folder: Path, how: str, *options: str) -> Run:
 def test_a_rank_that_is_stopped_for_a_while_is_named_and_the_run_goes_on_with_the_same_losses(
     start: Start, tmp_path: Path, how: str, rank: int
 ) -> None:
-    steady = begin(start, tmp_path / "steady", how)
+    steady = begin(start, tmp_path / "steady", how, python=warm.python())
     (tmp_path / "steady/goes").touch()
     assert steady.wait() == 0
-    run = begin(start, tmp_path / "paused", how)
+    run = begin(start, tmp_path / "paused", how, python=warm.python())
     pid = pids(run, tmp_path / "paused")[rank]
     os.kill(pid, signal.SIGSTOP)
     until(run, "has not answered")
@@ -120,13 +123,13 @@ def test_a_rank_that_is_stopped_for_a_while_is_named_and_the_run_goes_on_with_th
 
 
 def test_a_rank_that_stays_stopped_is_lost_after_the_limit(start: Start, tmp_path: Path) -> None:
-    run = begin(start, tmp_path / "own", "data", "--lost-after", "7")
+    run = begin(start, tmp_path / "own", "data", "--lost-after", "6")
     pid = pids(run, tmp_path / "own")[1]
     begun = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
     assert run.wait() == 1
     took = time.monotonic() - begun
-    assert 6.0 < took < 7.0 + SOON, run.output  # a tick may have been counted before
+    assert 5.0 < took < 6.0 + SOON, run.output  # a tick may have been counted before
     assert f"pid {pid}) has not answered for 5 s; " in run.output
     assert re.search(rf"actorflow: rank 1 \(\S+, pid {pid}\) stopped answering; noticed by rank 0", run.output)
     assert run.ranks_left() == []
@@ -171,7 +174,7 @@ def test_a_node_that_was_stopped_while_the_others_gave_it_up_ends_with_their_cau
 
 
 def test_a_rank_that_keeps_pythons_lock_for_longer_than_the_limit_is_waited_for(start: Start) -> None:
-    run = start(KEEPS, "--devices", "2", "--lost-after", "6")
+    run = start(KEEPS, "--devices", "2", "--lost-after", "6", python=warm.python())
     assert run.wait() == 0, run.output
     assert "gathered [b'0', b'1']" in run.output
     assert re.search(r"actorflow: rank 1 \(\S+, pid \d+\) has not answered for 5 s; rank 0 is at gather", run.output)

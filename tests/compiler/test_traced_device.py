@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import warm
 from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument, capture
 from actorflow_compiler.core.torch_internals import fake_mode, plain_layers, traced_on
@@ -26,7 +27,7 @@ PRETENDED = Path(__file__).parents[1] / "scripts" / "pretended.py"
 @pytest.mark.timeout(300)  # of which its process takes 12 on a machine that does nothing else
 def test_training_steps_are_traced_on_another_kind_of_device_with_its_kernels():
     done = subprocess.run(
-        [sys.executable, str(PRETENDED)],
+        [warm.python(), str(PRETENDED)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,

@@ -65,9 +65,9 @@ def blocks(page: str) -> list[Block]:
     return [Block(language, body, meanwhile) for meanwhile, language, body in _BLOCK.findall(text)]
 
 
-def programs(folder: Path, python: str) -> None:
-    """In this folder, ``actorflow`` and ``python`` are those of an interpreter."""
-    for name, command in {"actorflow": f"{python} -m actorflow", "python": python}.items():
+def programs(folder: Path, python: str, launches: str) -> None:
+    """In this folder, ``python`` is an interpreter, and ``actorflow`` the program of another one."""
+    for name, command in {"actorflow": f"{launches} -m actorflow", "python": python}.items():
         path = folder / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -99,9 +99,9 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 )
 def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
     found = 0
-    # the first page is run as by a user; so is what is asked for by the number of its process
-    by_hand = page == "README.md" or any(block.meanwhile for block in blocks(page))
-    programs(tmp_path, sys.executable if by_hand else warm.python())
+    # the scripts of the first page are started as by a user; so is what is asked for by the number of its process
+    python = sys.executable if page == "README.md" else warm.python()
+    programs(tmp_path, python, sys.executable if any(block.meanwhile for block in blocks(page)) else warm.python())
     for block in blocks(page):
         if block.language == "python":
             name = block.name or f"block{found}.py"

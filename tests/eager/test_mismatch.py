@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import warm
 from actorflow.eager import mismatch_watch
 from actorflow.eager.communicator import CollectiveLabel
 from actorflow.eager.group_communicator import GroupCommunicator
@@ -236,10 +237,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_rank_that_dies_while_another_waits_for_it_is_named() -> None:
+def test_a_rank_that_dies_while_another_waits_for_it_is_named(tmp_path: Path) -> None:
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     child = subprocess.Popen(
-        [sys.executable, "-c", DIES, str(store.port)],
+        [warm.python(), str(_script(tmp_path, DIES)), str(store.port)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     comm = GroupCommunicator(dist.PrefixStore("test", store), 0, 2)

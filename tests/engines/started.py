@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+import warm
+
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
 ACTORFLOW = (sys.executable, "-m", "actorflow")
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
@@ -44,7 +46,7 @@ def places(text: str) -> list[tuple[int, ...]]:
 @functools.cache
 def expected() -> list[float]:
     """The losses of one device."""
-    done = run([*ACTORFLOW, "run", str(SCRIPT), "--on", "none"])
+    done = run([warm.python(), "-m", "actorflow", "run", str(SCRIPT), "--on", "none"])
     assert done.returncode == 0, done.stdout
     return losses(done.stdout)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import warm
 from cluster.ranks import free_port
 from runtime.exchanges import CASES, PLANES, SECONDS, WORLD, expected, serve
 
@@ -17,7 +18,8 @@ def outputs(
     request: pytest.FixtureRequest,
 ) -> Iterator[list[dict[str, list[tuple[bytes, tuple[str, tuple[int, ...]]]]]]]:
     port = free_port()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*warm.OURS])  # imported once, for all
     pipes = [context.Pipe() for _ in range(WORLD)]
     ranks = [context.Process(target=serve, args=(rank, port, pipes[rank][1]), daemon=True) for rank in range(WORLD)]
     for process in ranks:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import warm
 from cluster.ranks import free_port
 from runtime.trainings import SECONDS, batches, serve, torch_training, weights
 
@@ -16,7 +17,8 @@ from runtime.trainings import SECONDS, batches, serve, torch_training, weights
 def train(calls: int, dies: int | None = None, over: str = "gloo", stalls: int | None = None) -> list[Any]:
     """What each of two ranks says in the end; None for one that died."""
     port = free_port()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*warm.OURS])  # imported once, for all
     links = context.Pipe()
     how = calls, dies, over, stalls
     pipes = [context.Pipe() for _ in range(2)]

@@ -4,7 +4,7 @@
 
 trains every case under every layout; ``some`` instead of ``every`` trains each case once, under another layout than its
 neighbours.  Of many cases it trains representatives: of pairs each first part once, beside another second part than its
-neighbours; of others every second one.
+neighbours; and of more than a few of these, or of others, every second one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["EVERY", "SOME", "Cases", "apart", "in_float64", "main", "off", "trai
 T = TypeVar("T")
 Cases = Callable[[str], Sequence[T]]  # those of a layout
 EVERY, SOME = "every", "some"
-MANY = 16  # cases, beyond which representatives are trained
+FEW = 8  # cases, all of which are trained
 EXACT = 1e-9  # float64 to the last digits
 
 
@@ -42,15 +42,14 @@ def trainings(cases: Cases[T], layouts: Sequence[str], how: str) -> list[tuple[s
 
 def _representatives(cases: Sequence[T]) -> Sequence[T]:
     """Some of many cases, as the module says; all of few."""
-    if len(cases) <= MANY:
-        return cases
-    if not isinstance(cases[0], tuple):
-        return cases[1::2]  # tests of one device that take every nth case begin with the first
-    by_first: dict[object, list[T]] = {}
-    for case in cases:
-        assert isinstance(case, tuple)
-        by_first.setdefault(case[0], []).append(case)
-    return [group[number % len(group)] for number, group in enumerate(by_first.values())]
+    if len(cases) > FEW and isinstance(cases[0], tuple):
+        by_first: dict[object, list[T]] = {}
+        for case in cases:
+            assert isinstance(case, tuple)
+            by_first.setdefault(case[0], []).append(case)
+        cases = [group[number % len(group)] for number, group in enumerate(by_first.values())]
+    # tests of one device that take every nth case begin with the first
+    return cases if len(cases) <= FEW else cases[1::2]
 
 
 def main(cases: Cases[T], wrong: Callable[[str, T], str], title: Callable[[T], str] = str) -> None:

@@ -31,8 +31,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """What ``scripts/both.py`` found, on each of two ranks, under one of the launchers."""
     folder = tmp_path_factory.mktemp(request.param)
     between = ["--"] if request.param == "run" else []
-    python = sys.executable if request.param == "launch" else warm.python()  # ours starts Python by options of its own
-    done = run(command(request.param, str(BOTH), *between, str(folder), python=python), folder)
+    done = run(command(request.param, str(BOTH), *between, str(folder), python=warm.python()), folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
@@ -71,7 +70,8 @@ def test_ranks_find_their_place_each_other_and_the_same_numbers(results: list[di
 def test_the_documents_script_learns_under_their_launcher(tmp_path: Path) -> None:
     script = tmp_path / "ddp.py"
     script.write_text(DDP.read_text().replace('"cuda"', '"cpu"'))
-    done = run(command("launch", "--redirect_stdout_and_stderr", "--logdir", "logs", str(script)), tmp_path)
+    logs = ("--redirect_stdout_and_stderr", "--logdir", "logs")
+    done = run(command("launch", *logs, str(script), python=warm.python()), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == ""
     for rank in range(2):

@@ -245,17 +245,18 @@ def test_the_signal_calls_back_and_leaves_other_handlers_alone() -> None:
 
 
 def test_a_stuck_run_tells_whom_it_waits_for_to_the_command_and_to_the_signal(start: Callable[..., Run]) -> None:
-    run = start(STUCK, "--devices", "2")
+    run = start(STUCK, "--devices", "2", python=warm.python())
     wait_for(run, lambda: "one step" in run.output)
+    launcher = announced(run)[1].pid
     stands = STUCK.splitlines().index("    time.sleep(1000)  # here it stands") + 1
     sentence = f"rank 0 waits for rank 1, which waits for no other rank: it is at {run.script}:{stands}"
 
     def told() -> str:
-        return command("status", str(run.process.pid))
+        return command("status", str(launcher))
 
     wait_for(run, lambda: sentence in told())
     text = told()
-    assert f"run {run.process.pid}: {run.script}, 2 ranks" in text
+    assert f"run {launcher}: {run.script}, 2 ranks" in text
     assert "waits for rank 1: call 1, which it has not made" in text
     assert "waits for the permit of all ranks" in text
     run.process.send_signal(signal.SIGUSR1)
@@ -297,14 +298,19 @@ while True:
 
 
 def test_a_pipeline_that_trains_is_never_said_to_wait_in_a_circle(start: Callable[..., Run]) -> None:
-    run = start(PIPELINE, "--devices", "2")
+    run = start(PIPELINE, "--devices", "2", python=warm.python())
     wait_for(run, lambda: "one step" in run.output)
-    launcher, about = next((launcher, about) for launcher, about in find_runs() if about.pid == run.process.pid)
+    launcher, about = announced(run)
     rounds = 0
     while rounds < 5:  # of those in which a single round would have told of one
         found = ask_ranks(launcher, about)
         assert "circle" not in to_text(about, found).partition("\n\n")[0]
         rounds += found.before is not None
+
+
+def announced(run: Run) -> tuple[str, RunInfo]:
+    """The socket of a run's launcher, and what it says of itself."""
+    return next((launcher, about) for launcher, about in find_runs() if about.script == str(run.script))
 
 
 def command(*arguments: str) -> str:
