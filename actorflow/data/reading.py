@@ -189,10 +189,10 @@ class SampleReader:
         try:
             return self.collate(samples)
         except Exception as error:
-            odd = self._odd(request, samples)
+            if odd := self._odd(request, samples):
+                raise _Failed(odd) from error
             raise _Failed(
                 f"collating samples {_some(request.indices)} of batch {request.number} raised {_raised(error)}"
-                f"{odd and f'; {odd}'}"
             ) from error
 
     def _leaves(self, request: ReadRequest, samples: list[Any]) -> list[Tensor]:
@@ -202,6 +202,8 @@ class SampleReader:
         if draws:
             self.random.seed(request.seed, request.epoch, -1 - request.number)
             before = self.random.state()
+        elif any(_form(sample) != _form(samples[0]) for sample in samples[1:]) and (odd := self._odd(request, samples)):
+            raise _Failed(odd)  # in a worker, default_collate converts to the first one's dtype
         batch = self._collated(request, samples)
         if draws and self.random.state() != before:
             raise _Failed(
@@ -314,6 +316,17 @@ def _specs(leaves: Sequence[tuple[str, Any]]) -> tuple[LeafSpec, ...] | None:
         return None
     tensors = [(path, _as_tensor(leaf)) for path, leaf in leaves]
     return tuple(LeafSpec(path, tuple(tensor.shape[1:]), tensor.dtype) for path, tensor in tensors)
+
+
+def _form(sample: Any) -> Any:
+    """Dtypes and shapes of the tensors and arrays in a sample."""
+    if isinstance(sample, Tensor | np.ndarray):
+        return sample.dtype, sample.shape
+    if isinstance(sample, list | tuple):
+        return [_form(part) for part in sample]
+    if isinstance(sample, Mapping):
+        return [_form(part) for part in sample.values()]
+    return None
 
 
 def _bits(tensor: Tensor) -> Tensor:
