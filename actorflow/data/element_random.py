@@ -6,7 +6,7 @@ So augmentation gives the same samples whichever process reads them, and beside 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,49 +51,38 @@ class ElementRandom:
             "torch": _bytes(torch.default_generator),
             "python": [version, np.array(keys, np.uint32).tobytes(), gauss],
             "numpy": np.random.get_state(legacy=False),
-            "own": [
-                generator.bit_generator.state
-                if isinstance(generator, np.random.Generator)
-                else _bytes(generator)
-                if isinstance(generator, torch.Generator)
-                else generator.get_state(legacy=False)
-                if isinstance(generator, np.random.RandomState)
-                else generator.getstate()
-                for generator in self._own
-            ],
+            **self.saved_own(),
         }
 
+    def saved_own(self) -> dict[str, Any]:
+        """The states of the generators that are not global."""
+        return {"own": [_saved(generator) for generator in self._own]}
+
     def put_back(self, saved: Mapping[str, Any]) -> None:
-        """Give all generators the states of ``saved``.  Raises ValueError if there were others then."""
+        """Give the generators the states of ``saved``.  Raises ValueError if there were others then."""
         if len(saved["own"]) != len(self._own):
             raise ValueError(f"{len(saved['own'])} generators were saved, and {len(self._own)} are here")
-        torch.default_generator.set_state(_of_bytes(saved["torch"]))
-        version, keys, gauss = saved["python"]
-        random.setstate((version, tuple(np.frombuffer(keys, np.uint32).tolist()), gauss))
-        np.random.set_state(saved["numpy"])
         for generator, state in zip(self._own, saved["own"], strict=True):
-            if isinstance(generator, np.random.Generator):
-                generator.bit_generator.state = state
-            elif isinstance(generator, torch.Generator):
-                generator.set_state(_of_bytes(state))
-            elif isinstance(generator, np.random.RandomState):
-                generator.set_state(state)
-            else:
-                generator.setstate(state)
+            _put_back(generator, state)
+        if "torch" in saved:
+            torch.default_generator.set_state(_of_bytes(saved["torch"]))
+            version, keys, gauss = saved["python"]
+            random.setstate((version, tuple(np.frombuffer(keys, np.uint32).tolist()), gauss))
+            np.random.set_state(saved["numpy"])
 
     @contextmanager
     def aside(self, own: bool = True) -> Iterator[None]:
         """A context behind which all generators (with ``own`` false: the global ones) are as they were before."""
         here, python, numpy = torch.default_generator.get_state(), random.getstate(), np.random.get_state(legacy=False)
-        kept = [_kept(generator) for generator in self._own] if own else []
+        kept = [_saved(generator) for generator in self._own] if own else []
         try:
             yield
         finally:
             torch.default_generator.set_state(here)
             random.setstate(python)
             np.random.set_state(numpy)
-            for put_back in kept:
-                put_back()
+            for generator, state in zip(self._own, kept, strict=False):
+                _put_back(generator, state)
 
 
 def _mixed(numbers: tuple[int, ...]) -> int:
@@ -183,16 +172,23 @@ def _of_numpy(state: Any) -> Any:
     return state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"]
 
 
-def _kept(generator: Any) -> Callable[[], object]:
-    """What puts a generator back into the state that it has now."""
+def _saved(generator: Any) -> Any:
+    """The state of a generator, as plain values."""
     if isinstance(generator, np.random.Generator):
-        bits, state = generator.bit_generator, generator.bit_generator.state
-        return lambda: setattr(bits, "state", state)
+        return generator.bit_generator.state
     if isinstance(generator, torch.Generator):
-        here = generator.get_state()
-        return lambda: generator.set_state(here)
+        return _bytes(generator)
     if isinstance(generator, np.random.RandomState):
-        numpy = generator.get_state(legacy=False)
-        return lambda: generator.set_state(numpy)
-    before = generator.getstate()
-    return lambda: generator.setstate(before)
+        return generator.get_state(legacy=False)
+    return generator.getstate()
+
+
+def _put_back(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(_of_bytes(state))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.setstate(state)

@@ -73,22 +73,14 @@ class SamplerOrder:
         if resumes is not None:
             self._start = {**resumes}
             with self._random.aside(own=False):
-                try:
-                    self._random.put_back(resumes)
-                except ValueError as error:
-                    raise DataError(f"the sampler of the saved position drew from other generators: {error}") from None
-                self._picks = self._drawn()
-                found = self._picked(self._picks)
-                passed = 0
-                while passed < row:
-                    batch = next(found, None)
-                    if batch is None:
-                        break
-                    passed = batch.end
-            if passed > row:  # another size of batches: the rest of that one is the first
-                assert batch is not None
-                rest = Picked(row, batch.indices[row - batch.row :])
-                found = itertools.chain([rest], found)
+                self._random.put_back(resumes)
+                found = self._picked(self._drawn())
+                first = next((batch for batch in found if batch.end > row), None)  # here the sampler draws
+            if first is None:
+                return
+            if first.row < row:  # another size of batches: the rest of that one comes first
+                first = Picked(row, first.indices[row - first.row :])
+            found = itertools.chain([first], found)
         else:
             if self._picks is None:
                 self.begin()
@@ -116,9 +108,10 @@ class SamplerOrder:
         """See ``BatchOrder``."""
         return len(self._loader)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The states of generators when the epoch began."""
-        return {"sampler": type(self._sampler).__name__, "start": self._start}
+    def state_dict(self, within: bool) -> dict[str, Any]:
+        """The states of generators when the epoch began; between epochs, of those that only the sampler draws from."""
+        generators = self._start if within else self._random.saved_own()
+        return {"sampler": type(self._sampler).__name__, "generators": generators}
 
     def load_state_dict(self, state: Mapping[str, Any], name: str) -> None:
         """Take up an epoch that had begun with these states."""
@@ -128,8 +121,17 @@ class SamplerOrder:
                 f"{name}: the position of a source with sampler={found!r} was loaded; this one has "
                 f"{type(self._sampler).__name__!r}, whose rows would be others"
             )
-        self._resumes = state.get("start")
-        self._picks = None
+        generators = state.get("generators") or self._random.saved_own()
+        try:
+            with self._random.aside():
+                self._random.put_back(generators)
+        except ValueError as error:
+            raise DataError(f"{name}: the sampler of the saved position drew from other generators: {error}") from None
+        self._picks, self._resumes = None, None
+        if "torch" in generators:
+            self._resumes = generators
+        else:
+            self._random.put_back(generators)
 
     # -- parts -----------------------------------------------------------------------------------------
 

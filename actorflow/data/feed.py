@@ -154,6 +154,13 @@ class Feed:
             self._taken = [*(one for one in self._taken if one() is not None), weakref.ref(batch)]
         return batch
 
+    def exhaust(self) -> None:
+        """Let the sampler come to its end, where it may draw once more, as there are no more batches."""
+        if self._batches is not None and not self._coming:
+            for _ in self._batches:
+                pass
+            self._batches = None
+
     def read(self, batch: SourceBatch, rows: Rows) -> _Read:
         """Begin to read rows of a batch."""
         source, size = self.source, batch.size

@@ -56,8 +56,8 @@ class BatchOrder(Protocol):
     def count(self) -> int:
         """Batches of a whole epoch.  Raises TypeError where it is not known."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What identifies the order, so that a position in it can be taken up again."""
+    def state_dict(self, within: bool) -> dict[str, Any]:
+        """What identifies the order, so that a position in it can be taken up again; ``within``: in an epoch."""
 
     def load_state_dict(self, state: Mapping[str, Any], name: str) -> None:
         """Take up what was saved; raises DataError, with ``name``, for the state of another order."""
@@ -133,7 +133,8 @@ class DataSource:
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values; ``flow.checkpoint`` saves it with an object that has it."""
-        return {"epoch": self._epoch, "row": self._row, "position": self.position, **self._order.state_dict()}
+        order = self._order.state_dict(self._within)
+        return {"epoch": self._epoch, "row": self._row, "position": self.position, **order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a saved position: the next batch is the one that would have come.
@@ -257,6 +258,7 @@ class _Iteration(Iterator[Any]):
         if self._epoch >= loader._epoch:
             loader._epoch, loader._row = self._epoch, self._row
             if loader._order.ends(self._row):
+                self._feed.exhaust()
                 loader._epoch, loader._row, loader._within = self._epoch + 1, 0, False
         return content
 

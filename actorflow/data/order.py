@@ -66,8 +66,8 @@ class ShuffledOrder:
         """Whether no batch begins at this row or behind it."""
         return row >= self.length or (self.drop_last and row + self.batch_size > self.length)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What identifies the order."""
+    def state_dict(self, within: bool = False) -> dict[str, Any]:
+        """See ``BatchOrder``: what identifies the order."""
         return {"rows": self.length, "shuffle": self.shuffle, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any], name: str) -> None:

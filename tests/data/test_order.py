@@ -1,0 +1,183 @@
+"""The order of rows depends on seed and epoch alone, and a position in it is taken up again anywhere."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import actorflow as flow
+from actorflow_compiler.core.errors import DataError
+
+SIZES = st.integers(1, 40)
+
+
+def numbers(batch: Any) -> list[int]:
+    return batch.tolist()  # type: ignore[no-any-return]
+
+
+def source(rows: int, batch: int, **options: Any) -> flow.data.DataSource:
+    return flow.data.loader(torch.arange(rows), batch, **options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, SIZES, st.booleans(), st.booleans(), st.integers(0, 5), st.data())
+def test_a_position_is_taken_up_in_the_middle_of_an_epoch(
+    rows: int, batch: int, shuffle: bool, drop_last: bool, seed: int, data: Any
+) -> None:
+    options = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
+    loader = source(rows, batch, **options)
+    whole = [[numbers(x) for x in loader] for _ in range(3)]
+    if not drop_last:
+        assert all(sorted(itertools.chain(*epoch)) == list(range(rows)) for epoch in whole)
+    every = [*itertools.chain(*whole)]
+    if not every:
+        return
+    at = data.draw(st.integers(0, len(every) - 1))
+    first = source(rows, batch, **options)
+    taken = [numbers(x) for x in itertools.islice(first.repeat(), at)]
+    second = source(rows, batch, **options)
+    second.load_state_dict(first.state_dict())
+    rest = [numbers(x) for epoch in second.epochs(3) for x in second if epoch < 3]
+    assert taken + rest == every
+    assert second.position == 3 * rows
+
+
+@settings(max_examples=30, deadline=None)
+@given(SIZES, SIZES, SIZES, st.integers(0, 3), st.data())
+def test_a_position_is_taken_up_with_batches_of_another_size(
+    rows: int, batch: int, other: int, epoch: int, data: Any
+) -> None:
+    first = source(rows, batch, shuffle=True)
+    first.set_epoch(epoch)
+    order = [*itertools.chain(*(numbers(x) for x in first))]
+    first.set_epoch(epoch)
+    given_ = data.draw(st.integers(0, (rows - 1) // batch))
+    taken = [*itertools.chain(*(numbers(x) for x in itertools.islice(first, given_)))]
+    second = source(rows, other, shuffle=True)
+    second.load_state_dict(first.state_dict())
+    assert [*taken, *itertools.chain(*(numbers(x) for x in second))] == order
+
+
+def samplers(name: str, data: TensorDataset, own: bool) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(5) if own else None
+    every: dict[str, dict[str, Any]] = {
+        "shuffle": {"batch_size": 4, "shuffle": True, "generator": generator},
+        "in order": {"batch_size": 4, "drop_last": True, "generator": generator},
+        "weighted": {"batch_size": 4, "sampler": WeightedRandomSampler(torch.rand(23), 17, generator=generator)},
+        "subset": {"batch_size": 4, "sampler": SubsetRandomSampler(range(3, 20), generator=generator)},
+        "replacement": {"batch_size": 4, "sampler": RandomSampler(data, True, 40, generator=generator)},
+        "batches": {"batch_sampler": Pairs(BatchSampler(RandomSampler(data, generator=generator), 5, False))},
+    }
+    return every[name]
+
+
+class Pairs:
+    """A batch sampler of the user's: batches of two sizes."""
+
+    def __init__(self, batches: BatchSampler) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        for batch in self.batches:
+            yield batch[:2]
+            if batch[2:]:
+                yield batch[2:]
+
+    def __len__(self) -> int:
+        return 2 * len(self.batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("own", [False, True], ids=["default generator", "own generator"])
+@pytest.mark.parametrize("name", ["shuffle", "in order", "weighted", "subset", "replacement", "batches"])
+def test_a_dataloader_that_is_taken_over_gives_its_batches_and_draws_its_numbers(
+    name: str, own: bool, workers: int
+) -> None:
+    data = TensorDataset(torch.arange(23))
+
+    def run(taken: bool) -> tuple[list[list[int]], list[float]]:
+        torch.manual_seed(11)
+        loader: Any = DataLoader(data, num_workers=workers, **samplers(name, data, own))
+        if taken:
+            loader = flow.data.loader(loader)
+        found, draws = [], []
+        for _ in range(2):
+            for (x,) in loader:
+                found.append(numbers(x))
+                draws.append(torch.rand(1).item() if workers == 0 else 0.0)
+            draws.append(torch.rand(1).item())
+        return found, draws
+
+    assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 100])
+@pytest.mark.parametrize("own", [False, True], ids=["of the script", "of the sampler"])
+@pytest.mark.parametrize("name", ["shuffle", "weighted", "subset", "replacement", "batches"])
+def test_the_position_of_a_taken_over_loader_is_taken_up_in_another_process(name: str, own: bool, at: int) -> None:
+    data = TensorDataset(torch.arange(23))
+
+    def made() -> flow.data.DataSource:
+        torch.manual_seed(11)
+        return flow.data.loader(DataLoader(data, **samplers(name, data, own)))
+
+    undisturbed = made()
+    every = [[numbers(x) for (x,) in undisturbed] for _ in range(3)]
+    first = made()
+    for _ in first:
+        pass
+    taken = [numbers(x) for (x,) in itertools.islice(iter(first), at)]
+    state, script = first.state_dict(), torch.get_rng_state()
+    second = made()
+    torch.set_rng_state(script)  # as a checkpoint does
+    second.load_state_dict(state)
+    if 0 < at < len(every[1]):
+        torch.manual_seed(77)
+        before = torch.get_rng_state()
+        assert taken + [numbers(x) for (x,) in second] == every[1]
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.set_rng_state(script)
+    elif at == 0:
+        assert [numbers(x) for (x,) in second] == every[1]
+        return
+    assert second.epoch == 2 or name == "batches"  # whose sampler does not say where it ends
+    rest = [numbers(x) for epoch in second.epochs(3) for (x,) in second if epoch < 3]
+    assert rest == every[2]
+
+
+def test_the_state_of_another_order_is_refused() -> None:
+    state = source(20, 4, shuffle=True, seed=1).state_dict()
+    for other, said in (
+        (source(21, 4, shuffle=True, seed=1), "rows=20"),
+        (source(20, 4, shuffle=True, seed=2), "seed=1"),
+        (source(20, 4), "shuffle=True"),
+    ):
+        with pytest.raises(DataError, match=said):
+            other.load_state_dict(state)
+    with pytest.raises(DataError, match="a state without epoch and row"):
+        source(20, 4).load_state_dict({"position": 3})
+
+
+def test_an_iteration_that_is_left_is_followed_by_the_next_epoch() -> None:
+    loader = source(12, 4, shuffle=True)
+    whole = [[numbers(x) for x in loader] for _ in range(3)]
+    again = source(12, 4, shuffle=True)
+    assert [numbers(next(iter(again))) for _ in range(3)] == [epoch[0] for epoch in whole]
+    again.set_epoch(1)
+    assert [numbers(x) for x in again] == whole[1]
+    both = source(12, 4, shuffle=True)
+    pairs = [(numbers(a), numbers(b)) for a, b in zip(both, both, strict=True)]
+    assert pairs == [*zip(whole[0], whole[1], strict=True)]
