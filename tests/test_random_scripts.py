@@ -12,8 +12,8 @@ import pytest
 import warm
 from random_script_runs import FINE, SCRIPT, outcomes
 
-FEW, MANY, AT_ONCE = 20, 1000, 25  # on one device
-FEW_ON_TWO, MANY_ON_TWO = 12, 200  # each under one of the layouts
+FEW, MANY, AT_ONCE = 10, 1000, 25  # on one device
+FEW_ON_TWO, MANY_ON_TWO = 8, 200  # each under one of the layouts
 
 
 def check(seeds: range, devices: int = 1, layout: str = "one device") -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,13 +59,17 @@ def ends_within(run: Run, seconds: float) -> int:
 @pytest.mark.matrix
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("number", "cause"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "stopped answering")]
+    ("number", "cause"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL"),
+        # which a test of pauses does while ranks train
+        pytest.param(signal.SIGSTOP, "stopped answering", marks=pytest.mark.slow),
+    ],
 )
 def test_a_lost_rank_ends_the_run_soon(
     start: Start, tmp_path: Path, number: signal.Signals, cause: str, rank: int
 ) -> None:
-    python = sys.executable if number == signal.SIGKILL else warm.python()
-    run = start(WAIT, "--devices", "2", "--lost-after", "6", "--", str(tmp_path), python=python)
+    run = start(WAIT, "--devices", "2", "--lost-after", "6", "--", str(tmp_path))
     pids = pids_of_ranks(run, tmp_path, 2)
     os.kill(pids[rank], number)
     assert ends_within(run, SOON if number == signal.SIGKILL else SOON + 6) == 1

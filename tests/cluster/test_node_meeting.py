@@ -169,7 +169,7 @@ def flat(text: str) -> str:
     return " ".join(text.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_to_node_0_while_it_waits_ends_all_launchers_with_its_status(
     number: signal.Signals, tmp_path: Path
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_node_that_was_stopped_while_the_others_gave_it_up_ends_with_their_cau
     assert runs[0].ranks_left() == []
 
 
+@pytest.mark.slow  # ranks in one process do so in test_silent_ranks.py
 def test_a_rank_that_keeps_pythons_lock_for_longer_than_the_limit_is_waited_for(start: Start) -> None:
     run = start(KEEPS, "--devices", "2", "--lost-after", "6", python=warm.python())
     assert run.wait() == 0, run.output

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from actorflow.eager import mismatch_watch
 from actorflow.eager.group_communicator import GroupCommunicator
 from actorflow.eager.layout import Layout
 from actorflow.eager.pair_transfers import LOCATION_BYTES, PairCommunicators, can_use_nccl
@@ -172,7 +173,10 @@ def test_ranks_in_different_ops_are_named_before_a_device_waits(ranks: Ranks) ->
     assert ranks.moved == [[], [], []]
 
 
-def test_a_rank_that_fails_between_devices_does_not_leave_the_others_waiting(ranks: Ranks) -> None:
+def test_a_rank_that_fails_between_devices_does_not_leave_the_others_waiting(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mismatch_watch, "NEWS", 2.0)
     ranks.make = lambda rank: Failing() if rank == 1 else Stuck()
 
     def on_a_rank(comm: GroupCommunicator) -> Tensor:

@@ -12,6 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actorflow.devices.cpu import Cpu
 from actorflow.rendezvous.options import NCCL_TIMEOUT
+from actorflow.runtime import worker as runtime_worker
 from actorflow.runtime.call import Call
 from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import Worker
@@ -173,6 +174,8 @@ def serve(
     store = TCPStore("127.0.0.1", port, 2, rank == 0, timeout=limit)
     transport = PipeTransport(link)
     late = 3.0 if stalls is not None else SECONDS
+    if stalls is not None:  # a thread hangs by design
+        runtime_worker._JOIN = 0.5
 
     def tell(started: Started) -> None:
         worker.fail(too_late(rank, started, NCCL_TIMEOUT.variable, worker.explain()))
