@@ -51,6 +51,12 @@ def test_a_script_sees_its_arguments_folder_variables_limits_and_files(tmp_path:
     assert forked.stderr == new.stderr == "an error\n"
 
 
+def test_a_program_of_the_standard_library_is_no_fork() -> None:
+    code = "import sys; print(sys.executable, 'torch' in sys.modules, sys.flags.isolated)"
+    done = subprocess.run([warm.python(), "-I", "-S", "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == f"{sys.executable} False 1\n", done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_signal_ends_it_as_it_ends_a_new_process(number: signal.Signals, tmp_path: Path) -> None:
     script, there = tmp_path / "waits.py", tmp_path / "there"

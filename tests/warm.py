@@ -4,7 +4,8 @@
 process starts or ends: to import torch takes a process two seconds, which is more than most scripts of tests need.  A
 server has imported torch and ours, and has begun nothing; for each command it forks.  What was started is a stub that
 hands its arguments, folder, environment, limits and files to the server, passes signals on to the fork and ends with
-its status.  When the stub is killed, so is the fork.  A launcher that runs like this starts its ranks like this.
+its status.  When the stub is killed, so is the fork.  A launcher that runs like this starts its ranks like this.  With
+``-I`` it is Python itself that starts: a small program of the standard library, which may start others.
 
 A fork ends as a new process does (threads are joined, what was registered with ``atexit`` runs, output is flushed), but
 without taking apart its modules, which would copy most of the server's memory.
