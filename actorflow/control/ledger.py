@@ -120,5 +120,6 @@ def _differs(entry: _OpenStep, rank: int, step: CommonStep, text: str) -> str:
     return (
         f"{head}:\n  {both}\n"
         "Every rank runs the whole script and must make the same calls, with the same arguments, in the same order; "
-        "look for a branch or a loop that depends on the rank, on time or on unseeded random numbers."
+        "look for a branch or a loop that depends on the rank, on time or on unseeded random numbers, or a sampler "
+        "that gives each rank other rows (DistributedSampler): a job takes whole batches, and each rank uses its rows."
     )

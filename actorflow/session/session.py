@@ -61,7 +61,7 @@ class Session:
     def __init__(self, cluster: Cluster | Alone, observers: Observers = lambda *_: ()) -> None:
         self.context = SessionContext(cluster, observers)
         self.calls = 0  # announced so far
-        self._fed = InputDevices()
+        self._fed = InputDevices(cluster.rank, cluster.world)
         self._over: StateError | None = None  # the reason why no further call is possible
         self._lifecycle = Lifecycle(self.context)
         self._release = PlanRelease(self.context)
