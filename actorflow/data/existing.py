@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from actorflow.data.element_random import ElementRandom
-from actorflow.data.order import Picked
+from actorflow.data.order import EpochDraw, Picked
 from actorflow.data.workers import WorkerOptions
 from actorflow_compiler.core.errors import DataError
 from actorflow_compiler.core.torch_internals import real_tensors
@@ -27,15 +27,21 @@ class SamplerOrder:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
-        own = type(loader.batch_sampler) is BatchSampler  # its sampler gives rows, which are put into batches here
+        if loader.batch_sampler is None:
+            raise DataError(
+                "a DataLoader with batch_size=None was found, whose dataset gives whole batches; one that puts rows "
+                "into batches was expected: pass batch_size or batch_sampler to it"
+            )
+        # of torch's own, the sampler gives rows, which are put into batches here; one that was passed gives batches
+        own = type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
         self._sampler: Any = loader.sampler if own else loader.batch_sampler
         self._batch_size = loader.batch_size if own else None
         self._drop_last = loader.drop_last
         self._random = ElementRandom(self._sampler, loader.generator)
         self._start: dict[str, Any] | None = None  # the generators' states when this epoch began
         self._resumes: Mapping[str, Any] | None = None  # those to begin with, from a checkpoint
-        self._picks: Iterator[Any] | None = None  # of the epoch that has begun
         self._begun = 0  # epochs
+        self._seed = 0  # of the random numbers of elements of the epoch that began last
 
     @property
     def rows(self) -> int | None:
@@ -53,40 +59,34 @@ class SamplerOrder:
         dropping = ", dropping the last" * self._drop_last
         return f"{size} in {batches} by {type(self._sampler).__name__}{dropping}"
 
-    @property
-    def element_seed(self) -> int:
-        """See ``BatchOrder``."""
-        return self._seed
-
-    _seed = 0
-
-    def begin(self) -> None:
+    def begin(self) -> EpochDraw:
         """Draw what a ``DataLoader`` draws when it is iterated over."""
-        if self._resumes is not None:
-            return
-        self._start = self._random.saved()
-        self._picks = self._drawn()
-
-    def batches(self, epoch: int, row: int) -> Iterator[Picked]:
-        """The batches of an epoch from a row on."""
         resumes, self._resumes = self._resumes, None
+        draw = EpochDraw(self._seed, resumes=resumes)
         if resumes is not None:
             self._start = {**resumes}
-            with self._random.aside(own=False):
-                self._random.put_back(resumes)
-                found = self._picked(self._drawn())
-                first = next((batch for batch in found if batch.end > row), None)  # here the sampler draws
-            if first is None:
-                return
-            if first.row < row:  # another size of batches: the rest of that one comes first
-                first = Picked(row, first.indices[row - first.row :])
-            found = itertools.chain([first], found)
         else:
-            if self._picks is None:
-                self.begin()
-            assert self._picks is not None
-            found = self._picked(self._picks)
-        self._picks = None
+            self._start = self._random.saved()
+            self._draw(draw)
+        return draw
+
+    def batches(self, epoch: int, row: int, draw: EpochDraw) -> Iterator[Picked]:
+        """The batches of an epoch from a row on."""
+        if draw.resumes is None:
+            assert draw.picks is not None
+            yield from self._picked(draw.picks)
+            return
+        with self._random.aside(own=False):
+            self._random.put_back(draw.resumes)
+            self._draw(draw)
+            assert draw.picks is not None
+            found = self._picked(draw.picks)
+            first = next((batch for batch in found if batch.end > row), None)  # here the sampler draws
+        if first is None:
+            return
+        if first.row < row:  # another size of batches: the rest of that one comes first
+            first = Picked(row, first.indices[row - first.row :])
+        yield first
         yield from found
 
     def set_epoch(self, epoch: int) -> None:
@@ -127,7 +127,7 @@ class SamplerOrder:
                 self._random.put_back(generators)
         except ValueError as error:
             raise DataError(f"{name}: the sampler of the saved position drew from other generators: {error}") from None
-        self._picks, self._resumes = None, None
+        self._resumes = None
         if "torch" in generators:
             self._resumes = generators
         else:
@@ -135,8 +135,8 @@ class SamplerOrder:
 
     # -- parts -----------------------------------------------------------------------------------------
 
-    def _drawn(self) -> Iterator[Any]:
-        """Draw as the ``DataLoader`` would, and return the iterator of its sampler."""
+    def _draw(self, draw: EpochDraw) -> None:
+        """Draw as the ``DataLoader`` would, with the iterator of its sampler."""
         loader = self._loader
         again = self._begun > 0 and loader.num_workers > 0 and loader.persistent_workers
         self._begun += 1
@@ -144,9 +144,9 @@ class SamplerOrder:
         if not again:
             with real_tensors():
                 self._seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=loader.generator))
-        if loader.num_workers == 0:
-            return picks
-        return itertools.chain([*itertools.islice(picks, 1)], picks)  # its workers are told the first rows at once
+        if loader.num_workers:  # its workers are told the first rows at once
+            picks = itertools.chain([*itertools.islice(picks, 1)], picks)
+        draw.element_seed, draw.picks = self._seed, picks
 
     def _picked(self, picks: Iterator[Any]) -> Iterator[Picked]:
         row = 0

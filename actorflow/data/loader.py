@@ -12,7 +12,7 @@ import torch
 
 from actorflow.control.cluster import Alone
 from actorflow.data.feed import Feed, FeedSource
-from actorflow.data.order import Picked
+from actorflow.data.order import EpochDraw, Picked
 from actorflow.data.reading import BatchTemplate, LeafSpec, ReadFailure, ReadRequest, SampleReader, dtype_text
 from actorflow.data.structure import Structure
 from actorflow.data.workers import ReadAhead, Reader, WorkerOptions, in_a_worker
@@ -37,14 +37,10 @@ class BatchOrder(Protocol):
     def text(self) -> str:
         """What must be equal on all ranks, for messages."""
 
-    @property
-    def element_seed(self) -> int:
-        """The seed of the random numbers of elements, of the epoch whose batches were asked for last."""
+    def begin(self) -> EpochDraw:
+        """An iteration begins: what it draws at once, for ``batches``."""
 
-    def begin(self) -> None:
-        """An iteration begins."""
-
-    def batches(self, epoch: int, row: int) -> Iterator[Picked]:
+    def batches(self, epoch: int, row: int, draw: EpochDraw) -> Iterator[Picked]:
         """The batches of an epoch from a row on."""
 
     def set_epoch(self, epoch: int) -> None:
@@ -86,8 +82,7 @@ class DataSource:
         if self._within:  # that epoch was left in the middle
             self._epoch, self._row = self._epoch + 1, 0
         self._within = True
-        self._order.begin()
-        return _Iteration(self)
+        return _Iteration(self, self._order.begin())
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch; TypeError where it is not known."""
@@ -159,10 +154,13 @@ class DataSource:
 
     # -- the parts -------------------------------------------------------------------------------------
 
-    def source(self, first: Picked) -> FeedSource:
-        """What feeds share; ``first`` is the first batch, of which the first samples tell what batches look like."""
+    def source(self, epoch: int, seed: int, first: Picked) -> FeedSource:
+        """What feeds share; ``first`` is the first batch asked for, whose first samples tell what batches look like.
+
+        It is of this ``epoch``, whose elements have random numbers of this ``seed``.
+        """
         if self._source is None:
-            template, given = self._agree(first)
+            template, given = self._agree(epoch, seed, first)
             self._reader.template = template
             cluster = current().context.cluster
             options = self._options
@@ -181,16 +179,16 @@ class DataSource:
                 )
         return self._source
 
-    def _agree(self, first: Picked) -> tuple[BatchTemplate, dict[tuple[int, int], Any]]:
+    def _agree(self, epoch: int, seed: int, first: Picked) -> tuple[BatchTemplate, dict[tuple[int, int], Any]]:
         """What batches look like, as rank 0 has found it; with the samples that this took here.
 
         Raises DataError where ranks have other datasets or orders, or where samples cannot be read.
         """
         cluster = current().context.cluster
         if isinstance(cluster, Alone) or cluster.world == 1:
-            return self._look(first)
+            return self._look(epoch, seed, first)
         tag = f"{self.name}, the script's data source number {self._number}"
-        mine = f"{self._order.text}, beginning at row {first.row} of epoch {self._epoch} with {first.indices[:4]!r}"
+        mine = f"{self._order.text}, beginning at row {first.row} of epoch {epoch} with {first.indices[:4]!r}"
         every = cluster.gather(tag, mine.encode())
         given: dict[tuple[int, int], Any] = {}
         reply = None
@@ -199,7 +197,7 @@ class DataSource:
             template = None
             if not said:
                 try:
-                    template, given = self._look(first)
+                    template, given = self._look(epoch, seed, first)
                 except DataError as error:
                     said = str(error)
             reply = [json.dumps([said, None if template is None else _to_json(template)]).encode()] * cluster.world
@@ -208,7 +206,7 @@ class DataSource:
             raise DataError(said if said.startswith(self.name) else f"{self.name}: {said}")
         return _from_json(found), given
 
-    def _look(self, first: Picked) -> tuple[BatchTemplate, dict[tuple[int, int], Any]]:
+    def _look(self, epoch: int, seed: int, first: Picked) -> tuple[BatchTemplate, dict[tuple[int, int], Any]]:
         reader = self._reader
         if reader.template is not None:
             return reader.template, {}
@@ -216,7 +214,7 @@ class DataSource:
         if self._whole:
             return BatchTemplate(Structure.leaf(), (), "whole=True"), {}
         count = min(reader.probed, len(first.indices))
-        request = ReadRequest.of(self._epoch, 0, first, ((0, count),), self._order.element_seed)
+        request = ReadRequest.of(epoch, 0, first, ((0, count),), seed)
         template: BatchTemplate | ReadFailure
         if self._options.workers:
             template, read = in_a_worker(_Probe(reader, request), self._options, self.name)
@@ -225,14 +223,15 @@ class DataSource:
                 template, read = reader.try_probe(request)
         if isinstance(template, ReadFailure):
             raise template.error(self.name)
-        return template, {(self._epoch, place): sample for place, sample in read.items()}
+        return template, {(epoch, place): sample for place, sample in read.items()}
 
 
 class _Iteration(Iterator[Any]):
     """The rest of an epoch of a source."""
 
-    def __init__(self, loader: DataSource) -> None:
+    def __init__(self, loader: DataSource, draw: EpochDraw) -> None:
         self._loader, self._version = loader, loader._version
+        self._draw = draw
         self._feed: Feed | None = None
         self._epoch, self._row = loader._epoch, loader._row
 
@@ -241,15 +240,16 @@ class _Iteration(Iterator[Any]):
         if self._version != loader._version:  # a position was loaded meanwhile
             self._version, self._feed = loader._version, None
             self._epoch, self._row = loader._epoch, loader._row
+            self._draw = loader._order.begin()
             loader._within = True
         if self._feed is None:
-            batches = loader._order.batches(self._epoch, self._row)
+            draw, epoch = self._draw, self._epoch
+            batches = loader._order.batches(epoch, self._row, draw)
             first = next(batches, None)
             if first is None:
                 return self._end()
-            self._feed = Feed(
-                loader.source(first), self._epoch, loader._order.element_seed, itertools.chain([first], batches)
-            )
+            source = loader.source(epoch, draw.element_seed, first)
+            self._feed = Feed(source, epoch, draw.element_seed, itertools.chain([first], batches))
         batch = self._feed.next()
         if batch is None:
             return self._end()

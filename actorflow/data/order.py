@@ -10,7 +10,7 @@ import torch
 
 from actorflow_compiler.core.errors import DataError
 
-__all__ = ["Picked", "ShuffledOrder"]
+__all__ = ["EpochDraw", "Picked", "ShuffledOrder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,15 @@ class Picked:
     def end(self) -> int:
         """The place in the epoch of the row behind the last one."""
         return self.row + len(self.indices)
+
+
+@dataclass(slots=True)
+class EpochDraw:
+    """What was drawn for one iteration; in ``zip(loader, loader)`` another begins before this gives its first batch."""
+
+    element_seed: int  # of the random numbers of elements; valid once the first batch was asked for
+    picks: Iterator[Any] | None = None  # what a sampler gives
+    resumes: Mapping[str, Any] | None = None  # the states of generators to begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +60,9 @@ class ShuffledOrder:
         dropping = ", dropping the last" * self.drop_last
         return f"{self.length:,} rows {shuffled} in batches of {self.batch_size}{dropping}"
 
-    @property
-    def element_seed(self) -> int:
+    def begin(self) -> EpochDraw:
         """See ``BatchOrder``."""
-        return self.seed
-
-    def begin(self) -> None:
-        """See ``BatchOrder``."""
+        return EpochDraw(self.seed)
 
     def set_epoch(self, epoch: int) -> None:
         """See ``BatchOrder``."""
@@ -88,7 +93,7 @@ class ShuffledOrder:
             return torch.arange(self.length)
         return torch.randperm(self.length, generator=torch.Generator().manual_seed(self.seed + epoch))
 
-    def batches(self, epoch: int, row: int) -> Iterator[Picked]:
+    def batches(self, epoch: int, row: int, draw: EpochDraw) -> Iterator[Picked]:
         """The batches of an epoch from a row on."""
         indices = self.indices(epoch)
         for first in range(row, self.length, self.batch_size):
