@@ -60,7 +60,7 @@ def test_large_batches_that_many_ranks_load_whole_are_told_of_once(capsys: pytes
         devices = InputDevices(rank, world)
         for _ in range(2):
             devices.look("step", given, ("x",), torch.device("cpu"))
-        return capsys.readouterr().err.count("a batch of 20 MiB, which each of 8 ranks has loaded whole")
+        return capsys.readouterr().err.count("a batch of 20.0 MiB, which each of 8 ranks has loaded whole")
 
     assert told(0, 8, 5120) == 1
     assert told(0, 8, 1024) == told(1, 8, 5120) == told(0, 4, 5120) == 0
