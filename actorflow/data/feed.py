@@ -23,7 +23,9 @@ from actorflow.data.element_random import ElementRandom
 from actorflow.data.order import Picked
 from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest
 from actorflow.data.workers import ReadAhead, Reader
+from actorflow.session.process import script_reads
 from actorflow.standins.logical_batch import BatchTensor, Rows, count_rows, merge_rows
+from actorflow_compiler.core.units import rows_text
 
 __all__ = ["Feed", "FeedSource", "SourceBatch"]
 
@@ -110,13 +112,17 @@ class SourceBatch:
     def look(self, leaf: int, line: str) -> Tensor:
         """See ``LogicalBatch``."""
         self.feed.source.tell_look(line, self.size)
-        return self.feed.read(self, ((0, self.size),)).leaf(leaf)
+        read = self.feed.read(self, ((0, self.size),))
+        with script_reads(read):
+            return read.leaf(leaf)
 
     def content(self) -> Any:
         """The batch, as the script gets it."""
         source = self.feed.source
         if source.whole:
-            return self.feed.read(self, ((0, self.size),)).result()
+            read = self.feed.read(self, ((0, self.size),))
+            with script_reads(read):
+                return read.result()
         leaves = [
             BatchTensor.of(self, at, (self.size, *spec.shape), spec.dtype)
             for at, spec in enumerate(source.template.leaves)
@@ -176,9 +182,10 @@ class Feed:
         missing = _without(rows, merge_rows(*(have for have, _ in batch.parts)))
         if missing:
             found: Future[Any] = Future()
-            found.set_result(source.read_here(source.request(batch, missing)))
+            with script_reads(_Read(batch, missing, ())):
+                found.set_result(source.read_here(source.request(batch, missing)))
             batch.parts.append((missing, found))
-        return _Read(source.name, rows, tuple(batch.parts))
+        return _Read(batch, rows, tuple(batch.parts))
 
     @property
     def _ahead(self) -> ReadAhead | None:
@@ -204,9 +211,16 @@ class Feed:
 class _Read:
     """Rows of a batch that are being read, in parts."""
 
-    def __init__(self, name: str, rows: Rows, parts: Sequence[tuple[Rows, Future[Any]]]) -> None:
-        self._name, self._rows = name, rows
+    def __init__(self, batch: SourceBatch, rows: Rows, parts: Sequence[tuple[Rows, Future[Any]]]) -> None:
+        self.source = batch.feed.source.name
+        self._epoch, self._first, self._rows = batch.feed.epoch, batch.picked.row, rows
         self._parts = [(have, future) for have, future in parts if have]
+
+    @property
+    def text(self) -> str:
+        """See ``RowsRead``."""
+        rows = rows_text([(self._first + lo, self._first + hi) for lo, hi in self._rows])
+        return f"{rows} of epoch {self._epoch}"
 
     def ready(self) -> bool:
         """See ``RowsRead``."""
@@ -237,7 +251,7 @@ class _Read:
     def _found(self, future: Future[Any]) -> Any:
         result = future.result()
         if isinstance(result, ReadFailure):
-            raise result.error(self._name)
+            raise result.error(self.source)
         return result
 
 

@@ -52,6 +52,8 @@ def take_pulse(rank: int, worker: Worker | None) -> RankPulse:
             taken += complete + coming
             slots += job.plan.register(register).slots
     waits = [] if job is None else [f"{w.actor} {w.why}" for w in waits_of(job, rank)]
+    if worker.awaited:
+        waits.insert(0, worker.awaited)
     if early:
         waits.insert(0, "other ranks to make the next call")
     busy = {} if worker.record is None else dict(worker.record.busy)

@@ -32,6 +32,7 @@ from actorflow.runtime.snapshot import Snapshot
 from actorflow.runtime.story import actor_error, again, cause_of, firing, line_of, some, wrapped
 from actorflow.runtime.stream_events import NO_MEMORY
 from actorflow.runtime.transfers import Task, Transfers
+from actorflow.standins.logical_batch import RowsRead
 from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
 from actorflow.transport.messages import Credit, Filled, Line, Message, Ready, Region, Transport
 from actorflow.transport.shared import owned
@@ -84,6 +85,7 @@ class Compute:
         self._dropped: set[int] = set()  # numbers of plans
         self._current: InstalledPlan | None = None  # the plan of the calls under way
         self._doing: tuple[ActorUnit, Fire] | None = None  # the firing in progress, for errors and texts
+        self._awaited: dict[str, RowsRead] = {}  # by name of a source: rows without which it cannot fire
         self._cores = cores
         self._start = 0  # when the firing in progress began, in ns, if it is recorded
         self._stopped = False
@@ -166,6 +168,11 @@ class Compute:
         at = self._doing
         return "" if at is None else firing(*at)
 
+    @property
+    def awaited(self) -> str:
+        """The rows of a data source without which a source cannot fire, as text; empty if none waits."""
+        return next((f"{read.text} of {read.source}" for read in tuple(self._awaited.values())), "")
+
     def waits_for_peers(self, number: int) -> bool:
         """Whether a call that has not begun waits for other ranks to issue it."""
         return self._gated and number not in self._permits
@@ -177,6 +184,7 @@ class Compute:
             f"thread compute: {self.doing or 'waits for an event'}",
             *self._transfers.explain(),
             *([waiting] if waiting else []),
+            *(f"{name} waits for {read.text} of {read.source}" for name, read in tuple(self._awaited.items())),
             *(f"call {number} has failed on some rank: it waits for the votes of all" for number in tuple(self._held)),
         ]
 
@@ -364,14 +372,29 @@ class Compute:
     def _arriving(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> bool:
         """Whether rows that a source takes are still being read; then it begins to fire when they are here."""
         call = job.calls[fire.firing // unit.rate]
-        if not call.by_rows or call.lost is not None:
+        if not call.by_rows:
+            return False
+        self._awaited.pop(unit.actor.name, None)
+        if call.lost is not None:
             return False
         self._doing = (unit, fire)
         late = call.arriving(unit.inputs)
         self._doing = None
-        if late is not None:
+        if late is None:
+            return False
+        self._awaited[unit.actor.name] = late.read
+        if self._record is None:
             late.read.then(partial(self._inbox.put, self._begin_firing, job, unit, fire))
-        return late is not None
+        else:
+            late.read.then(partial(self._rows_came, self._record, clock(), late.read, job, unit, fire))
+        return True
+
+    def _rows_came(
+        self, record: Recorder, since: int, read: RowsRead, job: InstalledPlan, unit: ActorUnit, fire: Fire
+    ) -> None:
+        """Record that rows have come for which a source waited, and let it begin to fire.  For any thread."""
+        record.waited(job.number, unit.actor, fire.firing, since, read)
+        self._inbox.put(self._begin_firing, job, unit, fire)
 
     def _gather(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> list[Any]:
         held = fire.reads

@@ -1,4 +1,4 @@
-"""Record the firings, tokens and credits of one rank with their times, from all of its threads.
+"""Record the firings, tokens, credits and waits for data of one rank with their times, from all of its threads.
 
 A worker without a recorder spends nothing on it; with one, each firing costs two readings of the clock and one entry
 in a list.  Times are nanoseconds of ``time.perf_counter_ns``, whose zero is the same for all processes of a machine.
@@ -10,10 +10,11 @@ from collections import defaultdict
 from time import perf_counter_ns as clock
 from typing import NamedTuple
 
+from actorflow.standins.logical_batch import RowsRead
 from actorflow_compiler.plan.plan import Actor, Plan, tokens_per_iteration
 from actorflow_scheduler.notation import COMPUTING
 
-__all__ = ["Arrival", "Begun", "Credited", "Fired", "Recorder", "clock"]
+__all__ = ["Arrival", "Begun", "Credited", "Fired", "Recorder", "RowsWait", "ScriptRead", "clock"]
 
 
 class Fired(NamedTuple):
@@ -52,6 +53,27 @@ class Begun(NamedTuple):
     at: int  # ns
 
 
+class RowsWait(NamedTuple):
+    """A source could have fired, but the rows that it takes were still being read."""
+
+    plan: int
+    actor: int
+    firing: int
+    start: int  # ns, when it could have fired
+    end: int  # ns, when the rows were here
+    rows: str  # "rows 32-63 of epoch 0"
+    source: str  # "the loader of train.py:31"
+
+
+class ScriptRead(NamedTuple):
+    """The script's thread read rows of a data source, or waited for them."""
+
+    start: int  # ns
+    end: int  # ns
+    rows: str  # "rows 32-63 of epoch 0"
+    source: str  # "the loader of train.py:31"
+
+
 class Recorder:
     """Keeps the events of the first ``iterations`` iterations of each plan, and counts how long each queue works."""
 
@@ -61,12 +83,17 @@ class Recorder:
         self.arrivals: list[Arrival] = []
         self.credits: list[Credited] = []
         self.begun: list[Begun] = []
+        self.waits: list[RowsWait] = []
+        self.script_reads: list[ScriptRead] = []
         self.busy: defaultdict[str, int] = defaultdict(int)  # queue → ns; each is counted by the thread that serves it
         self._most: dict[tuple[int, int], int] = {}  # (plan, register) → number of tokens to record
         self._credited: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._open: set[int] = set()  # plans of which iterations are still to be recorded
 
     def install(self, number: int, plan: Plan) -> None:
         """Add a plan, whole or a rank's part of it, before any of its events."""
+        if self.iterations:
+            self._open.add(number)
         for register in plan.registers:
             tokens = self.iterations * tokens_per_iteration(plan, register)
             self._most[number, register.id] = register.initial + tokens
@@ -94,6 +121,21 @@ class Recorder:
         """Record that an iteration began; the script issued its call at ``issued`` ns."""
         if iteration < self.iterations:
             self.begun.append(Begun(plan, iteration, issued, clock()))
+        else:
+            self._open.discard(plan)
+
+    def waited(self, plan: int, actor: Actor, firing: int, start: int, read: RowsRead) -> None:
+        """Record that rows are here now for which a firing of a source has waited since ``start`` ns.
+
+        For any thread.
+        """
+        if firing < self.iterations * actor.rate:
+            self.waits.append(RowsWait(plan, actor.id, firing, start, clock(), read.text, read.source))
+
+    def script_read(self, start: int, read: RowsRead) -> None:
+        """Record that the script's thread has read rows since ``start`` ns; no more once all plans are recorded."""
+        if self._open:
+            self.script_reads.append(ScriptRead(start, clock(), read.text, read.source))
 
     @property
     def fired(self) -> list[Fired]:

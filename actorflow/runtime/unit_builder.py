@@ -107,7 +107,7 @@ class UnitBuilder:
         run = self._run(actor, body)
         stores = self._stores(actor, None if run else body)
         common = self._common(actor, actor.operands, stores, host=not _makes_tensors(body))
-        if actor.kind is ActorKind.SOURCE:
+        if actor.kind == ActorKind.SOURCE:
             names = [o.name if isinstance(o, OfInput) else "" for o in actor.operands]
             common["operands"] += ((len(common["reads"]) + 4, 1),)
             return ComputeUnit(body=body, execute=SourceKernel(self._kernels, body, names), **common)

@@ -326,6 +326,11 @@ class Worker:
         early = call is not None and self._compute.waits_for_peers(call.number)
         return self._compute.current if self._compute.active else None, early, self._compute.doing
 
+    @property
+    def awaited(self) -> str:
+        """The rows of a data source that a source of this rank waits for, as text; empty if none does."""
+        return self._compute.awaited
+
     def moved(self) -> int:
         """A number that grows with every event of this rank: calls, firings, tokens and credits."""
         return self._issued + self._before + sum(job.machine.moved() for job in tuple(self._jobs.values()))

@@ -6,20 +6,23 @@ import atexit
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.rendezvous.failure import FailureKind
 from actorflow.runtime.observer import Observer
+from actorflow.runtime.recorder import clock
 from actorflow.session.call_barrier import CallBarrier
 from actorflow.session.context import Observers
 from actorflow.session.session import Session
+from actorflow.standins.logical_batch import RowsRead
 from actorflow.status.rank_status import observe_session, own_wait
 from actorflow.support.exit_hooks import when_finished
 
-__all__ = ["current", "explain", "explain_recompiles", "finish", "observed_by", "started"]
+__all__ = ["current", "explain", "explain_recompiles", "finish", "observed_by", "script_reads", "started"]
 
 _session: Session | None = None
 _makers: list[Observers] = []
@@ -72,6 +75,24 @@ def _finish_at_exit() -> None:
 def started() -> Session | None:
     """This process's session, or None; never makes one."""
     return _session
+
+
+@contextmanager
+def script_reads(read: RowsRead) -> Iterator[None]:
+    """Let traces and the status say that the script's thread, which this is, reads rows inside the context."""
+    session = _session
+    if session is None:
+        yield
+        return
+    before, session.reads = session.reads, read
+    start = clock()
+    try:
+        yield
+    finally:
+        session.reads = before
+        record = None if session.worker is None else session.worker.record
+        if record is not None and before is None:
+            record.script_read(start, read)
 
 
 when_finished(finish)

@@ -30,6 +30,7 @@ from actorflow.session.plan_keys import PlanKeys, first_step_differs
 from actorflow.session.plan_release import PlanRelease
 from actorflow.session.pull_server import PullServer
 from actorflow.session.undo import Undo
+from actorflow.standins.logical_batch import RowsRead
 from actorflow.support.script_error import mute_repeated_tracebacks
 from actorflow.variables.optimizer_state import count_as_stepped
 from actorflow_compiler.core.errors import ActorError, StateError
@@ -61,6 +62,7 @@ class Session:
     def __init__(self, cluster: Cluster | Alone, observers: Observers = lambda *_: ()) -> None:
         self.context = SessionContext(cluster, observers)
         self.calls = 0  # announced so far
+        self.reads: RowsRead | None = None  # rows that the script's thread reads now, or waits for
         self._fed = InputDevices(cluster.rank, cluster.world)
         self._over: StateError | None = None  # the reason why no further call is possible
         self._lifecycle = Lifecycle(self.context)

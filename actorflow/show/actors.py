@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from actorflow.show import svg
 from actorflow.show.styles import queue_key, ranks_text, short
-from actorflow_compiler.core.units import bytes_text
+from actorflow_compiler.core.units import bytes_text, rows_text
 from actorflow_compiler.plan.plan import Actor, ActorKind, Plan, Register
+from actorflow_compiler.plan.source_rows import rows_taken
 
 WIDTH, HEIGHT = 148.0, 42.0  # of an actor
 TOKEN = 16.0  # height of a register below its actor
@@ -86,7 +87,8 @@ def _box(plan: Plan, a: Actor, at: _Place) -> str:
     inside += svg.text(at.x + 10, at.y + 17, svg.cut(name, WIDTH - 42, 7.4), class_=f"name on-{a.kind}")
     inside += svg.text(at.x + WIDTH - 10, at.y + 17, f"×{a.rate}", class_=f"small on-{a.kind}", text_anchor="end")
     inside += svg.text(at.x + 10, at.y + 33, svg.cut(what, WIDTH - 18, 6.2), class_=f"small on-{a.kind}")
-    return svg.group(inside, f"{a.name}: {a.kind}", class_="actor", data_actor=a.id, tabindex=0)
+    taken = [f"takes {rows_text(rows)} of {name}" for name, rows in rows_taken(a, plan.bodies).items()]
+    return svg.group(inside, "\n".join([f"{a.name}: {a.kind}", *taken]), class_="actor", data_actor=a.id, tabindex=0)
 
 
 def _edges(plan: Plan, places: Mapping[int, _Place]) -> list[str]:

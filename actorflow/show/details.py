@@ -9,8 +9,9 @@ from typing import Any
 from actorflow.show.modules import STEP, FoldedGraph, flow_text
 from actorflow.show.styles import ranks_text, short
 from actorflow_compiler.core.ops import Meta
-from actorflow_compiler.core.units import bytes_text, flop_text
+from actorflow_compiler.core.units import bytes_text, flop_text, rows_text
 from actorflow_compiler.plan.plan import Actor, ActorKind, OfInput, OfScalar, OfVariable, Plan, Register, Send, ToResult
+from actorflow_compiler.plan.source_rows import rows_taken
 
 MOST = 12  # the most tensors that are named of one line
 AROUND = 2  # lines of code that are shown before and after a line
@@ -92,7 +93,12 @@ def _code(lines: Iterable[str]) -> dict[str, Any]:
 
 
 def _actor(plan: Plan, a: Actor, duration: float | None, places: Sequence[int] | None) -> dict[str, Any]:
-    takes = [x.name for x in a.operands if isinstance(x, OfVariable | OfScalar | OfInput)]
+    rows = rows_taken(a, plan.bodies)
+    takes = [
+        f"{rows_text(rows[x.name])} of {x.name}" if isinstance(x, OfInput) and x.name in rows else x.name
+        for x in a.operands
+        if isinstance(x, OfVariable | OfScalar | OfInput)
+    ]
     gives = [x.name if isinstance(x, OfVariable) else f"result {x.index}"
              for x in a.targets if isinstance(x, OfVariable | ToResult)]  # fmt: skip
     found: dict[str, Any] = {

@@ -33,6 +33,14 @@ _lines = UserLines()
 class RowsRead(Protocol):
     """Rows of a batch that are being read."""
 
+    @property
+    def source(self) -> str:
+        """The data source, for messages: the loader of train.py:31."""
+
+    @property
+    def text(self) -> str:
+        """Which rows of it these are: rows 32-63 of epoch 0."""
+
     def ready(self) -> bool:
         """Whether they are here, or cannot be read."""
 

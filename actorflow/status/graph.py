@@ -79,6 +79,8 @@ def _at(standing: RankStatus | None, goes_on: bool) -> str:
     waits = "goes on" if goes_on else "waits for no other rank"
     if standing.doing:
         return f"{waits}: it {standing.doing}"
+    if standing.rows:
+        return f"waits for {standing.rows}"
     return waits + (f": it is at {standing.line}" if standing.line else "")
 
 

@@ -17,6 +17,7 @@ from actorflow_scheduler.events import Wait, WaitReason, explain, name
 if TYPE_CHECKING:
     from actorflow.runtime.installed_plan import InstalledPlan
     from actorflow.runtime.worker import Worker
+    from actorflow.standins.logical_batch import RowsRead
 
 __all__ = [
     "ObservedSession",
@@ -41,6 +42,10 @@ class ObservedSession(Protocol):
     @property
     def calls(self) -> int:
         """The number of calls that the script has made."""
+
+    @property
+    def reads(self) -> RowsRead | None:
+        """Rows of a data source that the script's thread reads now, or waits for."""
 
     @property
     def worker(self) -> Worker | None:
@@ -71,7 +76,8 @@ class RankStatus:
     calls: int = 0  # number of calls of jobs that the script has made
     early: bool = False  # the next call waits for other ranks to make it
     doing: str = ""  # the firing in progress on the compute thread
-    busy: bool = False  # it computes or sends, even if other queues wait
+    busy: bool = False  # it computes, sends or reads, even if other queues wait
+    rows: str = ""  # of a data source, which it waits for: rows 32-63 of epoch 0 of the loader of train.py:31
     moved: int = 0  # grows with every event of the rank (``Worker.moved``)
     waits: tuple[QueueWait, ...] = ()
     text: str = ""  # ``Worker.explain``
@@ -108,8 +114,10 @@ def own_status(rank: int) -> RankStatus:
     job, early, doing = worker.standing()
     moved = worker.moved()
     waits = () if job is None else tuple(waits_of(job, rank))
-    busy = bool(doing) or (job is not None and _sends(job))
-    return RankStatus(*here, session.calls, early, doing, busy, moved, waits, worker.explain())
+    reads = session.reads
+    rows = worker.awaited or ("" if reads is None else f"{reads.text} of {reads.source}")
+    busy = bool(doing) or bool(rows) or (job is not None and _sends(job))
+    return RankStatus(*here, session.calls, early, doing, busy, rows, moved, waits, worker.explain())
 
 
 def own_wait(rank: int, other: int) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from actorflow.status.graph import edges, verdict
+from actorflow.status.rank_status import RankStatus
 from actorflow.status.sockets import RunInfo, RunStatus
 from actorflow_compiler.core.units import seconds_text
 
@@ -27,7 +28,7 @@ def _lines(run: RunInfo, found: RunStatus) -> Iterator[str]:
         if standing is None:
             yield f"  rank {rank} {found.silent.get(rank, 'is on another machine and does not answer')}"
             continue
-        yield f"  rank {rank} ({standing.host}, pid {standing.pid}){_doing(standing.doing, standing.line)}"
+        yield f"  rank {rank} ({standing.host}, pid {standing.pid}){_doing(standing)}"
         for other, why in sorted(graph[rank].items()):
             yield f"    waits for rank {other}: {why}"
     yield f"  {verdict(run.world, found.standings, found.before)}"
@@ -36,6 +37,7 @@ def _lines(run: RunInfo, found: RunStatus) -> Iterator[str]:
         yield from found.standings[rank].text.splitlines()
 
 
-def _doing(doing: str, line: str) -> str:
-    script = f"script at {line}" if line else ""
-    return "".join(f", {what}" for what in (doing, script) if what)
+def _doing(standing: RankStatus) -> str:
+    rows = f"waits for {standing.rows}" if standing.rows else ""
+    script = f"script at {standing.line}" if standing.line else ""
+    return "".join(f", {what}" for what in (standing.doing, rows, script) if what)

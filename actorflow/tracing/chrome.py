@@ -14,14 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired
+from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, RowsWait, ScriptRead
 from actorflow_compiler.plan.plan import Actor, Plan, Register
 
-__all__ = ["ARRIVAL", "CALL", "CREDIT", "TOKEN", "RankRecording", "events", "joined"]
+__all__ = ["ARRIVAL", "CALL", "CREDIT", "ROWS", "TOKEN", "RankRecording", "events", "joined"]
 
 Event = dict[str, Any]
 
-ARRIVAL, CALL, CREDIT, TOKEN = "arrival", "call", "credit", "token"  # categories; a slice has its actor's kind
+ARRIVAL, CALL, CREDIT, TOKEN = "arrival", "call", "credit", "token"  # categories; a firing has its actor's kind
+ROWS = "rows"  # the category of waits for rows of a data source; those of the script's thread belong to no plan
+SCRIPT = "script"  # the thread of the latter
 _QUEUES = ("source", "compute", "comm", "send", "sink")  # from top to bottom
 _TICK = 0.001  # µs; the format's times are microseconds, ours have nanoseconds
 
@@ -38,6 +40,8 @@ class RankRecording:
     arrivals: Sequence[Arrival] = ()
     credits: Sequence[Credited] = ()
     begun: Sequence[Begun] = ()
+    waits: Sequence[RowsWait] = ()
+    script_reads: Sequence[ScriptRead] = ()
 
 
 def events(recorded: RankRecording) -> list[Event]:
@@ -58,6 +62,8 @@ class _Writer:
         self.rank = recorded.rank
         queues = {a.queue for plan in recorded.plans.values() for a in plan.actors if a.rank == self.rank}
         self.threads = {queue: i for i, queue in enumerate(sorted(queues, key=_place), 1)}
+        if recorded.script_reads:
+            self.threads[SCRIPT] = len(self.threads) + 1
         self.slices = {(f.plan, f.actor, f.firing): f for f in recorded.fired}
         self.calls: dict[tuple[int, int], int] = {}  # (plan, iteration) → when its last firing on this rank ended
         for f in recorded.fired:
@@ -67,6 +73,7 @@ class _Writer:
     def all(self) -> Iterator[Event]:
         yield from self.names()
         yield from map(self.slice, self.recorded.fired)
+        yield from self.rows()
         yield from self.iterations()
         yield from self.messages()
         for number, plan in self.recorded.plans.items():
@@ -98,6 +105,27 @@ class _Writer:
             "ts": _us(fired.start),
             "dur": _us(fired.end - fired.start),
             "args": known,
+        }
+
+    def rows(self) -> Iterator[Event]:
+        """A slice for each time that a source, or the script's thread, waited for rows of a data source."""
+        for w in self.recorded.waits:
+            thread = self.threads[self.recorded.plans[w.plan].actor(w.actor).queue]
+            known = {"plan": w.plan, "actor": w.actor, "firing": w.firing}
+            yield self.reading(thread, w, known)
+        for read in self.recorded.script_reads:
+            yield self.reading(self.threads[SCRIPT], read, {})
+
+    def reading(self, thread: int, span: RowsWait | ScriptRead, known: Mapping[str, int]) -> Event:
+        return {
+            "ph": "X",
+            "name": "reading rows",
+            "cat": ROWS,
+            "pid": self.rank,
+            "tid": thread,
+            "ts": _us(span.start),
+            "dur": _us(span.end - span.start),
+            "args": {**known, "rows": span.rows, "source": span.source},
         }
 
     def iterations(self) -> Iterator[Event]:

@@ -22,7 +22,8 @@ __all__ = [
     "ranks_text", "read", "read_plans", "read_ranks", "write", "write_order", "write_plan", "write_rank",
 ]  # fmt: skip
 
-FORMAT = 2  # version of the files' format
+FORMAT = 3  # version of the files' format: 3 has waits for rows of data sources, which 2 lacks
+READS = (2, FORMAT)  # versions that can be read
 MERGED = "trace.json"
 _WRITTEN = re.compile(r"(rank\d+\.(json|txt)|plan\d+\.pb|trace\.(json|html))(\.part)?")
 _KEY = "actorflow"  # of the merged file; the format lets a file hold more than its events
@@ -177,10 +178,11 @@ def read(folder: str) -> TraceData:
     except (OSError, ValueError, KeyError, TypeError) as e:
         why = e.strerror if isinstance(e, OSError) else "it is not one of actorflow's, or was cut off"
         raise TraceError(f"{path} cannot be read as a trace: {why}; run the script with --trace again") from None
-    if written != FORMAT:
+    if written not in READS:
         raise TraceError(
             f"{path} is of format {written}, written by actorflow {about.get('version', '?')}; this version reads "
-            f"format {FORMAT}: run the script again, or open the file in https://ui.perfetto.dev, which reads any"
+            f"formats {ranges_text(READS)}: run the script again, or open the file in https://ui.perfetto.dev, which "
+            f"reads any"
         )
     try:
         ran = tuple(

@@ -2,7 +2,8 @@
 
 An idle compute queue waited for the last thing that its next firing needed: **data** (a token), **queue** (a
 token whose transfer could have begun earlier, but its queue was busy with another), **credit** (a free
-slot), or **host** (the script had not made the call, or the thread was busy with something else).
+slot), **source** (rows of a data source, which its source had not got yet, or for which the script had not
+made the call), or **host** (the script had not made the call, or the thread was busy with something else).
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ import enum
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeVar
 
 from actorflow.show.styles import short
-from actorflow.tracing.chrome import ARRIVAL, CALL, CREDIT
+from actorflow.tracing.chrome import ARRIVAL, CALL, CREDIT, ROWS
 from actorflow.tracing.folder import TraceData, TracedPlan
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.plan.plan import Actor, ActorKind, Collective, Plan, Register
 from actorflow_scheduler.notation import COMPUTING
 
-__all__ = ["WARM_UP", "Gap", "IdleReason", "Measurement", "measure"]
+__all__ = ["WARM_UP", "Gap", "IdleReason", "Measurement", "ReadSpan", "measure"]
 
 
 class IdleReason(enum.StrEnum):
@@ -32,6 +33,7 @@ class IdleReason(enum.StrEnum):
     DATA = "data"
     QUEUE = "queue"
     CREDIT = "credit"
+    SOURCE = "source"
     HOST = "host"
 
 
@@ -52,6 +54,15 @@ class Gap:
     end: int  # ns
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class ReadSpan:
+    """An interval in which a source or a script waited for rows of a data source."""
+
+    start: int  # ns
+    end: int  # ns
+    source: str  # "the loader of train.py:31"
+
+
 @dataclass(frozen=True)
 class Measurement:
     """The measured times of one plan, in nanoseconds on the common clock."""
@@ -63,6 +74,8 @@ class Measurement:
     credits: Mapping[int, Sequence[int]]  # register → of each credit that came from another rank
     issued: Mapping[int, Sequence[int]]  # rank → the time of each call in its script …
     begun: Mapping[int, Sequence[int]]  # … and when the call could fire: all ranks had made it, and it was next
+    late: Mapping[int, Sequence[ReadSpan]] = field(default_factory=dict)  # rank → waits of its sources for rows
+    reads: Mapping[int, Sequence[ReadSpan]] = field(default_factory=dict)  # rank → waits of its script for rows
 
     @cached_property
     def iterations(self) -> int:
@@ -116,25 +129,27 @@ class Measurement:
             free = max(free, end)
 
     def _reasons(self, rank: int, actor: Actor, firing: int, free: int, start: int) -> Iterator[Gap]:
-        script = "the script to make the next call"
         ready, reason, on, made = max(self._needs(actor, firing), key=lambda need: need[0])
         ready = min(max(ready, free), start)
-        called, left = free, free
-        if made is not None:
-            source, n = made
-            if source.kind == ActorKind.SOURCE:  # it waited for the call
-                called = min(max(self._of(self.begun, source, n), free), ready)
-                if self._of(self.issued, source, n) < free:
-                    script = "all ranks to make the call"
-            left = min(max(self._left(*made), called), ready)
-        for why, what, a, b in (
-            (IdleReason.HOST, script, free, called),
-            (IdleReason.QUEUE, on, called, left),
-            (reason, on, left, ready),
-            (IdleReason.HOST, "the thread that fires", ready, start),
+        issued = called = free
+        script = "the script to make the next call"
+        late: Sequence[ReadSpan] = ()
+        call = (actor, firing) if made is None and reason is IdleReason.HOST else made
+        if call is not None and (made is None or call[0].kind == ActorKind.SOURCE):  # it waited for the call …
+            called = min(max(self._of(self.begun, *call), free), ready)
+            issued = min(max(self._of(self.issued, *call), free), called)
+            if self._of(self.issued, *call) < free:
+                script = "all ranks to make the call"
+            late = self.late.get(rank, ())  # … and then the source for rows
+        left = called if made is None else min(max(self._left(*made), called), ready)
+        for why, what, a, b, spans in (
+            (IdleReason.HOST, script, free, issued, self.reads.get(rank, ())),
+            (IdleReason.HOST, script, issued, called, ()),
+            (IdleReason.QUEUE, on, called, left, late),
+            (reason, on, left, ready, late),
+            (IdleReason.HOST, "the thread that fires", ready, start, ()),
         ):
-            if b > a:
-                yield Gap(rank, why, actor.id, what, a, b)
+            yield from _split(Gap(rank, why, actor.id, what, a, b), spans)
 
     def _needs(self, actor: Actor, firing: int) -> Iterator[tuple[int, IdleReason, str, tuple[Actor, int] | None]]:
         """The needs of a firing: (time available, the reason to wait for it, its text, the firing that made it)."""
@@ -215,8 +230,15 @@ def measure(traced: TraceData, ran: TracedPlan) -> Measurement:
     credits: defaultdict[int, list[int]] = defaultdict(list)
     issued: defaultdict[int, dict[int, int]] = defaultdict(dict)
     begun: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    late: defaultdict[int, list[ReadSpan]] = defaultdict(list)
+    reads: defaultdict[int, list[ReadSpan]] = defaultdict(list)
     for event in traced.events:
         known: Mapping[str, Any] = event.get("args", {})
+        if event.get("cat") == ROWS and known.get("plan", number) == number:
+            at = _ns(event["ts"])
+            span = ReadSpan(at, at + _ns(event["dur"]), known["source"])
+            (late if "plan" in known else reads)[event["pid"]].append(span)
+            continue
         if known.get("plan") != number:
             continue
         at, kind = _ns(event["ts"]), event["cat"]
@@ -240,7 +262,22 @@ def measure(traced: TraceData, ran: TracedPlan) -> Measurement:
         {r: sorted(times) for r, times in credits.items()},
         {rank: _in_order(calls) for rank, calls in issued.items()},
         {rank: _in_order(calls) for rank, calls in begun.items()},
+        {rank: sorted(spans) for rank, spans in late.items()},
+        {rank: sorted(spans) for rank, spans in reads.items()},
     )
+
+
+def _split(gap: Gap, spans: Sequence[ReadSpan]) -> Iterator[Gap]:
+    """A gap, with what of it lies in one of these spans, which are in order, as a wait for the source."""
+    for span in spans:
+        start, end = max(gap.start, span.start), min(gap.end, span.end)
+        if start < end:
+            if gap.start < start:
+                yield replace(gap, end=start)
+            yield replace(gap, reason=IdleReason.SOURCE, on=f"rows of {span.source}", start=start, end=end)
+            gap = replace(gap, start=end)
+    if gap.start < gap.end:
+        yield gap
 
 
 def _in_order(by_number: Mapping[int, T]) -> list[T]:

@@ -19,7 +19,7 @@ from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.notation import COMPUTING
 from actorflow_scheduler.timeline import Timeline, stuck
 
-__all__ = ["ActorCost", "TraceReport", "WaitShare", "make_report", "to_text"]
+__all__ = ["ActorCost", "TraceReport", "WaitShare", "make_report", "source_text", "to_text"]
 
 ITERATIONS = 8  # of the forecast
 WORST = 8  # actors that are named
@@ -93,6 +93,14 @@ def to_text(traced: TraceData, found: TraceReport) -> str:
     return "\n".join(_lines(traced, found)) + "\n"
 
 
+def source_text(found: TraceReport) -> Iterator[str]:
+    """A sentence about the rank that waited most for its data source, if any did for long."""
+    wait = next(w for w in found.waits if w.reason is IdleReason.SOURCE)
+    if wait.most >= LEAST:
+        rank = f"rank {wait.rank}: " if found.ran.plan.world > 1 else ""
+        yield f"{wait.most:.0%} of the time waits for source ({rank}{wait.on}), which the forecast leaves out"
+
+
 def _forecast(ran: TracedPlan) -> Timeline:
     """The forecast that was made when the plan ran, not what this machine would forecast now."""
     firings = FiringTimes(ran.plan, ran.costs)
@@ -156,6 +164,7 @@ def _lines(traced: TraceData, found: TraceReport) -> Iterator[str]:
         f"  step      {seconds_text(found.period)} measured, {seconds_text(found.forecast)} forecast "
         f"on {found.ran.hardware}{ratio}"
     )
+    yield from map("  reading   {}".format, source_text(found))
     yield f"  computing {found.busy:.1%} of the compute queues' time"
     named = [w for w in found.waits if w.share >= LEAST]
     for i, wait in enumerate(named):

@@ -13,7 +13,7 @@ from typing import Protocol
 from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.measured_costs import HERE
-from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder, clock
+from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder, RowsWait, ScriptRead, clock
 from actorflow.support.requests import Request
 from actorflow.support.version import __version__
 from actorflow.tracing import folder
@@ -164,6 +164,8 @@ class Tracer:
             [Arrival(a.plan, a.register, a.sequence, to(a.at)) for a in kept.arrivals],
             [Credited(c.plan, c.register, to(c.at)) for c in kept.credits],
             [Begun(b.plan, b.iteration, to(b.issued), to(b.at)) for b in kept.begun],
+            [RowsWait(w.plan, w.actor, w.firing, to(w.start), to(w.end), w.rows, w.source) for w in tuple(kept.waits)],
+            [ScriptRead(to(r.start), to(r.end), r.rows, r.source) for r in tuple(kept.script_reads)],
         )
         return events(found), folder.RankInfo(self._peers.rank, host, pid, to.doubt)
 

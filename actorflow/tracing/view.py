@@ -7,7 +7,7 @@ from html import escape
 from actorflow.show.page import Section, page
 from actorflow.show.timeline import TimelineSpan, TimelineView, simulated_timeline
 from actorflow.tracing.folder import TraceData
-from actorflow.tracing.measurement import Measurement
+from actorflow.tracing.measurement import IdleReason, Measurement
 from actorflow.tracing.report import LEAST, TraceReport
 from actorflow_compiler.core.units import ranges_text, seconds_text
 
@@ -24,6 +24,9 @@ def html(traced: TraceData, found: TraceReport) -> str:
         (seconds_text(found.forecast), "a step, forecast"),
         (f"{found.busy:.0%}", "of the time computing"),
     ]
+    waited = next(w.most for w in found.waits if w.reason is IdleReason.SOURCE)
+    if waited >= LEAST:
+        tiles.append((f"{waited:.0%}", "of the time waits for source"))
     sections = (_waits(traced, found), _costs(found))
     return page(found.ran.plan, forecast, drawn(found.measured, forecast.begin), sections, tiles)
 
@@ -60,7 +63,8 @@ def _waits(traced: TraceData, found: TraceReport) -> Section:
     doubt = max((r.doubt for r in traced.ranks), default=0)
     about = (
         "What compute queues waited for while they ran nothing, as a share of their time: data (a token), queue (a "
-        "transfer that stood behind others), credit (a free slot), host (the script, or the thread that fires)."
+        "transfer that stood behind others), credit (a free slot), source (rows of a data source that were still being "
+        "read), host (the script, or the thread that fires)."
     )
     if traced.cut:
         about = f"The run was cut short: {traced.cut}. {about}"

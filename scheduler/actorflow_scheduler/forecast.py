@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from actorflow_compiler.core.hardware import Hardware
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import OfInput, Plan
 from actorflow_scheduler.cost import Durations, max_workspace_bytes, variable_bytes
 from actorflow_scheduler.critical_path import critical_path
 from actorflow_scheduler.firing_times import FiringTimes
@@ -51,6 +51,7 @@ class Forecast:
     bubble: float  # fraction of the period in which a compute queue runs nothing, mean over the ranks
     ranks: tuple[RankForecast, ...]  # one for each class of ranks, sorted by the first rank
     critical: tuple[tuple[int, str, float], ...]  # (rank, queue, fraction of the critical path), largest first
+    fed: bool = False  # whether sources take arguments of the call; the time to read these is not in the forecast
 
     @property
     def fits(self) -> bool | None:
@@ -104,6 +105,7 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
         bubble=sum(n * share for n, share in idle) / (sum(n for n, _ in idle) or 1),
         ranks=ranks,
         critical=tuple((rank, queue, time / span) for (rank, queue), time in blame.most_common()),
+        fed=any(isinstance(operand, OfInput) for actor in whole.actors for operand in actor.operands),
     )
 
 

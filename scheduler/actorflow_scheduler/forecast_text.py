@@ -47,6 +47,8 @@ def _short(found: Forecast) -> Iterator[str]:
     yield f"  period    {seconds_text(found.period)} for {pieces}, the first one {seconds_text(found.first)}{mean}"
     yield f"  bubble    {found.bubble:.1%} of the computing time"
     yield f"  limits    {', '.join(_limits(found))}"
+    if found.fed:
+        yield "  batches   are taken to be there in time: reading them is not counted"
     worst = max(found.ranks, key=lambda r: r.total)
     parts = (
         f"{bytes_text(worst.variables)} of variables, {bytes_text(worst.registers)} of registers, "

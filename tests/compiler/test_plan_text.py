@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.plan.plan import (
@@ -246,3 +247,16 @@ def test_sizes_are_shown_in_binary_units(size: int, shown: str) -> None:
     actors = (Actor(0, "a", 0, "compute", "forward"), Actor(1, "b", 0, "compute", "forward"))
     register = Register(0, 0, (Read(1),), (TensorSpec((size,), "uint8", str(B)),))
     assert f"r0  1 slot of {shown}, from a" in to_text(Plan("p", 1, 1, (), actors, (register,)))
+
+
+def test_a_source_shows_which_rows_of_an_argument_it_takes() -> None:
+    plan = two_stages()
+    steps = [Step("actorflow.carve", (Ref(0), (start, 0), (32, 16)), (), (4 + i,)) for i, start in enumerate((0, 64))]
+    cut = (Step("actorflow.carve", (Ref(at), (start,), (1,)), (), (out,)) for at, start, out in ((1, 5, 6), (3, 96, 7)))
+    taking = Body(4, (*steps, *cut), (4, 5, 6, 7, 2))
+    taken = tuple(map(OfInput, ("images", "weights", "mask", "images")))
+    source = replace(plan.actors[0], body=len(plan.bodies), operands=taken)
+    text = to_text(replace(plan, bodies=(*plan.bodies, taking), actors=(source, *plan.actors[1:])))
+    assert row(block(text, "source@1"), "takes") == (
+        "takes rows 0-31,64-96 of images, row 5 of weights, input mask, rows 0-31,64-96 of images"
+    )

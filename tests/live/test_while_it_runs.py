@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 from rich.console import Console
 
 from actorflow.live import observer, view
@@ -26,6 +27,7 @@ from actorflow_compiler.core.sbp import B, P
 from actorflow_compiler.plan.plan import Result
 from actorflow_compiler.plan.summary import summarise
 from cluster.ranks import LIMIT
+from runtime.coming_rows import LOADER, ComingRows, fed
 from runtime.programs import on
 from runtime.trainings import LIBRARY, batches, training, weights
 
@@ -149,6 +151,19 @@ def test_a_row_says_how_busy_queues_were_since_the_last_look() -> None:
     now = RankPulse(2, 2_000, "", True, busy, 4, 9, ("F2 waits for a slot", "x"))
     assert pulse_row(before, now) == ("2", "waits", "75%", "0%", "20%", "4 of 9", "F2 waits for a slot (+1)")
     assert pulse_row(None, replace(now, under_way=False, waits=()))[1:4] == ("idle", "–", "–")
+
+
+def test_a_pulse_says_which_rows_a_source_waits_for() -> None:
+    with LocalCluster(fed(), trace=0) as cluster:
+        (worker,) = cluster.workers
+        coming = ComingRows(32)
+        call = worker.issue(0, coming.argument())
+        assert coming.asked.wait(LIMIT)
+        row = pulse_row(None, take_pulse(0, worker))
+        assert (row[1], row[-1]) == ("waits", f"rows 32-33 of epoch 0 of {LOADER}")
+        coming.given.set_result(torch.zeros(2, 1))
+        call.wait(LIMIT)
+        assert pulse_row(None, take_pulse(0, worker))[-1] == ""
 
 
 def test_a_pulse_of_a_worker_at_work() -> None:

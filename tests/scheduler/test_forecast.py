@@ -24,6 +24,7 @@ from actorflow_scheduler.timeline import nanoseconds, simulate
 from drawn_plans import meshes, pipelines
 from orders import least, ordered, with_slots
 from plans import Sketch, pipeline
+from runtime.coming_rows import fed
 
 UNIT = Hardware(flops_per_s=1.0, bytes_per_s=1e12, latency_s=0.0, fire_overhead_s=0.0)  # one operation a second
 SLOW = Hardware(flops_per_s=1e3, bytes_per_s=1e4, latency_s=2e-4, fire_overhead_s=0.0)
@@ -171,3 +172,9 @@ def test_sixteen_thousand_devices_are_foretold_without_listing_them() -> None:
     found = forecast(plan, Hardware())
     assert found.world == sum(len(r.ranks) for r in found.ranks) == 16_384
     assert found.bubble == pytest.approx(63 / (128 + 63), rel=0.1)
+
+
+def test_the_text_says_of_a_plan_that_takes_batches_that_reading_them_is_not_counted() -> None:
+    word = "batches   are taken to be there in time: reading them is not counted"
+    assert word in to_text(forecast(fed(), SLOW))
+    assert word not in to_text(forecast(stages_of(2, 1), SLOW))

@@ -7,11 +7,14 @@ from itertools import pairwise
 
 import pytest
 
+from actorflow.show.actors import actor_graph
 from actorflow.show.charts import memory_chart, time_axis, timeline_chart
+from actorflow.show.details import details
 from actorflow.show.styles import LINES, STYLES
 from actorflow.show.timeline import TimelineSpan, TimelineView, forecast_timeline
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
+from runtime.coming_rows import fed
 from shown_plans import view
 
 FAST = Hardware()
@@ -91,3 +94,10 @@ def test_nothing_at_all_is_an_empty_chart() -> None:
     axis = time_axis([empty])
     assert axis["first"][0] < axis["first"][1]
     assert time_axis([])["bounds"][0] < time_axis([])["bounds"][1]
+
+
+def test_a_source_says_which_rows_of_an_argument_it_takes() -> None:
+    plan = fed()
+    actors = details(plan, [0], {})["actors"]
+    assert {a["name"]: a["takes"] for a in actors.values()} == {"x": ["rows 2-3 of x"], "F": [], "sink 0": []}
+    assert "<title>x: source\ntakes rows 2-3 of x</title>" in actor_graph(plan, {}, {0: [0]})

@@ -12,19 +12,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import warm
 from actorflow.cli import main
-from actorflow.status import sockets
+from actorflow.status import rank_status, sockets
 from actorflow.status.graph import edges, verdict
-from actorflow.status.rank_status import QueueWait, RankStatus
-from actorflow.status.sockets import RunInfo, announce_run, answer_requests, ask_ranks, find_runs, on_signal
+from actorflow.status.rank_status import QueueWait, RankStatus, own_status
+from actorflow.status.sockets import RunInfo, RunStatus, announce_run, answer_requests, ask_ranks, find_runs, on_signal
 from actorflow.status.text import to_text
+from actorflow.testing.local_cluster import LocalCluster
 from cluster.ranks import LIMIT
 from cluster.runs import Run
+from runtime.coming_rows import LOADER, ComingRows, fed
 
 STUCK = """
 import sys, time
@@ -71,6 +75,10 @@ def of(*standings: RankStatus) -> dict[int, RankStatus]:
         (
             of(standing(0, 1), standing(1, 2), standing(2, doing="fires F2@2, firing 7")),
             "ranks 0-1 wait for rank 2, which waits for no other rank: it fires F2@2, firing 7",
+        ),
+        (
+            of(standing(0, 1), standing(1, rows="rows 32-63 of epoch 0 of the loader of t.py:3", busy=True)),
+            "rank 0 waits for rank 1, which waits for rows 32-63 of epoch 0 of the loader of t.py:3",
         ),
         (of(standing(0, 1), standing(1, 2)), "ranks 0-1 wait for rank 2, which does not answer"),
         (
@@ -132,6 +140,28 @@ def test_members_of_a_collective_that_are_all_there_wait_for_nobody() -> None:
 def test_what_a_rank_says_travels_as_json() -> None:
     said = standing(3, 1, 2, meets="7", calls=4, early=True, doing="fires F3", text="all\nof it")
     assert RankStatus.from_json(json.loads(json.dumps(said.to_json()))) == said
+
+
+def test_a_rank_whose_source_waits_for_rows_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(fed()) as cluster:
+        (worker,) = cluster.workers
+        session = SimpleNamespace(worker=worker, calls=1, reads=None)
+        monkeypatch.setattr(rank_status, "_observed", lambda: session)
+        assert own_status(0).rows == ""
+        coming = ComingRows(32)
+        call = worker.issue(0, coming.argument())
+        assert coming.asked.wait(LIMIT)
+        found = own_status(0)
+        assert found.rows == f"rows 32-33 of epoch 0 of {LOADER}"
+        assert found.busy
+        run = RunInfo(os.getpid(), "train.py", (), 1, (0,), time.time(), "logs")
+        assert f"), waits for {found.rows}" in to_text(run, RunStatus({0: found}, {}))
+        assert f"x waits for {found.rows}" in found.text
+        coming.given.set_result(torch.zeros(2, 1))
+        call.wait(LIMIT)
+        assert own_status(0).rows == ""
+        session.reads = ComingRows(8)  # the script reads itself
+        assert own_status(0).rows == f"rows 8-9 of epoch 0 of {LOADER}"
 
 
 @pytest.fixture

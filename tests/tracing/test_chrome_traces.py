@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actorflow.runtime.recorder import RowsWait, ScriptRead
 from actorflow.tracing import folder
-from actorflow.tracing.chrome import CREDIT, TOKEN, events, joined
+from actorflow.tracing.chrome import CREDIT, ROWS, TOKEN, events, joined
+from actorflow.tracing.measurement import ReadSpan, measure
 from actorflow_compiler.core.errors import TraceError
 from tracing.chrome_format import faults
 from tracing.traced import CALLS, recorded, trace
@@ -92,9 +95,47 @@ def test_a_trace_of_another_version_is_refused_with_both_versions(tmp_path: Path
     found["actorflow"] |= {"format": 99, "version": "7.5"}
     path.write_text(json.dumps(found))
     with pytest.raises(
-        TraceError, match=rf"format 99, written by actorflow 7\.5; this version reads format {folder.FORMAT}:"
+        TraceError, match=rf"format 99, written by actorflow 7\.5; this version reads formats 2-{folder.FORMAT}:"
     ):
         folder.read(str(tmp_path))
+
+
+def test_a_trace_of_the_version_before_is_read(tmp_path: Path) -> None:
+    written = trace()
+    folder.write(str(tmp_path), written)
+    path = tmp_path / folder.MERGED
+    found = json.loads(path.read_bytes())
+    found["actorflow"]["format"] = 2
+    path.write_text(json.dumps(found))
+    assert folder.read(str(tmp_path)) == written
+
+
+def test_waits_for_rows_are_slices_of_the_queue_of_their_source_and_those_of_the_script_of_its_own() -> None:
+    plan, parts = recorded(100)
+    source = next(a for a in plan.actors if a.rank == 0 and a.kind == "source")
+    lane = {a.id for a in plan.actors if (a.rank, a.queue) == (0, source.queue)}
+    ends = [f.end for f in parts[0].fired if f.actor in lane]
+    fired = next(f for f in parts[0].fired if f.actor == source.id and f.firing == 1)
+    since = max(end for end in ends if end <= fired.start)
+    loader = "the loader of train.py:31"
+    waited = RowsWait(0, source.id, 1, since, fired.start, "rows 32-63 of epoch 0", loader)
+    read = ScriptRead(since, since + 2000, "rows 0-63 of epoch 0", loader)
+    found = joined([events(replace(parts[0], waits=[waited], script_reads=[read])), events(parts[1])])
+    assert list(faults({"traceEvents": found})) == []
+    shown = {e["tid"]: e for e in found if e.get("cat") == ROWS}
+    names = {e["tid"]: e["args"]["name"] for e in found if e["name"] == "thread_name" and e["pid"] == 0}
+    assert {names[tid]: e["args"]["rows"] for tid, e in shown.items()} == {
+        source.queue: waited.rows,
+        "script": read.rows,
+    }
+    assert {e["name"] for e in shown.values()} == {"reading rows"}
+    traced = replace(trace(), events=found)
+    plain, kept = (measure(t, t.ran[0]) for t in (trace(), traced))
+    assert kept.late == {0: [ReadSpan(waited.start, waited.end, loader)]}
+    assert kept.reads == {0: [ReadSpan(read.start, read.end, loader)]}
+    assert (kept.starts, kept.ends) == (plain.starts, plain.ends)  # such a slice is no firing
+    assert not plain.late
+    assert not plain.reads
 
 
 def part(rank: int, cut: str = "") -> folder.RankTrace:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actorflow.tracing.clock import Estimate, SharedClock, estimate
-from actorflow.tracing.measurement import Measurement, measure
-from actorflow.tracing.report import make_report, to_text
+from actorflow.tracing.measurement import IdleReason, Measurement, ReadSpan, measure
+from actorflow.tracing.report import WaitShare, make_report, source_text, to_text
 from actorflow.tracing.view import drawn, html
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.core.hardware import CPU_CORE
@@ -19,6 +20,7 @@ from actorflow_compiler.plan.plan import OfInput, Plan
 from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.notation import COMPUTING
 from actorflow_scheduler.timeline import nanoseconds
+from runtime.coming_rows import LOADER, fed
 from runtime.programs import MM, Program, on, spec
 from runtime.trainings import training
 from tracing.traced import CALLS, as_forecast, trace
@@ -89,6 +91,65 @@ def test_a_script_that_calls_late_is_the_host(issued: int, what: str) -> None:
     gaps = [g for g in shifted.gaps() if not g.rank]
     host = [g for g in gaps if g.reason == "host" and g.on == what]
     assert sum(g.end - g.start for g in host) > 0.9 * late * (CALLS - 2)
+
+
+def late_sources(late: int, issued: int, begun: int, read: int, spans: str) -> tuple[Measurement, int]:
+    """A run whose calls were made, begun and fired so many ns after each other; and the time between its firings.
+
+    In the last ``read`` ns before a firing of the source, as ``spans`` says, it waited for rows, or the script did.
+    """
+    plan = fed()
+    found = as_forecast(plan, costs(plan))
+    x = next(a.id for a in plan.actors if a.name == "x")
+    starts, ends = (
+        {a: [t + late * n for n, t in enumerate(times)] for a, times in which.items()}
+        for which in (found.starts, found.ends)
+    )
+    made, could = ({0: [every * n for n in range(CALLS)]} for every in (issued, begun))
+    waited = {0: [ReadSpan(start - read, start, LOADER) for start in starts[x][1:]]}
+    return replace(found, starts=starts, ends=ends, issued=made, begun=could, **{spans: waited}), late * (CALLS - 2)
+
+
+def test_a_source_that_waits_for_rows_is_what_its_rank_waits_for() -> None:
+    found, idle = late_sources(10 * MS, 0, 0, 6 * MS, "late")
+    spent = waits(found)
+    assert 0.59 * idle < spent[0, "source"] < 0.61 * idle * CALLS / (CALLS - 2)
+    assert {gap.on for gap in found.gaps() if gap.reason == "source"} == {f"rows of {LOADER}"}
+    assert spent[0, "data"] + spent[0, "source"] == pytest.approx(sum(spent.values()), rel=0.01)
+
+
+def test_rows_that_come_while_a_rank_computes_are_not_waited_for() -> None:
+    plan = fed()
+    found = as_forecast(plan, costs(plan, F=10 * MS))
+    f = next(a.id for a in plan.actors if a.name == "F")
+    hidden = [ReadSpan(a, b, LOADER) for a, b in zip(found.starts[f], found.ends[f], strict=True)]
+    assert (0, "source") not in waits(replace(found, late={0: hidden}, reads={0: hidden}))
+
+
+def test_a_script_that_reads_before_it_makes_the_call_waits_for_the_source() -> None:
+    found, idle = late_sources(10 * MS, 10 * MS, 10 * MS, 6 * MS, "reads")
+    spent = waits(found)
+    assert 0.59 * idle < spent[0, "source"] < 0.61 * idle * CALLS / (CALLS - 2)
+    assert spent[0, "host"] > 0.39 * idle
+
+
+@pytest.mark.parametrize("begun", [0, 10 * MS])  # 10 ms: other ranks make their calls late
+def test_a_script_that_reads_behind_a_call_that_it_has_made_holds_nothing_up(begun: int) -> None:
+    found, _ = late_sources(10 * MS, 0, begun, 6 * MS, "reads")
+    assert (0, "source") not in waits(found)
+
+
+@pytest.mark.parametrize(("most", "told"), [(0.131, True), (0.004, False)])
+def test_the_report_says_what_share_of_the_time_waits_for_the_source(most: float, told: bool) -> None:
+    traced = trace()
+    found = make_report(traced, traced.ran[0])
+    assert list(source_text(found)) == []
+    assert "for source" not in to_text(traced, found)
+    share = WaitShare(IdleReason.SOURCE, most / 2, f"rows of {LOADER}", 1, most)
+    found = replace(found, waits=(*(w for w in found.waits if w.reason is not IdleReason.SOURCE), share))
+    said = f"13% of the time waits for source (rank 1: rows of {LOADER})"
+    assert (said in to_text(traced, found)) is told
+    assert ("of the time waits for source" in html(traced, found)) is told
 
 
 def test_what_a_queue_runs_and_waits_for_is_all_of_its_time() -> None:

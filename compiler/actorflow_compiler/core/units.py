@@ -60,6 +60,14 @@ def ranges_text(numbers: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
+def rows_text(runs: Sequence[tuple[int, int]]) -> str:
+    """Half-open ranges of rows for people: ((0, 32), (64, 65)) → rows 0-31,64; ((5, 6),) → row 5; () → no rows."""
+    if not runs:
+        return "no rows"
+    several = len(runs) > 1 or runs[0][1] - runs[0][0] > 1
+    return f"row{'s' * several} {','.join(str(a) if b - a == 1 else f'{a}-{b - 1}' for a, b in runs)}"
+
+
 def columns(table: Sequence[Sequence[str]], align: str) -> list[str]:
     """The lines of a table; ``align`` has one letter for each column, as in a format specification."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -9,7 +9,7 @@ from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.plan.plan import Actor, ActorKind, Body, OfInput, Step
 from actorflow_compiler.plan.region import Runs
 
-__all__ = ["CARVE", "argument_rows", "over_rows", "rows_read"]
+__all__ = ["CARVE", "argument_rows", "over_rows", "rows_read", "rows_taken"]
 
 CARVE = "actorflow.carve"  # takes a rectangle of its operand
 
@@ -26,12 +26,23 @@ def argument_rows(
         names = {at: o.name for at, o in enumerate(actor.operands) if isinstance(o, OfInput) and o.name in taken}
         if not names:
             continue
-        whole = actor.body is None or actor.kind is not ActorKind.SOURCE
-        rows = {} if whole else rows_read(bodies[actor.body or 0])
-        for at, name in names.items():
-            found = rows.get(at)
-            taken[name] += [(0, shapes[name][0])] if found is None else found
+        rows = rows_taken(actor, bodies)
+        for name in names.values():
+            taken[name] += rows.get(name, [(0, shapes[name][0])])
     return {name: _merged(rows) for name, rows in taken.items()}
+
+
+def rows_taken(actor: Actor, bodies: Sequence[Body]) -> dict[str, Runs]:
+    """The rows of each argument of the call that a source takes; an argument that it takes whole is not there."""
+    if actor.body is None or actor.kind != ActorKind.SOURCE:
+        return {}
+    taken: dict[str, Runs | None] = {}
+    rows = rows_read(bodies[actor.body])
+    for at, operand in enumerate(actor.operands):
+        if isinstance(operand, OfInput):
+            found, known = rows.get(at), taken.get(operand.name, ())
+            taken[operand.name] = None if found is None or known is None else _merged([*known, *found])
+    return {name: found for name, found in taken.items() if found is not None}
 
 
 def rows_read(body: Body) -> dict[int, Runs | None]:

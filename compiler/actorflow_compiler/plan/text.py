@@ -6,7 +6,7 @@ import inspect
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf import json_format
@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.sbp import show
-from actorflow_compiler.core.units import bytes_text, columns, flop_text, ranges_text
+from actorflow_compiler.core.units import bytes_text, columns, flop_text, ranges_text, rows_text
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import (
     LAST,
@@ -34,6 +34,8 @@ from actorflow_compiler.plan.plan import (
     ToResult,
 )
 from actorflow_compiler.plan.proto import from_proto, to_proto
+from actorflow_compiler.plan.region import Runs
+from actorflow_compiler.plan.source_rows import rows_taken
 from actorflow_protos import plan_pb2 as pb
 
 WIDTH = 120  # columns of the text form
@@ -202,8 +204,9 @@ class _Text:
         for label, registers in (("reads", self.plan.inputs_of[actor.id]), ("writes", self.plan.outputs_of[actor.id])):
             lines = [line for register in registers for line in self.register(register, actor)]
             yield from _rows(label, lines, indent=4)
-        yield from _rows("takes", [", ".join(_outside(actor.operands))], indent=4)
-        yield from _rows("gives", [", ".join(_outside(actor.targets))], indent=4)
+        taken = rows_taken(actor, self.plan.bodies)
+        yield from _rows("takes", [", ".join(_outside(actor.operands, taken))], indent=4)
+        yield from _rows("gives", [", ".join(_outside(actor.targets, {}))], indent=4)
         if actor.comm is not None:
             comm = actor.comm
             who = (
@@ -281,8 +284,8 @@ def _tensor(spec: TensorSpec) -> list[str]:
     return [str(Meta(spec.shape, spec.dtype)), spec.sbp, bytes_text(spec.nbytes), note]
 
 
-def _outside(ends: Iterable[Operand | Target]) -> Iterator[str]:
-    """The operands or targets of an actor that are not registers, as text."""
+def _outside(ends: Iterable[Operand | Target], taken: Mapping[str, Runs]) -> Iterator[str]:
+    """The operands or targets of an actor that are not registers, as text; ``taken``: rows of arguments."""
     for end in ends:
         match end:
             case OfVariable(name):
@@ -290,7 +293,7 @@ def _outside(ends: Iterable[Operand | Target]) -> Iterator[str]:
             case OfScalar(name):
                 yield f"scalar {name}"
             case OfInput(name):
-                yield f"input {name}"
+                yield f"{rows_text(taken[name])} of {name}" if name in taken else f"input {name}"
             case OfPiece():
                 yield "piece number"
             case ToResult(index):
