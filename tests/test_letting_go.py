@@ -40,11 +40,15 @@ def test_models_that_one_job_trains_in_turn_have_a_plan_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "count"),
-    [("tensor", len(KINDS) + 3), pytest.param("zero 3", len(SOME) + 3, marks=pytest.mark.slow)],
+    ("layout", "kinds", "count"),
+    [
+        ("tensor", "some", len(SOME) + 3),  # one device lets go of all kinds
+        pytest.param("tensor", "every", len(KINDS) + 3, marks=pytest.mark.slow),
+        pytest.param("zero 3", "some", len(SOME) + 3, marks=pytest.mark.slow),
+    ],
 )
-def test_two_ranks_let_go_alike(layout: str, count: int) -> None:
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", layout)
+def test_two_ranks_let_go_alike(layout: str, kinds: str, count: int) -> None:
+    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", layout, kinds)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "WRONG" not in run.stdout
     assert run.stdout.count(": right") == count

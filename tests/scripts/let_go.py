@@ -341,7 +341,7 @@ def main() -> None:
         far = a_reader_of_lent_tensors()
         tell("lent", far if far > 1e-9 else "")
         return
-    for make in KINDS if LAYOUT == "tensor" else SOME:
+    for make in KINDS if "every" in sys.argv else SOME:
         found = list(trials(make, 3))
         counts = [count for count, _, _ in found]
         models = [there for _, there, _ in found]
