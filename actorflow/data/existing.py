@@ -195,4 +195,3 @@ def refuse_distributed(loader: Any) -> None:
 def _whole_size(loader: Any, sampler: DistributedSampler[Any]) -> str:
     size = getattr(loader, "batch_size", None)
     return "the whole batch's" if size is None else str(size * sampler.num_replicas)
-

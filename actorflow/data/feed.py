@@ -1,7 +1,7 @@
 """Give the batches of one epoch, one after the other, and read of each the rows that are asked for.
 
 Which rows a rank needs of a batch is known when a job is called with it.  From then on, workers read those rows of
-batches of the same size ahead; what is missing when a batch is used is read at once.
+batches of the same size ahead; what is missing when a batch is used is read then, by them, too.
 """
 
 from __future__ import annotations
@@ -178,12 +178,17 @@ class Feed:
             planned, batch.planned = batch.planned, None
             if ahead is not None and not planned[1].done():
                 ahead.want(planned[1])
-            batch.parts.append(planned)
+            if not planned[1].cancelled():  # else another feed has the workers since then
+                batch.parts.append(planned)
         missing = _without(rows, merge_rows(*(have for have, _ in batch.parts)))
         if missing:
-            found: Future[Any] = Future()
-            with script_reads(_Read(batch, missing, ())):
-                found.set_result(source.read_here(source.request(batch, missing)))
+            request = source.request(batch, missing)
+            if ahead is not None:  # the script's process may be unable to read: files are opened in workers
+                found = ahead.read_also(request)
+            else:
+                found = Future()
+                with script_reads(_Read(batch, missing, ())):
+                    found.set_result(source.read_here(request))
             batch.parts.append((missing, found))
         return _Read(batch, rows, tuple(batch.parts))
 

@@ -149,6 +149,10 @@ class DataSource:
         self._epoch, self._row, self._within = epoch, row, False
         self._version += 1
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the same position and workers of its own."""
+        return {**vars(self), "_source": None}
+
     def __repr__(self) -> str:
         return f"<{self.name}: {self._order.text}>"
 
@@ -217,7 +221,7 @@ class DataSource:
         request = ReadRequest.of(epoch, 0, first, ((0, count),), seed)
         template: BatchTemplate | ReadFailure
         if self._options.workers:
-            template, read = in_a_worker(_Probe(reader, request), self._options, self.name)
+            template, read = in_a_worker(_Probe(reader, request), reader.dataset, self._options, self.name)
         else:
             with reader.random.aside():
                 template, read = reader.try_probe(request)

@@ -24,7 +24,7 @@ from actorflow.standins.logical_batch import Rows
 from actorflow_compiler.core.errors import ActorflowError, DataError
 from actorflow_compiler.core.user_code import is_users, with_code
 
-__all__ = ["BatchTemplate", "LeafSpec", "ReadFailure", "ReadRequest", "SampleReader", "dtype_text"]
+__all__ = ["BatchTemplate", "LeafSpec", "ReadFailure", "ReadRequest", "SampleReader", "dtype_text", "raised"]
 
 Collate = Callable[[list[Any]], Any]
 
@@ -135,7 +135,7 @@ class SampleReader:
             try:
                 fetched = list(many(indices))
             except Exception as error:
-                raise _Failed(f"reading samples {_some(indices)} raised {_raised(error)}") from error
+                raise _Failed(f"reading samples {_some(indices)} raised {raised(error)}") from error
             if len(fetched) != len(indices):
                 raise _Failed(
                     f"__getitems__ of {type(self.dataset).__name__} returned {len(fetched)} samples for "
@@ -181,7 +181,7 @@ class SampleReader:
             return self.dataset[index]
         except Exception as error:
             raise _Failed(
-                f"reading sample {index!r} (row {place} of epoch {request.epoch}) raised {_raised(error)}"
+                f"reading sample {index!r} (row {place} of epoch {request.epoch}) raised {raised(error)}"
             ) from error
 
     def _collated(self, request: ReadRequest, samples: list[Any]) -> Any:
@@ -192,7 +192,7 @@ class SampleReader:
             if odd := self._odd(request, samples):
                 raise _Failed(odd) from error
             raise _Failed(
-                f"collating samples {_some(request.indices)} of batch {request.number} raised {_raised(error)}"
+                f"collating samples {_some(request.indices)} of batch {request.number} raised {raised(error)}"
             ) from error
 
     def _leaves(self, request: ReadRequest, samples: list[Any]) -> list[Tensor]:
@@ -372,7 +372,7 @@ def _name(function: Any) -> str:
     return f"collate {name}" + (f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else "")
 
 
-def _raised(error: BaseException) -> str:
+def raised(error: BaseException) -> str:
     """What a user's code raised, with its own lines of the traceback."""
     if isinstance(error, ActorflowError):
         return str(error)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import gc
 import multiprocessing
 import os
 import queue
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -22,9 +24,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest
+from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest, raised
 from actorflow.support import background
 from actorflow_compiler.core.errors import DataError
+from actorflow_compiler.core.torch_internals import tell_worker
 
 __all__ = ["ReadAhead", "Reader", "WorkerOptions", "in_a_worker"]
 
@@ -73,20 +76,21 @@ class ReadAhead:
         self._doing = torch.full((options.workers, 2), -1)  # of each worker: epoch, place of the row
         self._doing.share_memory_()  # type: ignore[no-untyped-call]
         self._requests: collections.deque[ReadRequest | None] = collections.deque()
-        self._loader: DataLoader[Any] = DataLoader(
-            _Requested(reader, self._doing),
-            batch_size=None,
-            sampler=_Stream(self._requests),
-            num_workers=options.workers,
-            collate_fn=_as_it_is,
-            pin_memory=options.pin_memory,
-            timeout=options.timeout,
-            worker_init_fn=_Init(options.worker_init_fn, _forker()),
-            multiprocessing_context=options.multiprocessing_context,
-            generator=torch.Generator(),
-            prefetch_factor=options.ahead // options.workers,
-            persistent_workers=True,
-        )
+        with _without_advice():
+            self._loader: DataLoader[Any] = DataLoader(
+                _Requested(reader, self._doing),
+                batch_size=None,
+                sampler=_Stream(self._requests),
+                num_workers=options.workers,
+                collate_fn=_as_it_is,
+                pin_memory=options.pin_memory,
+                timeout=options.timeout,
+                worker_init_fn=_Init(options, _forker()),
+                multiprocessing_context=options.multiprocessing_context,
+                generator=torch.Generator(),
+                prefetch_factor=options.ahead // options.workers,
+                persistent_workers=True,
+            )
         self._results: Iterator[Any] | None = None
         self._pending: collections.deque[tuple[ReadRequest | None, Future[Any]]] = collections.deque()  # in order
         self._asked: set[Future[Any]] = set()  # results that are wanted
@@ -99,10 +103,15 @@ class ReadAhead:
         self._ended = _Bell()
 
     def begin(self, owner: object) -> None:
-        """Forget what was requested before and is not wanted, and start with what is added until ``start``."""
+        """Forget what was requested before and is not wanted, and start with what is added until ``start``.
+
+        The futures of what is forgotten are cancelled.
+        """
         with self._reading:
             while self._gone is None and any(future in self._asked for _, future in self._pending):
                 self._next()
+            for _, future in self._pending:
+                future.cancel()
             self._requests.clear()
             self._pending.clear()
             self._asked.clear()
@@ -125,7 +134,8 @@ class ReadAhead:
                 raise self._gone.error(self._name)
             before = {id(process) for process in multiprocessing.active_children()}
             try:
-                self._results = iter(self._loader)
+                with _without_advice():
+                    self._results = iter(self._loader)
             except Exception as error:
                 raise DataError(
                     f"{self._name}: its workers cannot be started: {type(error).__name__}: {error}; pass workers=0, or "
@@ -136,6 +146,14 @@ class ReadAhead:
             _quiet({one.pid for one in self._processes if one.pid is not None})
             self._thread = background.start(self._serve, "actorflow data", self.close)
             background.start(self._watch, "actorflow data workers", self._ended.close)
+
+    def read_also(self, request: ReadRequest) -> Future[Any]:
+        """Have this read, behind all that was added; the result is set without more being added."""
+        found = self.add(request)
+        for _ in range(self._options.ahead):  # as many stay under way
+            self.add(None)
+        self.want(found)
+        return found
 
     def want(self, future: Future[Any]) -> None:
         """Set the result of a request as soon as a worker has it."""
@@ -161,9 +179,12 @@ class ReadAhead:
         """Wait for the result of the first request; the caller holds ``_reading``."""
         assert self._results is not None
         try:
-            result = next(self._results)
-        except StopIteration:
-            result = ReadFailure("its workers have ended; a later batch was wanted")
+            result = next(self._results, _NOTHING)
+            if result is _NOTHING and self._requests:  # all that was under way is here: there is more since then
+                self._results = iter(self._loader)
+                result = next(self._results, _NOTHING)
+            if result is _NOTHING:
+                result = ReadFailure("its workers have ended; a later batch was wanted")
         except Exception as error:  # a result that cannot be sent, a time limit
             result = self._gone or ReadFailure(f"a worker that reads its batches has failed: {error}")
         if self._pending:  # else a worker has ended meanwhile
@@ -206,6 +227,17 @@ class ReadAhead:
         while self._pending:
             with suppress(IndexError):
                 _settle(self._pending.popleft()[1], self._gone)
+
+
+_NOTHING = object()
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """A context in which torch does not say for each loader anew how many workers there should be at most."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
 
 
 def _settle(future: Future[Any], result: Any) -> None:
@@ -279,15 +311,26 @@ class _Requests(Iterator[ReadRequest | None]):
         raise StopIteration
 
 
-class _Requested(Dataset[Any]):
-    """The dataset of torch's workers, whose indices are requests; for the user's code it is the user's dataset."""
+class _ForWorkers(Dataset[Any]):
+    """A dataset of torch's workers, of which the user's code sees the dataset that it reads."""
+
+    def __init__(self, users: Any) -> None:
+        self.users = users
+        self.failure: ReadFailure | None = None  # why this worker can read nothing
+
+
+class _Requested(_ForWorkers):
+    """The dataset of torch's workers, whose indices are requests."""
 
     def __init__(self, reader: Reader, doing: Tensor) -> None:
+        super().__init__(getattr(reader, "dataset", None))
         self._reader, self._doing = reader, doing
 
     def __getitem__(self, request: ReadRequest | None) -> Any:
         if request is None:
             return None
+        if self.failure is not None:
+            return self.failure
         worker = get_worker_info()
         line = self._doing[0 if worker is None else worker.id]
         line[0] = request.epoch
@@ -295,60 +338,66 @@ class _Requested(Dataset[Any]):
         line[1] = -1
         return found
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(self._reader, "dataset"):
-            raise AttributeError(name)
-        return getattr(self._reader.dataset, name)
-
 
 class _Init:
     """What a worker does first."""
 
-    def __init__(self, users: Callable[[int], None] | None, parent: int) -> None:
-        self._users, self._parent = users, parent
+    def __init__(self, options: WorkerOptions, parent: int) -> None:
+        self._users, self._workers, self._parent = options.worker_init_fn, options.workers, parent
 
     def __call__(self, worker: int) -> None:
         if sys.platform == "linux":  # else torch's workers look for their parent every few seconds
             with suppress(OSError, AttributeError):
                 if os.getppid() == self._parent:
                     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        gc.freeze()  # what the parent has left of other loaders is not for a worker to end
+        info = get_worker_info()
+        ours: Any = None if info is None else info.dataset
+        tell_worker(ours.users, self._workers)
         if self._users is not None:
-            self._users(worker)
+            try:
+                self._users(worker)
+            except Exception as error:
+                ours.failure = ReadFailure(f"worker_init_fn of worker {worker} raised {raised(error)}")
 
 
 def _as_it_is(result: Any) -> Any:
     return result
 
 
-def in_a_worker(work: Callable[[], Any], options: WorkerOptions, name: str) -> Any:
+def in_a_worker(work: Callable[[], Any], dataset: Any, options: WorkerOptions, name: str) -> Any:
     """What ``work`` returns in a worker that is made for it: the script's process opens no file of the dataset.
 
     Raises DataError where a worker cannot be made, or ends.
     """
     once: DataLoader[Any] = DataLoader(
-        _Once(work),
+        _Once(work, dataset),
         batch_size=None,
         sampler=[0],
         num_workers=1,
         collate_fn=_as_it_is,
-        worker_init_fn=_Init(options.worker_init_fn, _forker()),
+        worker_init_fn=_Init(options, _forker()),
         multiprocessing_context=options.multiprocessing_context,
         generator=torch.Generator(),
     )
     try:
-        return next(iter(once))
+        found = next(iter(once))
     except Exception as error:
         raise DataError(
             f"{name}: its first samples cannot be read in a worker: {type(error).__name__}: {error}; with workers=0 "
             f"the script's own process reads"
         ) from error
+    if isinstance(found, ReadFailure):
+        raise found.error(name)
+    return found
 
 
-class _Once(Dataset[Any]):
+class _Once(_ForWorkers):
     """The dataset of a worker that does one thing."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, work: Callable[[], Any], users: Any) -> None:
+        super().__init__(users)
         self._work = work
 
     def __getitem__(self, _: int) -> Any:
-        return self._work()
+        return self.failure or self._work()

@@ -119,6 +119,7 @@ __all__ = [
     "store_of_default_group",
     "swap_contents",
     "tell_of_scripts",
+    "tell_worker",
     "trace_kernel",
     "traced_on",
     "users_step_hooks",
@@ -275,6 +276,17 @@ def fast_callable(overload: torch._ops.OpOverload) -> Callable[..., Any]:
     """A callable for the operator that skips the Python frame of ``OpOverload.__call__`` (saves 0.3 of 2.5 µs)."""
     found = getattr(overload, "_op", overload)
     return found if callable(found) else overload
+
+
+# ---- workers of loaders
+
+
+def tell_worker(dataset: Any, workers: int) -> None:
+    """In a worker of a loader: ``get_worker_info()`` has this dataset, and says that there are so many workers."""
+    info = torch.utils.data.get_worker_info()
+    if info is not None:
+        object.__setattr__(info, "dataset", dataset)  # it is frozen, for users
+        object.__setattr__(info, "num_workers", workers)
 
 
 # ---- traces: queries about the current trace, and replacements in torch while it runs
