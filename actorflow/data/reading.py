@@ -239,7 +239,7 @@ class SampleReader:
             try:
                 structure, leaves = take_apart(self.collate([copy.deepcopy(sample)]))
             except Exception as error:
-                return f"sample {index!r} alone raises {type(error).__name__} in {_name(self.collate)}"
+                return f"sample {index!r} alone raises {type(error).__name__} in {_name(self.collate)}: {error}"
             specs = _specs(leaves)
             if template is None:
                 template = BatchTemplate(structure, specs or ())

@@ -73,7 +73,7 @@ class ReadAhead:
 
     def __init__(self, reader: Reader, options: WorkerOptions, name: str) -> None:
         self._options, self._name = options, name
-        self._doing = torch.full((options.workers, 2), -1)  # of each worker: epoch, place of the row
+        self._doing = torch.full((options.workers, 3), -1)  # of each worker: epoch, place of the row, process
         self._doing.share_memory_()  # type: ignore[no-untyped-call]
         self._requests: collections.deque[ReadRequest | None] = collections.deque()
         with _without_advice():
@@ -97,6 +97,7 @@ class ReadAhead:
         self._gone: ReadFailure | None = None  # a worker has ended
         self.owner: object = None  # what the requests are for
         self._processes: Sequence[BaseProcess] = ()
+        self._losing = threading.Lock()
         self._reading = threading.Lock()  # held while a result is waited for
         self._wanted: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -185,7 +186,9 @@ class ReadAhead:
                 result = next(self._results, _NOTHING)
             if result is _NOTHING:
                 result = ReadFailure("its workers have ended; a later batch was wanted")
-        except Exception as error:  # a result that cannot be sent, a time limit
+        except Exception as error:  # a worker has ended, or a result cannot be sent, or takes too long
+            if gone := next((process for process in self._processes if not process.is_alive()), None):
+                self._lose(gone)
             result = self._gone or ReadFailure(f"a worker that reads its batches has failed: {error}")
         if self._pending:  # else a worker has ended meanwhile
             future = self._pending.popleft()[1]
@@ -204,13 +207,19 @@ class ReadAhead:
             return
 
     def _lose(self, process: BaseProcess) -> None:
+        """Let all requests fail, as this worker has ended."""
+        with self._losing:
+            if self._gone is None:
+                self._lost(process)
+
+    def _lost(self, process: BaseProcess) -> None:
         process.join()
         code = process.exitcode
         how = f"exited with status {code}"
         if code is not None and code < 0:
             how = f"was ended by {signal.Signals(-code).name}"
             how += " (there may be too little memory)" if -code == signal.SIGKILL else ""
-        place = self._doing[[*self._processes].index(process)].tolist()
+        place = next((line for line in self._doing.tolist() if line[2] == process.pid), [-1, -1])
         index = next(
             (
                 index
@@ -333,7 +342,7 @@ class _Requested(_ForWorkers):
             return self.failure
         worker = get_worker_info()
         line = self._doing[0 if worker is None else worker.id]
-        line[0] = request.epoch
+        line[0], line[2] = request.epoch, os.getpid()
         found = self._reader.read(request, line)
         line[1] = -1
         return found

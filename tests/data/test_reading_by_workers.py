@@ -21,6 +21,7 @@ def test_workers_read_all_rows_for_whichever_iteration_wants_them() -> None:
         "a loop in a loop",
         "a copy",
         "a dataset that workers have prepared",
+        "workers that end",
     ]
     assert re.fullmatch(
         r"the loader of \S*read_by_workers.py:\d+: worker_init_fn of worker 0 raised OSError: no such archive", said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 import warnings
 from typing import Any
 
@@ -16,9 +17,10 @@ import actorflow as flow
 class Numbers(Dataset[Any]):
     """Sample i is i and what a worker has added; the script's own process is to read none."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadly: int = -1) -> None:
         self.added: int | None = None
         self.script = os.getpid()
+        self.deadly = deadly
 
     def __len__(self) -> int:
         return 22
@@ -26,6 +28,8 @@ class Numbers(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         assert os.getpid() != self.script, "read in the script's process"
         assert get_worker_info().dataset is self
+        if index == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
         return torch.tensor(float(index)), torch.tensor(self.added or 0)
 
 
@@ -85,6 +89,16 @@ def main() -> None:
     existing = DataLoader(Numbers(), 8, num_workers=2, worker_init_fn=opens)
     assert [added.tolist() for _, added in flow.data.loader(existing)] == [[2] * 8, [2] * 8, [2] * 6]
     print("a dataset that workers have prepared")
+
+    for deadly in (9, 11, 17, 19):
+        said = ""
+        try:
+            rows(flow.data.loader(Numbers(deadly), batch_size=4, workers=3))
+        except flow.DataError as error:
+            said = str(error)
+        assert "ended by SIGKILL" in said, said
+        assert f"while it read sample {deadly} (row {deadly} of epoch 0)" in said, said
+    print("workers that end")
 
     existing = DataLoader(Numbers(), 8, num_workers=2, worker_init_fn=fails)
     try:
