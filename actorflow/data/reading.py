@@ -184,15 +184,17 @@ class SampleReader:
                 f"reading sample {index!r} (row {place} of epoch {request.epoch}) raised {raised(error)}"
             ) from error
 
-    def _collated(self, request: ReadRequest, samples: list[Any]) -> Any:
+    def _collated(self, request: ReadRequest, samples: list[Any], indices: Sequence[Any] | None = None) -> Any:
+        """The batch of some samples: those of a request, or those of these indices."""
+        indices = request.indices if indices is None else indices
         self.random.seed(request.seed, request.epoch, -1 - request.number)
         try:
             return self.collate(samples)
         except Exception as error:
-            if odd := self._odd(request, samples):
+            if odd := self._odd(indices, samples, error):
                 raise _Failed(odd) from error
             raise _Failed(
-                f"collating samples {_some(request.indices)} of batch {request.number} raised {raised(error)}"
+                f"collating samples {_some(indices)} of batch {request.number} raised {raised(error)}"
             ) from error
 
     def _leaves(self, request: ReadRequest, samples: list[Any]) -> list[Tensor]:
@@ -202,7 +204,9 @@ class SampleReader:
         if draws:
             self.random.seed(request.seed, request.epoch, -1 - request.number)
             before = self.random.state()
-        elif any(_form(sample) != _form(samples[0]) for sample in samples[1:]) and (odd := self._odd(request, samples)):
+        elif any(_form(sample) != _form(samples[0]) for sample in samples[1:]) and (
+            odd := self._odd(request.indices, samples)
+        ):
             raise _Failed(odd)  # in a worker, default_collate converts to the first one's dtype
         batch = self._collated(request, samples)
         if draws and self.random.state() != before:
@@ -219,7 +223,7 @@ class SampleReader:
             for tensor, spec in zip(tensors, template.leaves, strict=True)
         )
         if not fits:
-            raise _Failed(self._odd(request, samples) or self._mismatch(structure, leaves, rows))
+            raise _Failed(self._odd(request.indices, samples) or self._mismatch(structure, leaves, rows))
         return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
 
     def _mismatch(self, structure: Structure, leaves: list[tuple[str, Any]], rows: int) -> str:
@@ -232,14 +236,21 @@ class SampleReader:
             f"longest, say), pass buckets=, or whole=True: each rank reads whole batches"
         )
 
-    def _odd(self, request: ReadRequest, samples: list[Any]) -> str:
-        """A sentence about the first sample that has another form than the source's first; empty if none has."""
-        template = self.template
-        for index, sample in zip(request.indices, samples, strict=True):
+    def _odd(self, indices: Sequence[Any], samples: list[Any], error: Exception | None = None) -> str:
+        """A sentence about the first sample that has another form than the source's first; empty if none has.
+
+        Or about one of which collate alone raises what it has raised for all (``error``).
+        """
+        template = None if self.template is None or self.template.why_whole else self.template
+        for index, sample in zip(indices, samples, strict=True):
             try:
                 structure, leaves = take_apart(self.collate([copy.deepcopy(sample)]))
-            except Exception as error:
-                return f"sample {index!r} alone raises {type(error).__name__} in {_name(self.collate)}: {error}"
+            except Exception as alone:
+                if type(alone) is not type(error):
+                    continue  # a collate that needs several samples
+                ours = self.collate is default_collate
+                said = f"{type(alone).__name__}: {alone}" if ours else raised(alone)
+                return f"{_name(self.collate)} of sample {index!r} alone raised {said}"
             specs = _specs(leaves)
             if template is None:
                 template = BatchTemplate(structure, specs or ())
@@ -256,12 +267,19 @@ class SampleReader:
         read = dict(zip(request.places, samples, strict=True))
         self.random.seed(request.seed, request.epoch, -1 - request.number)
         before = self.random.state()
-        structure, leaves = take_apart(self._collated(request, [copy.deepcopy(samples[0])]))
+        where = _name(self.collate)
+        try:
+            alone = self._collated(request, [copy.deepcopy(samples[0])], request.indices[:1])
+        except _Failed:
+            if self.collate is default_collate:
+                raise
+            why = f"{where} fails for sample {request.indices[0]!r} alone"  # it may need several
+            return BatchTemplate(Structure.leaf(), (), why), read
+        structure, leaves = take_apart(alone)
         drew = self.random.state() != before
         if not leaves:
             raise _Failed(f"{_name(self.collate)} gave a batch without tensors for sample {request.indices[0]!r}")
         specs = _specs(leaves)
-        where = _name(self.collate)
         if specs is None:
             path, leaf = next((p, leaf) for p, leaf in leaves if not _is_row(leaf))
             at = f"{path!r} of the batch" if path else "the batch"
@@ -280,8 +298,9 @@ class SampleReader:
 
     def _by_rows(self, request: ReadRequest, samples: list[Any], structure: Structure, first: Any) -> bool:
         """Whether collate makes the same of two samples as of each alone."""
-        both_structure, both = take_apart(self._collated(request, copy.deepcopy(samples)))
-        second_structure, second = take_apart(self._collated(request, [copy.deepcopy(samples[1])]))
+        both_structure, both = take_apart(self._collated(request, copy.deepcopy(samples), request.indices[:2]))
+        alone = self._collated(request, [copy.deepcopy(samples[1])], request.indices[1:2])
+        second_structure, second = take_apart(alone)
         if not structure == both_structure == second_structure or _specs(second) != _specs(first):
             return False
         for (_, a), (_, b), (_, ab) in zip(first, second, both, strict=True):
