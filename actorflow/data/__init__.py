@@ -1,6 +1,7 @@
 """``flow.data``: data sources, of which each rank reads only the rows that it needs."""
 
-from actorflow.data.loader import DataSource
+from actorflow.data.data_source import DataSource
+from actorflow.data.shards import sharded
 from actorflow.data.sources import loader
 
-__all__ = ["DataSource", "loader"]
+__all__ = ["DataSource", "loader", "sharded"]

@@ -27,11 +27,6 @@ class SamplerOrder:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
-        if loader.batch_sampler is None:
-            raise DataError(
-                "a DataLoader with batch_size=None was found, whose dataset gives whole batches; one that puts rows "
-                "into batches was expected: pass batch_size or batch_sampler to it"
-            )
         # of torch's own, the sampler gives rows, which are put into batches here; one that was passed gives batches
         own = type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
         self._sampler: Any = loader.sampler if own else loader.batch_sampler

@@ -30,9 +30,9 @@ from actorflow_compiler.core.units import rows_text
 __all__ = ["Feed", "FeedSource", "SourceBatch"]
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True)
 class FeedSource:
-    """What the feeds of one source share.  Its workers end with it."""
+    """What the feeds of one source share."""
 
     name: str  # for messages: "the loader of train.py:31"
     reader: Reader
@@ -45,10 +45,6 @@ class FeedSource:
     needs: dict[int, Rows] = field(default_factory=dict)  # size of a batch → its rows that this rank was asked for
     given: dict[tuple[int, int], Any] = field(default_factory=dict)  # (epoch, place) → a sample that was read before
     looked: set[str] = field(default_factory=set)  # lines of the script that looked at a batch
-
-    def __post_init__(self) -> None:
-        if self.ahead is not None:
-            weakref.finalize(self, self.ahead.close)
 
     @property
     def whole(self) -> bool:
@@ -144,7 +140,6 @@ class Feed:
         self._taken: list[weakref.ref[SourceBatch]] = []  # until workers read
         self._number = 0
         self._started = source.ahead is None  # workers have begun to read for it
-        self._key = object()  # as which the workers know it, without keeping it
 
     def next(self) -> SourceBatch | None:
         """The next batch; None behind the last one."""
@@ -201,13 +196,13 @@ class Feed:
     def _ahead(self) -> ReadAhead | None:
         """The workers, while they read for this feed."""
         ahead = self.source.ahead
-        return ahead if ahead is not None and ahead.owner is self._key else None
+        return ahead if ahead is not None and ahead.owner is self else None
 
     def _start(self, ahead: ReadAhead, first: SourceBatch) -> None:
         """Let workers read this batch and those behind it."""
         taken = [batch for one in self._taken if (batch := one()) is not None and batch.number >= first.number]
         self._taken, self._started = [], True
-        ahead.begin(self._key)
+        ahead.begin(self)
         for batch in [*taken, *self._coming]:
             self._plan(ahead, batch)
         ahead.start()

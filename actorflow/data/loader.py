@@ -8,22 +8,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-import torch
-
 from actorflow.control.cluster import Alone
+from actorflow.data.data_source import DataSource
 from actorflow.data.feed import Feed, FeedSource
 from actorflow.data.order import EpochDraw, Picked
-from actorflow.data.reading import BatchTemplate, LeafSpec, ReadFailure, ReadRequest, SampleReader, dtype_text
+from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest, SampleReader
 from actorflow.data.structure import Structure
 from actorflow.data.workers import ReadAhead, Reader, WorkerOptions, in_a_worker
 from actorflow.session.process import current
 from actorflow_compiler.core.errors import DataError
-from actorflow_compiler.core.user_code import UserLines
 
-__all__ = ["BatchOrder", "DataSource"]
-
-_numbers = itertools.count()
-_lines = UserLines()
+__all__ = ["BatchOrder", "SampleSource"]
 
 
 class BatchOrder(Protocol):
@@ -59,22 +54,14 @@ class BatchOrder(Protocol):
         """Take up what was saved; raises DataError, with ``name``, for the state of another order."""
 
 
-class DataSource:
-    """A loader: iterating over it gives the batches of one epoch after the other.
-
-    Every rank must iterate alike.  A batch has the form that collate gives it.  Its tensors have a shape, [rows, ...],
-    and a dtype, and no values: a job that is called with them reads, on each rank, the rows that this rank needs.
-    Where the script looks at one, the whole batch is read.
-    """
+class SampleSource(DataSource):
+    """A source that puts batches together of the samples of a dataset; see ``DataSource``."""
 
     def __init__(self, reader: Reader, order: BatchOrder, options: WorkerOptions, whole: bool = False) -> None:
+        super().__init__()
         self._reader, self._order, self._options, self._whole = reader, order, options, whole
-        self._number = next(_numbers)
-        self.name = f"the loader of {_lines.here() or 'the script'}"  # for messages
         self._source: FeedSource | None = None  # made when it is first iterated over
-        self._epoch, self._row = 0, 0  # of the next batch
-        self._within = False  # an iteration of this epoch has begun
-        self._version = 0  # of the position; a loaded one moves iterations that are under way
+        self._row = 0  # of the next batch
 
     # -- batches ---------------------------------------------------------------------------------------
 
@@ -88,28 +75,7 @@ class DataSource:
         """The number of batches of a whole epoch; TypeError where it is not known."""
         return self._order.count()
 
-    def repeat(self) -> Iterator[Any]:
-        """Batches without end, one epoch after the other.  Raises DataError for a source without batches."""
-        while True:
-            batch = None
-            for batch in self:
-                yield batch
-            if batch is None:
-                raise DataError(f"{self.name}: an epoch has no batches; a dataset with rows for one was expected")
-
-    def epochs(self, total: int) -> Iterator[int]:
-        """The numbers of the epochs up to ``total``, from that of the next batch on: also where a run goes on."""
-        while (epoch := self.epoch) < total:
-            yield epoch
-            if self.epoch == epoch:  # the script has left the epoch, or not begun it
-                self.set_epoch(epoch + 1)
-
     # -- position --------------------------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch of the next batch, from 0."""
-        return self._epoch
 
     @property
     def position(self) -> int:
@@ -136,12 +102,7 @@ class DataSource:
 
         Raises DataError for the state of another dataset or order.
         """
-        missing = [key for key in ("epoch", "row") if not isinstance(state.get(key), int)]
-        if missing:
-            raise DataError(
-                f"{self.name}: a state without {' and '.join(missing)} was found ({', '.join(map(str, state))}); "
-                f"that of state_dict() of such a loader was expected"
-            )
+        self._need(state, "epoch", "row")
         self._order.load_state_dict(state, self.name)
         self._move(state["epoch"], state["row"])
 
@@ -152,6 +113,9 @@ class DataSource:
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the same position and workers of its own."""
         return {**vars(self), "_source": None}
+
+    def _begins_epoch(self) -> bool:
+        return self._within or self._row == 0
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self._order.text}>"
@@ -204,11 +168,11 @@ class DataSource:
                     template, given = self._look(epoch, seed, first)
                 except DataError as error:
                     said = str(error)
-            reply = [json.dumps([said, None if template is None else _to_json(template)]).encode()] * cluster.world
+            reply = [json.dumps([said, None if template is None else template.to_json()]).encode()] * cluster.world
         said, found = json.loads(cluster.scatter(tag, reply))
         if said:
             raise DataError(said if said.startswith(self.name) else f"{self.name}: {said}")
-        return _from_json(found), given
+        return BatchTemplate.from_json(found), given
 
     def _look(self, epoch: int, seed: int, first: Picked) -> tuple[BatchTemplate, dict[tuple[int, int], Any]]:
         reader = self._reader
@@ -233,7 +197,7 @@ class DataSource:
 class _Iteration(Iterator[Any]):
     """The rest of an epoch of a source."""
 
-    def __init__(self, loader: DataSource, draw: EpochDraw) -> None:
+    def __init__(self, loader: SampleSource, draw: EpochDraw) -> None:
         self._loader, self._version = loader, loader._version
         self._draw = draw
         self._feed: Feed | None = None
@@ -292,14 +256,3 @@ def _difference(said: list[str]) -> str:
                 f"sampler and seed on all ranks, as each of them reads its own rows of the same batches"
             )
     return ""
-
-
-def _to_json(template: BatchTemplate) -> Any:
-    leaves = [[spec.path, list(spec.shape), dtype_text(spec.dtype)] for spec in template.leaves]
-    return [template.structure.to_json(), leaves, template.why_whole]
-
-
-def _from_json(said: Any) -> BatchTemplate:
-    structure, leaves, why = said
-    specs = tuple(LeafSpec(path, tuple(shape), getattr(torch, dtype)) for path, shape, dtype in leaves)
-    return BatchTemplate(Structure.from_json(structure), specs, why)

@@ -24,7 +24,10 @@ from actorflow.standins.logical_batch import Rows
 from actorflow_compiler.core.errors import ActorflowError, DataError
 from actorflow_compiler.core.user_code import is_users, with_code
 
-__all__ = ["BatchTemplate", "LeafSpec", "ReadFailure", "ReadRequest", "SampleReader", "dtype_text", "raised"]
+__all__ = [
+    "BatchTemplate", "LeafSpec", "ReadFailure", "ReadRequest", "SampleReader", "as_tensor", "dtype_text", "raised",
+    "said_of",
+]  # fmt: skip
 
 Collate = Callable[[list[Any]], Any]
 
@@ -50,6 +53,23 @@ class BatchTemplate:
     structure: Structure
     leaves: tuple[LeafSpec, ...]
     why_whole: str = ""  # why its batches have to be read whole on every rank; empty: they are read by rows
+
+    @property
+    def text(self) -> str:
+        """The tensors of a batch, for messages."""
+        return "; ".join(spec.text for spec in self.leaves)
+
+    def to_json(self) -> Any:
+        """As JSON, from which ``from_json`` makes an equal one."""
+        leaves = [[spec.path, list(spec.shape), dtype_text(spec.dtype)] for spec in self.leaves]
+        return [self.structure.to_json(), leaves, self.why_whole]
+
+    @staticmethod
+    def from_json(said: Any) -> BatchTemplate:
+        """The inverse of ``to_json``."""
+        structure, leaves, why = said
+        specs = tuple(LeafSpec(path, tuple(shape), getattr(torch, dtype)) for path, shape, dtype in leaves)
+        return BatchTemplate(Structure.from_json(structure), specs, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +237,7 @@ class SampleReader:
             )
         structure, leaves = take_apart(batch)
         rows = len(samples)
-        tensors = [_as_tensor(leaf) for _, leaf in leaves]
+        tensors = [as_tensor(leaf) for _, leaf in leaves]
         fits = structure == template.structure and all(
             isinstance(tensor, Tensor) and (tuple(tensor.shape), tensor.dtype) == ((rows, *spec.shape), spec.dtype)
             for tensor, spec in zip(tensors, template.leaves, strict=True)
@@ -229,9 +249,9 @@ class SampleReader:
     def _mismatch(self, structure: Structure, leaves: list[tuple[str, Any]], rows: int) -> str:
         template = self.template
         assert template is not None
-        found = "; ".join(f"{path or 'the batch'}: {_said(leaf)}" for path, leaf in leaves)
+        found = "; ".join(f"{path or 'the batch'}: {said_of(leaf)}" for path, leaf in leaves)
         return (
-            f"{_name(self.collate)} of {rows} samples gave {found}; {_expected(template)} was expected, as the "
+            f"{_name(self.collate)} of {rows} samples gave {found}; {template.text} was expected, as the "
             f"first samples of the source have it: where collate looks at all samples of a batch (it pads to the "
             f"longest, say), pass buckets=, or whole=True: each rank reads whole batches"
         )
@@ -255,10 +275,10 @@ class SampleReader:
             if template is None:
                 template = BatchTemplate(structure, specs or ())
             elif structure != template.structure or specs != template.leaves:
-                found = "; ".join(f"{path or 'it'}: {_said(leaf)}" for path, leaf in leaves)
+                found = "; ".join(f"{path or 'it'}: {said_of(leaf)}" for path, leaf in leaves)
                 return (
                     f"sample {index!r} has another form than the first of the source: a batch of it alone has {found}; "
-                    f"{_expected(template)} was expected (pad or crop in the dataset, or pass buckets=)"
+                    f"{template.text} was expected (pad or crop in the dataset, or pass buckets=)"
                 )
         return ""
 
@@ -283,7 +303,7 @@ class SampleReader:
         if specs is None:
             path, leaf = next((p, leaf) for p, leaf in leaves if not _is_row(leaf))
             at = f"{path!r} of the batch" if path else "the batch"
-            why = f"{at} is {_said(leaf)} for sample {request.indices[0]!r} ({where}), and no tensor of rows"
+            why = f"{at} is {said_of(leaf)} for sample {request.indices[0]!r} ({where}), and no tensor of rows"
             return BatchTemplate(structure, (), why), read
         template = BatchTemplate(structure, specs)
         if self.collate is default_collate:
@@ -304,7 +324,7 @@ class SampleReader:
         if not structure == both_structure == second_structure or _specs(second) != _specs(first):
             return False
         for (_, a), (_, b), (_, ab) in zip(first, second, both, strict=True):
-            x, y, xy = _as_tensor(a), _as_tensor(b), _as_tensor(ab)
+            x, y, xy = as_tensor(a), as_tensor(b), as_tensor(ab)
             if not isinstance(xy, Tensor) or tuple(xy.shape) != (2, *x.shape[1:]) or xy.dtype != x.dtype:
                 return False
             if not torch.equal(_bits(xy), _bits(torch.cat([x, y]))):
@@ -316,7 +336,8 @@ class _Failed(Exception):
     """A failure to read, with the text for the user."""
 
 
-def _as_tensor(leaf: Any) -> Any:
+def as_tensor(leaf: Any) -> Any:
+    """An array of numbers as a tensor; anything else as it is."""
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
         return torch.as_tensor(np.ascontiguousarray(leaf))
     return leaf
@@ -324,7 +345,7 @@ def _as_tensor(leaf: Any) -> Any:
 
 def _is_row(leaf: Any) -> bool:
     """Whether a leaf of a batch of one sample is a dense tensor with one row."""
-    tensor = _as_tensor(leaf)
+    tensor = as_tensor(leaf)
     plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_quantized
     return plain and not tensor.is_nested and tensor.ndim > 0 and tensor.shape[0] == 1
 
@@ -333,7 +354,7 @@ def _specs(leaves: Sequence[tuple[str, Any]]) -> tuple[LeafSpec, ...] | None:
     """The tensors of a batch of one sample; None if not all leaves are tensors with one row."""
     if not all(_is_row(leaf) for _, leaf in leaves):
         return None
-    tensors = [(path, _as_tensor(leaf)) for path, leaf in leaves]
+    tensors = [(path, as_tensor(leaf)) for path, leaf in leaves]
     return tuple(LeafSpec(path, tuple(tensor.shape[1:]), tensor.dtype) for path, tensor in tensors)
 
 
@@ -353,13 +374,9 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
 
 
-def _expected(template: BatchTemplate) -> str:
-    return "; ".join(spec.text for spec in template.leaves)
-
-
-def _said(leaf: Any) -> str:
+def said_of(leaf: Any) -> str:
     """A leaf of a batch for people: ``float32[4,3]``, or its type."""
-    tensor = _as_tensor(leaf)
+    tensor = as_tensor(leaf)
     if isinstance(tensor, Tensor):
         return f"{dtype_text(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
     if isinstance(leaf, np.ndarray):

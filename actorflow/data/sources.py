@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from actorflow.data.arrays import arrays_of
+from actorflow.data.data_source import DataSource
 from actorflow.data.existing import SamplerOrder, options_of, refuse_distributed
-from actorflow.data.loader import DataSource
+from actorflow.data.loader import SampleSource
 from actorflow.data.order import ShuffledOrder
 from actorflow.data.reading import SampleReader
+from actorflow.data.streams import batches_of, is_stream
 from actorflow.data.workers import WorkerOptions
 from actorflow_compiler.core.errors import DataError
 
@@ -31,12 +33,19 @@ def loader(
     prefetch: int | None = None,
     pin_memory: bool | None = None,
     whole: bool = False,
+    replay: bool = False,
 ) -> DataSource:
     """Make a data source, whose batches are the same on every number of ranks.
 
     ``dataset`` is map-style (``__getitem__`` and ``__len__``; ``__getitems__`` is used where it is there), or a tensor,
     a NumPy array or a memory map, or a tuple or dictionary of such with one row for each sample.  Or it is a torch
     ``DataLoader``, which is taken over as it is: its dataset, sampler, collate, workers, and the order of its batches.
+
+    Or it is a stream, over which every rank iterates: a torch ``IterableDataset`` or another iterable without
+    ``__getitem__`` (of samples, or of batches where ``batch_size`` is not given); a ``DataLoader`` of one, or with
+    ``batch_size=None``; or any loader of batches with ``state_dict()`` and ``load_state_dict()``.  Its batches are real
+    tensors, in its own order, and must be the same on all ranks; see ``flow.data.sharded`` for shares.  It goes on with
+    its own state where it has one; ``replay`` has the batches before passed over instead.
 
     Batches have ``batch_size`` rows, the last one what is left, unless ``drop_last``.  ``shuffle`` gives each epoch an
     order that depends on ``seed`` and its number alone.  ``collate`` makes a batch of a list of samples (default:
@@ -64,12 +73,22 @@ def loader(
         if value is not None
     }  # fmt: skip
     _check_numbers(batch_size, seed, workers, prefetch)
+    pins = _pins() if pin_memory is None else pin_memory
+    if is_stream(dataset):
+        return batches_of(
+            dataset, given, batch_size, workers or 0, prefetch, pins, seed, drop_last, collate, replay
+        )  # fmt: skip
+    if replay:
+        raise DataError(
+            f"replay=True was given for a {type(dataset).__qualname__}, whose position counts rows: leave it out; "
+            f"it is for streams that are iterated over"
+        )
     if isinstance(dataset, DataLoader):
         return _taken_over(dataset, given, prefetch, whole)
     length, reader = _rows_of(dataset, collate)
-    options = WorkerOptions(workers or 0, prefetch or 2, _pins() if pin_memory is None else pin_memory)
+    options = WorkerOptions(workers or 0, prefetch or 2, pins)
     order = ShuffledOrder(length, batch_size or 1, shuffle, seed, drop_last)
-    return DataSource(reader, order, options, whole)
+    return SampleSource(reader, order, options, whole)
 
 
 def _taken_over(loader: DataLoader[Any], given: Mapping[str, object], prefetch: int | None, whole: bool) -> DataSource:
@@ -85,7 +104,7 @@ def _taken_over(loader: DataLoader[Any], given: Mapping[str, object], prefetch: 
             options.workers, prefetch, options.pin_memory, options.worker_init_fn, options.multiprocessing_context,
             options.timeout,
         )  # fmt: skip
-    return DataSource(SampleReader(loader.dataset, loader.collate_fn), SamplerOrder(loader), options, whole)
+    return SampleSource(SampleReader(loader.dataset, loader.collate_fn), SamplerOrder(loader), options, whole)
 
 
 def _rows_of(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> tuple[int, Any]:
@@ -102,9 +121,9 @@ def _rows_of(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> tuple[
     if isinstance(dataset, str | bytes | type) or not callable(getattr(dataset, "__getitem__", None)):
         raise DataError(
             f"{dataset!r:.80} was found ({kind}); a dataset with __getitem__ and __len__ was expected, or tensors, "
-            f"arrays, or a DataLoader"
+            f"arrays, a DataLoader, or a stream that can be iterated over"
         )
-    if not isinstance(dataset, Sized) or isinstance(dataset, IterableDataset):
+    if not isinstance(dataset, Sized):
         raise DataError(
             f"a {kind} without __len__ was found; a dataset that says how many samples it has was expected, as batches "
             f"are put together of their numbers"

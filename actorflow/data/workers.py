@@ -146,7 +146,7 @@ class ReadAhead:
             self._processes = [one for one in multiprocessing.active_children() if id(one) not in before]
             _quiet({one.pid for one in self._processes if one.pid is not None})
             self._thread = background.start(self._serve, "actorflow data", self.close)
-            background.start(self._watch, "actorflow data workers", self._ended.ring)
+            background.start(self._watch, "actorflow data workers", self._ended.close)
 
     def read_also(self, request: ReadRequest) -> Future[Any]:
         """Have this read, behind all that was added; the result is set without more being added."""
@@ -162,15 +162,12 @@ class ReadAhead:
         self._wanted.put(future)
 
     def close(self) -> None:
-        """End the workers, soon."""
-        if self._thread is None:
-            self._ended.free()
-            return
-        self._ended.ring()
+        """End the workers."""
         self._wanted.put(None)
+        self._ended.close()
+        self._results = None
 
     def _serve(self) -> None:
-        """Fetch what is wanted, in a thread, which ends the workers at its own end."""
         while (wanted := self._wanted.get()) is not None:
             while not wanted.done():
                 with self._reading:
@@ -178,8 +175,6 @@ class ReadAhead:
                         break
                     self._next()
             del wanted
-        self._results = None
-        del self._loader  # its iterator, which it keeps, waits for the workers to end
 
     def _next(self) -> None:
         """Wait for the result of the first request; the caller holds ``_reading``."""
@@ -203,13 +198,13 @@ class ReadAhead:
     def _watch(self) -> None:
         """Let all requests fail as soon as a worker has ended."""
         sentinels = {process.sentinel: process for process in self._processes}
-        while not self._ended.rung:
+        while not self._ended.closed:
             found = connection.wait([*sentinels, self._ended.fileno()])
             gone = [sentinels[one] for one in found if isinstance(one, int) and one in sentinels]
-            if gone and not self._ended.rung:
-                self._lose(gone[0])
-            break
-        self._ended.free()
+            if self._ended.closed or not gone:
+                return
+            self._lose(gone[0])
+            return
 
     def _lose(self, process: BaseProcess) -> None:
         """Let all requests fail, as this worker has ended."""
@@ -260,25 +255,19 @@ def _settle(future: Future[Any], result: Any) -> None:
 
 
 class _Bell:
-    """Something that ``connection.wait`` can wait for, and that is ready when it has rung."""
+    """Something that ``connection.wait`` can wait for, and that is ready when it is closed."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
-        self.rung = False
+        self.closed = False
 
     def fileno(self) -> int:
         return self._read
 
-    def ring(self) -> None:
-        if not self.rung:
-            self.rung = True
-            os.write(self._write, b"!")  # workers that are forked have its end, too, so it does not end by closing it
-
-    def free(self) -> None:
-        """Nobody waits for it any more."""
-        self.rung = True
-        os.close(self._read)
-        os.close(self._write)
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.close(self._write)
 
 
 def _forker() -> int:

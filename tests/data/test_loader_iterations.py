@@ -50,8 +50,3 @@ def test_a_taken_over_loader_draws_as_before_when_two_iterations_begin_together(
         found = [*pairs(flow.data.loader(make())), torch.rand(1)]
 
     assert found == expected
-
-
-def test_a_loader_that_puts_no_batches_together_is_refused() -> None:
-    with pytest.raises(flow.DataError, match="batch_size=None was found, whose dataset gives whole batches"):
-        flow.data.loader(DataLoader(ROWS, batch_size=None))

@@ -1,0 +1,206 @@
+"""Shards give the same batches under every plan, and a rank reads those shards alone that its part needs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from data.test_streams import run
+from torch import Tensor
+
+import actorflow as flow
+from scripts.streamed import SHARDS, StatefulBatches
+
+
+def read_by(path: Path) -> Counter[tuple[int, ...]]:
+    """How often a rank has read each (epoch, shard, batch)."""
+    return Counter(tuple(map(int, line.split())) for line in path.read_text().splitlines())
+
+
+def expected(shards: range, begun: int = 0, left: int = 0) -> Counter[tuple[int, ...]]:
+    """All batches of shards, from batch ``left`` of epoch ``begun`` on."""
+    whole = [(epoch, shard, batch) for epoch in range(3) for shard in shards for batch in range(5)]
+    return Counter(one for one in whole if (one[0], one[2]) >= (begun, left) and (one[0] > begun or one[2] >= left))
+
+
+def test_losses_are_those_of_one_device_and_ranks_read_only_their_shards_also_where_they_go_on(tmp_path: Path) -> None:
+    assert run("streamed.py", 2, "shards", "data", str(tmp_path)) == "all equal\n"
+    assert run("streamed.py", 4, "shards", "pipeline", str(tmp_path), "data") == "all equal\n"
+    for name in ("passed", "started"):
+        for rank in range(2):
+            shards = range(rank * 2, rank * 2 + 2)
+            assert read_by(tmp_path / f"data.{name}.{rank}") == expected(shards), (name, rank)
+    for rank in range(4):  # two micro-batches of four rows: a rank of a stage takes the first or second half of each
+        shards = range(rank % 2, SHARDS, 2)
+        assert read_by(tmp_path / f"pipeline.passed.{rank}") == expected(shards, 1), rank
+        assert read_by(tmp_path / f"pipeline.started.{rank}") == expected(shards, 1, 2), rank
+
+
+def test_shares_of_ranks_are_rows_of_a_batch_and_go_on(tmp_path: Path) -> None:
+    assert run("streamed.py", 2, "shares", "micro", str(tmp_path)) == "all equal\n"
+    assert run("streamed.py", 2, "shares", "data", str(tmp_path), "micro") == "all equal\n"
+
+
+def test_shares_that_do_not_fit_are_refused_on_all_ranks() -> None:
+    tensor, looked, uneven, other = run("unfit_shares.py", 2).splitlines()
+    assert "this plan takes rows 0-7 on rank 0, whose loader gives 4 of 8 rows of each batch" in tensor
+    assert "flow.data.sharded(make, shards=2)" in tensor
+    assert "of which this rank has only its own share" in looked
+    assert "the loader of rank 0 ended after 2 batches, and the loader of rank 1 has more" in uneven
+    assert "a position in the shares of 3 ranks was loaded on 2, whose loaders give other rows" in other
+
+
+class Numbered:
+    """Batches of two rows that tell shard and batch; some shards are longer than others."""
+
+    def __init__(self, shard: int, lengths: tuple[int, ...]) -> None:
+        self.shard, self.length = shard, lengths[shard]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for batch in range(self.length):
+            yield torch.tensor([[self.shard, batch]] * 2)
+
+
+def numbered(*lengths: int, **options: Any) -> Any:
+    return flow.data.sharded(lambda shard, shards: Numbered(shard, lengths), len(lengths), **options)
+
+
+def read_all(source: Any) -> int:
+    """How many batches a source gives that can be read."""
+    return len([batch.tolist() for batch in source])
+
+
+def test_a_batch_is_those_of_all_shards_one_behind_the_other() -> None:
+    source = numbered(2, 2, 2)
+    found = [batch.tolist() for batch in source]
+    assert found == [[[shard, batch] for shard in range(3) for _ in range(2)] for batch in range(2)]
+    assert (source.epoch, source.position) == (1, 2)
+    first, second = source
+    assert second.tolist() == found[1]
+    assert first.tolist() == found[0]  # also where it is read later
+    assert (first.shape, first.dtype) == ((6, 2), torch.int64)
+
+
+def test_shards_of_different_length_are_an_error_or_end_the_epoch() -> None:
+    with pytest.raises(flow.DataError, match="shard 1 of 3 ended after 2 batches, and shard 0 of 3 has more"):
+        read_all(numbered(3, 2, 3))
+    assert len([*numbered(3, 2, 3, stop="shortest")]) == 2
+    source = numbered(3, 2, 3, stop="shortest")
+    source.load_state_dict({"epoch": 0, "batch": 2, "position": 2, "shards": 3})
+    assert [len([*source]), len([*source])] == [0, 2]
+    assert len([*numbered(3, 2, 3, batches=2)]) == 2
+    source = numbered(3, 2, 3, batches=3)
+    assert len(source) == 3
+    with pytest.raises(flow.DataError, match="shard 1 of 3 ended before batch 2 of epoch 0"):
+        read_all(source)
+
+
+def test_what_goes_wrong_in_a_shard_names_it_and_its_batch() -> None:
+    def failing(shard: int, shards: int) -> Iterator[Tensor]:
+        yield torch.zeros(2, 3)
+        if shard == 1:
+            raise KeyError("gone")
+        yield torch.zeros(2, 3)
+
+    assert read_all(flow.data.sharded(failing, 1)) == 2
+    said = r"(?s)reading batch 1 of epoch 0 of shard 1 of 2 raised KeyError: 'gone'\n.*test_shards.py"
+    with pytest.raises(flow.DataError, match=said):
+        read_all(flow.data.sharded(failing, 2))
+    short = flow.data.sharded(lambda shard, shards: [torch.zeros(4, 2), torch.zeros(4 - shard, 2)], 2)
+    with pytest.raises(
+        flow.DataError, match=r"batch 1 of epoch 0 of shard 1 of 2 has it: float32\[3,2\]; 4 rows of .*drop_last"
+    ):
+        read_all(short)
+    with pytest.raises(flow.DataError, match=r"batch 0 of shard 0 of 1 has 0: float32\[4\]; 1: float32\[3\]; expected"):
+        next(iter(flow.data.sharded(lambda shard, shards: [(torch.zeros(4), torch.zeros(3))], 1)))
+    with pytest.raises(flow.DataError, match="opening shard 0 of 1 raised OSError: no file"):
+        next(iter(flow.data.sharded(_no_file, 1)))
+
+
+def _no_file(shard: int, shards: int) -> Any:
+    raise OSError("no file")
+
+
+def test_random_numbers_depend_on_the_shard_and_the_batch_alone() -> None:
+    def drawing(shard: int, shards: int) -> Iterator[Any]:
+        for _ in range(3):
+            yield torch.rand(2), np.array([random.random(), float(np.random.rand())])
+
+    source = flow.data.sharded(drawing, 2, seed=3)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = [(x.tolist(), y.tolist()) for x, y in source]
+    assert torch.equal(torch.get_rng_state(), before)
+    second = [(x.tolist(), y.tolist()) for x, y in source]
+    assert len({str(one) for one in first + second}) == 6
+    torch.manual_seed(1)
+    again = flow.data.sharded(drawing, 2, seed=3)
+    again.load_state_dict({"epoch": 1, "batch": 1, "position": 4, "shards": 2})
+    assert [(x.tolist(), y.tolist()) for x, y in again] == second[1:]
+
+
+def test_states_of_shards_are_taken_up() -> None:
+    made: list[StatefulBatches] = []
+
+    def make(shard: int, shards: int, epoch: int) -> Any:
+        one = StatefulBatches(part=shard, parts=shards, size=2)
+        one.state["epoch"] = epoch - 1
+        made.append(one)
+        return one
+
+    source = flow.data.sharded(make, 2, batches=5)
+    assert len([batch["x"].tolist() for batch in source]) == 5
+    rest = iter(source)
+    for _ in range(2):
+        next(rest)["x"].tolist()
+    state = source.state_dict()
+    assert {shard: one["batch"] for shard, one in state["states"].items()} == {"0": 2, "1": 2}
+    made.clear()
+    again = flow.data.sharded(make, 2, batches=5)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    for found, wanted in zip(again, rest, strict=True):
+        assert found["x"].tolist() == wanted["x"].tolist()
+    assert [one.read for one in made if one.read][-2:] == [[2, 3, 4], [2, 3, 4]]
+
+
+def test_a_loader_of_shares_goes_on_with_its_state_and_at_another_number_of_ranks_if_it_is_elastic() -> None:
+    source = flow.data.sharded(StatefulBatches(), batches=5)
+    rest = iter(source)
+    next(rest), next(rest)
+    state = source.state_dict()
+    other = StatefulBatches()
+    again = flow.data.sharded(other, batches=5)
+    again.load_state_dict(state)
+    for found, wanted in zip(again, rest, strict=True):
+        assert found["x"].tolist() == wanted["x"].tolist()
+    assert other.read == [2, 3, 4]
+    of_two = {**state, "shards": 2, "states": {"0": state["states"]["0"], "1": state["states"]["0"]}}
+    with pytest.raises(flow.DataError, match=r"a position in the shares of 2 ranks was loaded on 1.*elastic=True"):
+        again.load_state_dict(of_two)
+    elastic = flow.data.sharded(StatefulBatches(), batches=5, elastic=True)
+    elastic.load_state_dict(of_two)
+    assert len([*elastic]) == 3
+
+
+def test_arguments_and_states_that_do_not_fit_a_sharded_source_are_refused() -> None:
+    with pytest.raises(flow.DataError, match="shards=0 was found; a whole number from 1 on"):
+        flow.data.sharded(lambda shard, shards: [], 0)
+    with pytest.raises(flow.DataError, match="stop='longest' was found"):
+        numbered(1, stop="longest")
+    with pytest.raises(flow.DataError, match="a function was given without shards="):
+        flow.data.sharded(lambda shard, shards: [])
+    with pytest.raises(flow.DataError, match="a list was given with shards=2; make"):
+        flow.data.sharded([], 2)
+    with pytest.raises(flow.DataError, match="can be iterated over once; a loader was expected"):
+        flow.data.sharded(iter([]))
+    with pytest.raises(flow.DataError, match="a position in 3 shards was loaded, and this source has 2 shards"):
+        numbered(1, 1).load_state_dict(numbered(1, 1, 1).state_dict())
+    with pytest.raises(TypeError, match="pass batches="):
+        len(numbered(1))

@@ -1,0 +1,34 @@
+"""Iterate over streams that give each rank other batches, and print what is said about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from streamed import ROWS, StatefulBatches
+
+import actorflow as flow
+
+
+class Longer:
+    """Batches, of which later ranks have more."""
+
+    def __init__(self) -> None:
+        self.count = 2 + int(os.environ["RANK"])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([torch.zeros(4, 3)] * self.count)
+
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+for source in (
+    flow.data.loader(StatefulBatches(part=rank, parts=world, size=ROWS // world)),
+    flow.data.loader(Longer()),
+):
+    try:
+        for _ in source:
+            pass
+    except flow.DataError as error:
+        print(error, flush=True)
