@@ -299,6 +299,59 @@ def test_a_stuck_run_tells_whom_it_waits_for_to_the_command_and_to_the_signal(st
     assert run.process.poll() is None
 
 
+FED = """
+import os
+import torch
+import torch.nn.functional as F
+import actorflow as flow
+
+class Held:
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        if index == 21:
+            open(os.environ["PIPE"]).close()  # a pipe: until somebody opens its other end
+        return torch.full((8,), float(index))
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+@flow.global_function
+def step(x):
+    loss = F.mse_loss(model(x), x)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+for x in flow.data.loader(Held(), batch_size=8, workers=1):
+    loss = step(x)
+print("done", float(loss), flush=True)
+"""
+
+
+def test_a_run_whose_data_do_not_come_says_which_rank_waits_for_which_rows(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    run = start(FED, "--devices", "2", env={"PIPE": str(pipe)})
+    made = 1 + next(n for n, line in enumerate(FED.splitlines()) if "flow.data.loader" in line)
+    rows = f"rows 20-23 of epoch 0 of the loader of {run.script}:{made}"  # the second half of the last batch
+    said = [""]
+
+    def told() -> str:
+        said[0] = command("status", str(run.process.pid))
+        return said[0]
+
+    wait_for(run, lambda: f"rank 0 waits for rank 1, which waits for {rows}" in told())
+    assert re.search(rf"rank 1 \(.*\), waits for {re.escape(rows)}", said[0])
+    with pipe.open("w"):
+        assert run.process.wait(LIMIT) == 0
+    assert "done" in run.output
+
+
 PIPELINE = """
 import os, time
 import torch
