@@ -30,7 +30,7 @@ from actorflow_compiler.core.units import rows_text
 __all__ = ["Feed", "FeedSource", "SourceBatch"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class FeedSource:
     """What the feeds of one source share."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -139,6 +140,8 @@ class SampleSource(DataSource):
             self._source = FeedSource(
                 self.name, self._reader, template, random, ahead, options.ahead, cluster.rank, total, given=given
             )
+            if ahead is not None:  # its threads do not keep the source: workers end with it
+                weakref.finalize(self._source, ahead.close).atexit = False
             if template.why_whole and not self._whole and cluster.rank == 0:
                 print(
                     f"actorflow: every rank reads whole batches of {self.name}, since {template.why_whole}",

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -95,7 +96,7 @@ class ReadAhead:
         self._pending: collections.deque[tuple[ReadRequest | None, Future[Any]]] = collections.deque()  # in order
         self._asked: set[Future[Any]] = set()  # results that are wanted
         self._gone: ReadFailure | None = None  # a worker has ended
-        self.owner: object = None  # what the requests are for
+        self._owner: weakref.ref[Any] | None = None  # what the requests are for
         self._processes: Sequence[BaseProcess] = ()
         self._losing = threading.Lock()
         self._reading = threading.Lock()  # held while a result is waited for
@@ -116,7 +117,12 @@ class ReadAhead:
             self._requests.clear()
             self._pending.clear()
             self._asked.clear()
-            self.owner = owner
+            self._owner = weakref.ref(owner)
+
+    @property
+    def owner(self) -> object:
+        """What ``begin`` was called with last, while there is such."""
+        return None if self._owner is None else self._owner()
 
     def add(self, request: ReadRequest | None) -> Future[Any]:
         """Have this read, too; the result is a failure or what the reader returns.  None: nothing is read for it."""
@@ -162,10 +168,9 @@ class ReadAhead:
         self._wanted.put(future)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the threads, and with them the workers; returns at once."""
         self._wanted.put(None)
         self._ended.close()
-        self._results = None
 
     def _serve(self) -> None:
         while (wanted := self._wanted.get()) is not None:
@@ -198,13 +203,10 @@ class ReadAhead:
     def _watch(self) -> None:
         """Let all requests fail as soon as a worker has ended."""
         sentinels = {process.sentinel: process for process in self._processes}
-        while not self._ended.closed:
-            found = connection.wait([*sentinels, self._ended.fileno()])
-            gone = [sentinels[one] for one in found if isinstance(one, int) and one in sentinels]
-            if self._ended.closed or not gone:
-                return
+        found = connection.wait([*sentinels, self._ended.fileno()])
+        gone = [sentinels[one] for one in found if isinstance(one, int) and one in sentinels]
+        if gone and not self._ended.closed:
             self._lose(gone[0])
-            return
 
     def _lose(self, process: BaseProcess) -> None:
         """Let all requests fail, as this worker has ended."""
@@ -243,9 +245,10 @@ _NOTHING = object()
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """A context in which torch does not say for each loader anew how many workers there should be at most."""
+    """A context in which torch does not say for each loader anew what it says once, or our errors say."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
+        warnings.filterwarnings("ignore", message="Got pickle error")  # the error says it
         yield
 
 
@@ -267,7 +270,12 @@ class _Bell:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
+            os.write(self._write, b".")  # workers have inherited it: closing alone ends nothing
             os.close(self._write)
+
+    def __del__(self) -> None:
+        self.close()
+        os.close(self._read)
 
 
 def _forker() -> int:
@@ -390,7 +398,8 @@ def in_a_worker(work: Callable[[], Any], dataset: Any, options: WorkerOptions, n
         generator=torch.Generator(),
     )
     try:
-        found = next(iter(once))
+        with _without_advice():
+            found = next(iter(once))
     except Exception as error:
         raise DataError(
             f"{name}: its first samples cannot be read in a worker: {type(error).__name__}: {error}; with workers=0 "

@@ -21,6 +21,7 @@ def test_workers_read_all_rows_for_whichever_iteration_wants_them() -> None:
         "a loop in a loop",
         "a copy",
         "a dataset that workers have prepared",
+        "workers of a loader that is gone",
         "workers that end",
     ]
     assert re.fullmatch(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import warnings
 from typing import Any
 
+import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -89,6 +91,17 @@ def main() -> None:
     existing = DataLoader(Numbers(), 8, num_workers=2, worker_init_fn=opens)
     assert [added.tolist() for _, added in flow.data.loader(existing)] == [[2] * 8, [2] * 8, [2] * 6]
     print("a dataset that workers have prepared")
+
+    before = {*psutil.Process().children()}
+    loader = made()
+    left = rows([next(iter(loader))])  # in the middle of an epoch
+    workers = {*psutil.Process().children()} - before
+    assert (len(workers), left) == (2, order(0)[:1]), workers
+    del loader
+    gc.collect()
+    alive = psutil.wait_procs(workers, timeout=100)[1]
+    assert not alive, alive
+    print("workers of a loader that is gone")
 
     for deadly in (9, 11, 17, 19):
         said = ""
