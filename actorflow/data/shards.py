@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow.data.data_source import DataSource
 from actorflow.data.element_random import ElementRandom
 from actorflow.data.reading import BatchTemplate, LeafSpec, as_tensor, raised, said_of
 from actorflow.data.streams import CountedSource, OpenStream, PiecesRead, StatePair, as_one_rank, tell_epoch, tell_once
@@ -36,7 +37,7 @@ def sharded(
     stop: str = "error",
     seed: int = 0,
     elastic: bool = False,
-) -> ShardSource:
+) -> DataSource:
     """Make a source of shards, of which each rank reads those that its part of a plan needs.
 
     ``make(shard, shards)`` returns the batches of one shard: an iterable of tensors or NumPy arrays in lists, tuples or

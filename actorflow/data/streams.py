@@ -206,6 +206,12 @@ class StreamSource(CountedSource):
                 f"{self.name}: {self._kind} can be iterated over once, and a second epoch was asked for; expected: an "
                 f"object whose __iter__ begins anew"
             )
+        if current().context.cluster.world > 1 and (told := _ranks_told(self._stream)):
+            raise DataError(
+                f"{self.name}: {self._kind} gives a share of its samples ({told}), and every rank reads it "
+                f"whole; expected: one that is not told of ranks when it is made, flow.data.sharded(stream) for one "
+                f"that gives each rank its share, or flow.data.sharded(make, shards=...)"
+            )
         tell_epoch(self._stream, epoch)
         with as_one_rank():
             self._opened = opened = self._begun(epoch, batch, resumes)
@@ -611,6 +617,24 @@ def _has_shuffle_buffer(stream: Any, depth: int = 8) -> bool:
     inner = [getattr(stream, name, None) for name in ("_ex_iterable", "ex_iterable")]
     inner += list(getattr(stream, "ex_iterables", None) or ())
     return any(_has_shuffle_buffer(one, depth - 1) for one in inner)
+
+
+def _ranks_told(stream: Any) -> str:
+    """Where a stream keeps a number of ranks above one, among which it shares its samples; empty if nowhere."""
+    holders = {"": stream, "dataset.": getattr(stream, "dataset", None)}
+    for at, holder in [*holders.items()]:
+        holders |= {f"{at}{name}.": value for name, value in _attributes(holder).items() if "distributed" in name}
+    for at, holder in holders.items():
+        for name in ("world_size", "num_replicas"):
+            count = _attributes(holder).get(name)
+            if isinstance(count, int) and count > 1:
+                return f"its {at}{name} is {count}"
+    return ""
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = getattr(value, "__dict__", {})
+    return found
 
 
 def _contents(batch: Any) -> str:

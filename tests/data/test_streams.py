@@ -37,11 +37,12 @@ def test_losses_are_those_of_one_device_and_it_goes_on_at_another_number_of_rank
 
 def test_ranks_that_get_different_batches_are_told_why() -> None:
     said = run("different_streams.py", 2).splitlines()
-    assert len(said) == 2
-    first, share = said
+    assert len(said) == 3
+    first, length, told = said
+    assert "a Told gives a share of its samples (its distributed_env.world_size is 2)" in told
     assert "ranks got different batches of a StatefulBatches: of batch 0 of epoch 0, rank 0 has x float64[4,6]" in first
     assert "flow.data.sharded(make, shards=...)" in first
-    assert "of the end of epoch 0, rank 0 has 2 batches; rank 1 has 3 batches" in share
+    assert "of the end of epoch 0, rank 0 has 2 batches; rank 1 has 3 batches" in length
 
 
 class Counting(IterableDataset[Any]):
