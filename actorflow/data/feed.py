@@ -29,6 +29,9 @@ from actorflow_compiler.core.units import rows_text
 
 __all__ = ["Feed", "FeedSource", "SourceBatch"]
 
+Shape = tuple[int, int]
+"""Rows of a batch, and its bucket (0: none)."""
+
 
 @dataclass(slots=True, weakref_slot=True)
 class FeedSource:
@@ -42,7 +45,7 @@ class FeedSource:
     depth: int  # batches that are read ahead
     rank: int
     total: str  # for messages: "1,000 rows"
-    needs: dict[int, Rows] = field(default_factory=dict)  # size of a batch → its rows that this rank was asked for
+    needs: dict[Shape, Rows] = field(default_factory=dict)  # of batches → their rows that this rank was asked for
     given: dict[tuple[int, int], Any] = field(default_factory=dict)  # (epoch, place) → a sample that was read before
     looked: set[str] = field(default_factory=set)  # lines of the script that looked at a batch
 
@@ -58,9 +61,12 @@ class FeedSource:
         known = {at: self.given.pop((feed.epoch, at)) for at in made.places if (feed.epoch, at) in self.given}
         return replace(made, given=known) if known else made
 
-    def wanted(self, size: int) -> Rows:
-        """The rows of a batch of this size that are read ahead."""
-        return ((0, size),) if self.whole else self.needs.get(size, ())
+    def wanted(self, batch: SourceBatch) -> Rows:
+        """The rows of a batch that are read ahead: those that were needed of others of its size, and bucket if any."""
+        if self.whole:
+            return ((0, batch.size),)
+        alike = (rows for (size, _), rows in self.needs.items() if size == batch.size)
+        return self.needs.get(batch.shape) or next(alike, ())
 
     def read_here(self, request: ReadRequest) -> Any:
         """Read in this process; the script's random numbers stay as they are."""
@@ -96,6 +102,11 @@ class SourceBatch:
         return len(self.picked.indices)
 
     @property
+    def shape(self) -> Shape:
+        """What decides about the shapes of its tensors."""
+        return self.size, self.picked.bucket
+
+    @property
     def text(self) -> str:
         """See ``LogicalBatch``."""
         order = zlib.crc32(repr(self.picked.indices).encode())
@@ -125,7 +136,7 @@ class SourceBatch:
                 return read.result()
         leaves = [
             BatchTensor.of(self, at, (self.size, *spec.shape), spec.dtype)
-            for at, spec in enumerate(source.template.leaves)
+            for at, spec in enumerate(source.template.of(self.picked.bucket))
         ]
         return source.template.structure.put_together(leaves)
 
@@ -169,8 +180,8 @@ class Feed:
 
     def read(self, batch: SourceBatch, rows: Rows) -> _Read:
         """Begin to read rows of a batch."""
-        source, size = self.source, batch.size
-        source.needs[size] = merge_rows(source.needs.get(size, ()), rows)
+        source = self.source
+        source.needs[batch.shape] = merge_rows(source.needs.get(batch.shape, ()), rows)
         ahead = source.ahead
         if ahead is not None and not self._started:
             self._start(ahead, batch)
@@ -208,7 +219,7 @@ class Feed:
         ahead.start()
 
     def _plan(self, ahead: ReadAhead, batch: SourceBatch) -> None:
-        rows = self.source.wanted(batch.size)
+        rows = self.source.wanted(batch)
         request = self.source.request(batch, rows) if rows else None
         batch.planned = rows, ahead.add(request)
 

@@ -7,6 +7,7 @@ import json
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from actorflow.control.cluster import Alone
@@ -182,7 +183,7 @@ class SampleSource(DataSource):
         if reader.template is not None:
             return reader.template, {}
         assert isinstance(reader, SampleReader)
-        if self._whole:
+        if self._whole and reader.padder is None:
             return BatchTemplate(Structure.leaf(), (), "whole=True"), {}
         count = min(reader.probed, len(first.indices))
         request = ReadRequest.of(epoch, 0, first, ((0, count),), seed)
@@ -194,6 +195,8 @@ class SampleSource(DataSource):
                 template, read = reader.try_probe(request)
         if isinstance(template, ReadFailure):
             raise template.error(self.name)
+        if self._whole:
+            template = replace(template, why_whole="whole=True")
         return template, {(epoch, place): sample for place, sample in read.items()}
 
 

@@ -19,6 +19,7 @@ class Picked:
 
     row: int  # place of the first one in the epoch
     indices: tuple[Any, ...]  # in the dataset
+    bucket: int = 0  # the size to which its samples are padded; 0: they are not
 
     @property
     def end(self) -> int:
@@ -77,6 +78,12 @@ class ShuffledOrder:
 
     def load_state_dict(self, state: Mapping[str, Any], name: str) -> None:
         """Check a saved order.  Raises DataError if it is another one."""
+        if state.get("buckets"):
+            raise DataError(
+                f"{name}: a position of a source with buckets={state['buckets']!r} was loaded; this one has none, so "
+                f"that other rows would follow; expected: the same buckets, or a source that begins anew: leave its "
+                f"state out"
+            )
         for key, mine in self.state_dict().items():
             if key == "seed" and not self.shuffle:
                 continue

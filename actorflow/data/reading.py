@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils.data import default_collate
 
 from actorflow.data.element_random import ElementRandom
 from actorflow.data.order import Picked
+from actorflow.data.padding import PaddedPart, SamplePadder, row_sizes
 from actorflow.data.structure import Structure, take_apart
 from actorflow.standins.logical_batch import Rows
 from actorflow_compiler.core.errors import ActorflowError, DataError
@@ -53,6 +54,12 @@ class BatchTemplate:
     structure: Structure
     leaves: tuple[LeafSpec, ...]
     why_whole: str = ""  # why its batches have to be read whole on every rank; empty: they are read by rows
+    padded: tuple[PaddedPart, ...] = ()  # what of a sample is padded to the size of a bucket
+    buckets: tuple[tuple[int, tuple[LeafSpec, ...]], ...] = ()  # size of a bucket → the leaves of its batches
+
+    def of(self, bucket: int) -> tuple[LeafSpec, ...]:
+        """The leaves of a batch of this bucket (0: of a source without)."""
+        return dict(self.buckets).get(bucket, self.leaves)
 
     @property
     def text(self) -> str:
@@ -61,15 +68,29 @@ class BatchTemplate:
 
     def to_json(self) -> Any:
         """As JSON, from which ``from_json`` makes an equal one."""
-        leaves = [[spec.path, list(spec.shape), dtype_text(spec.dtype)] for spec in self.leaves]
-        return [self.structure.to_json(), leaves, self.why_whole]
+        padded = [[part.path, dtype_text(part.dtype)] for part in self.padded]
+        buckets = [[size, _specs_to_json(leaves)] for size, leaves in self.buckets]
+        return [self.structure.to_json(), _specs_to_json(self.leaves), self.why_whole, padded, buckets]
 
     @staticmethod
     def from_json(said: Any) -> BatchTemplate:
         """The inverse of ``to_json``."""
-        structure, leaves, why = said
-        specs = tuple(LeafSpec(path, tuple(shape), getattr(torch, dtype)) for path, shape, dtype in leaves)
-        return BatchTemplate(Structure.from_json(structure), specs, why)
+        structure, leaves, why, padded, buckets = said
+        return BatchTemplate(
+            Structure.from_json(structure),
+            _specs_from_json(leaves),
+            why,
+            tuple(PaddedPart(path, getattr(torch, dtype)) for path, dtype in padded),
+            tuple((size, _specs_from_json(specs)) for size, specs in buckets),
+        )
+
+
+def _specs_to_json(leaves: Sequence[LeafSpec]) -> Any:
+    return [[spec.path, list(spec.shape), dtype_text(spec.dtype)] for spec in leaves]
+
+
+def _specs_from_json(said: Any) -> tuple[LeafSpec, ...]:
+    return tuple(LeafSpec(path, tuple(shape), getattr(torch, dtype)) for path, shape, dtype in said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +104,14 @@ class ReadRequest:
     given: Mapping[int, Any] = field(default_factory=dict)  # samples that were read before, by place
     leaves: bool = True  # the tensors of a batch that has the template; else what collate returns, as it is
     seed: int = 0  # of the random numbers of elements
+    bucket: int = 0  # the size to which samples are padded; 0: they are not
 
     @staticmethod
     def of(epoch: int, number: int, picked: Picked, rows: Rows, seed: int, leaves: bool = True) -> ReadRequest:
         """These rows of a batch, counted from its first."""
         at = [row for lo, hi in rows for row in range(lo, hi)]
         places, indices = tuple(picked.row + row for row in at), tuple(picked.indices[row] for row in at)
-        return ReadRequest(epoch, number, places, indices, {}, leaves, seed)
+        return ReadRequest(epoch, number, places, indices, {}, leaves, seed, picked.bucket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +128,12 @@ class ReadFailure:
 class SampleReader:
     """Reads rows of a map-style dataset.
 
-    ``collate`` makes a batch of a list of samples (None: torch's ``default_collate``).  ``template``, which
-    ``try_probe`` finds, must be set before ``read``.
+    ``collate`` makes a batch of a list of samples (None: torch's ``default_collate``), which ``padder`` has made as
+    long as their bucket before.  ``template``, which ``try_probe`` finds, must be set before ``read``.
     """
 
-    def __init__(self, dataset: Any, collate: Collate | None) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, collate: Collate | None, padder: SamplePadder | None = None) -> None:
+        self.dataset, self.padder = dataset, padder
         self.collate: Collate = default_collate if collate is None else collate
         self.template: BatchTemplate | None = None
         self._random: ElementRandom | None = None  # found when first needed: in a worker, the worker's
@@ -133,7 +155,8 @@ class SampleReader:
         ``doing[1]`` is set to the place in the epoch of the row that is being read.
         """
         try:
-            samples = self.samples(request, doing)
+            template = self.template
+            samples = self._padded(request, self.samples(request, doing), template.padded if template else ())
             if not request.leaves:
                 return self._collated(request, samples)
             return self._leaves(request, samples)
@@ -191,6 +214,14 @@ class SampleReader:
         """How many rows ``try_probe`` needs: of torch's collate it is known that it joins samples and does no more."""
         return 1 if self.collate is default_collate else 2
 
+    def sizes(self, index: int) -> dict[str, int]:
+        """The sizes of dim 0 of the tensors of a sample, by path; what the dataset raises, it raises as DataError."""
+        request = ReadRequest(0, 0, (index,), (index,))
+        try:
+            return row_sizes(index, self._sample(request, index, index))
+        except _Failed as failed:
+            raise DataError(str(failed)) from failed
+
     # -- one sample, and many --------------------------------------------------------------------------
 
     def _sample(self, request: ReadRequest, place: int, index: Any) -> Any:
@@ -204,6 +235,19 @@ class SampleReader:
                 f"reading sample {index!r} (row {place} of epoch {request.epoch}) raised {raised(error)}"
             ) from error
 
+    def _padded(self, request: ReadRequest, samples: list[Any], parts: Sequence[PaddedPart]) -> list[Any]:
+        """The samples, as long as their bucket."""
+        if self.padder is None or not request.bucket:
+            return samples
+        tensors = self.collate is default_collate
+        try:
+            return [
+                self.padder.padded(index, sample, request.bucket, parts, tensors)
+                for index, sample in zip(request.indices, samples, strict=True)
+            ]
+        except DataError as error:
+            raise _Failed(str(error)) from error
+
     def _collated(self, request: ReadRequest, samples: list[Any], indices: Sequence[Any] | None = None) -> Any:
         """The batch of some samples: those of a request, or those of these indices."""
         indices = request.indices if indices is None else indices
@@ -211,7 +255,7 @@ class SampleReader:
         try:
             return self.collate(samples)
         except Exception as error:
-            if odd := self._odd(indices, samples, error):
+            if odd := self._odd(indices, samples, error, request.bucket):
                 raise _Failed(odd) from error
             raise _Failed(
                 f"collating samples {_some(indices)} of batch {request.number} raised {raised(error)}"
@@ -225,7 +269,7 @@ class SampleReader:
             self.random.seed(request.seed, request.epoch, -1 - request.number)
             before = self.random.state()
         elif any(_form(sample) != _form(samples[0]) for sample in samples[1:]) and (
-            odd := self._odd(request.indices, samples)
+            odd := self._odd(request.indices, samples, bucket=request.bucket)
         ):
             raise _Failed(odd)  # in a worker, default_collate converts to the first one's dtype
         batch = self._collated(request, samples)
@@ -240,28 +284,31 @@ class SampleReader:
         tensors = [as_tensor(leaf) for _, leaf in leaves]
         fits = structure == template.structure and all(
             isinstance(tensor, Tensor) and (tuple(tensor.shape), tensor.dtype) == ((rows, *spec.shape), spec.dtype)
-            for tensor, spec in zip(tensors, template.leaves, strict=True)
+            for tensor, spec in zip(tensors, template.of(request.bucket), strict=True)
         )
         if not fits:
-            raise _Failed(self._odd(request.indices, samples) or self._mismatch(structure, leaves, rows))
+            odd = self._odd(request.indices, samples, bucket=request.bucket)
+            raise _Failed(odd or self._mismatch(request, structure, leaves, rows))
         return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
 
-    def _mismatch(self, structure: Structure, leaves: list[tuple[str, Any]], rows: int) -> str:
+    def _mismatch(self, request: ReadRequest, structure: Structure, leaves: list[tuple[str, Any]], rows: int) -> str:
         template = self.template
         assert template is not None
         found = "; ".join(f"{path or 'the batch'}: {said_of(leaf)}" for path, leaf in leaves)
+        expected = "; ".join(spec.text for spec in template.of(request.bucket))
         return (
-            f"{_name(self.collate)} of {rows} samples gave {found}; {template.text} was expected, as the "
+            f"{_name(self.collate)} of {rows} samples gave {found}; {expected} was expected, as the "
             f"first samples of the source have it: where collate looks at all samples of a batch (it pads to the "
             f"longest, say), pass buckets=, or whole=True: each rank reads whole batches"
         )
 
-    def _odd(self, indices: Sequence[Any], samples: list[Any], error: Exception | None = None) -> str:
+    def _odd(self, indices: Sequence[Any], samples: list[Any], error: Exception | None = None, bucket: int = 0) -> str:
         """A sentence about the first sample that has another form than the source's first; empty if none has.
 
         Or about one of which collate alone raises what it has raised for all (``error``).
         """
-        template = None if self.template is None or self.template.why_whole else self.template
+        known = self.template
+        template = None if known is None or known.why_whole else BatchTemplate(known.structure, known.of(bucket))
         for index, sample in zip(indices, samples, strict=True):
             try:
                 structure, leaves = take_apart(self.collate([copy.deepcopy(sample)]))
@@ -285,6 +332,39 @@ class SampleReader:
     def _probe(self, request: ReadRequest) -> tuple[BatchTemplate, dict[int, Any]]:
         samples = self.samples(request)
         read = dict(zip(request.places, samples, strict=True))
+        if self.padder is None or not request.bucket:
+            return self._template(request, samples), read
+        return self._bucket_template(self.padder, request, samples), read
+
+    def _bucket_template(self, padder: SamplePadder, request: ReadRequest, samples: list[Any]) -> BatchTemplate:
+        """What batches of each bucket look like: the shortest sample, which fits all, tells it.
+
+        Beside it the longest one tells which tensors are as long as a sample, and not by chance of this size.
+        """
+        have = dict(zip(request.indices, samples, strict=True))
+        ends = [
+            (index, have[index] if index in have else self._sample(request, request.places[0], index))
+            for index in padder.extremes()
+        ]
+        try:
+            parts = padder.parts(ends)
+        except DataError as error:
+            raise _Failed(str(error)) from error
+        template = self._template(request, self._padded(request, samples, parts))
+        buckets: list[tuple[int, tuple[LeafSpec, ...]]] = []
+        for bucket in () if template.why_whole else padder.used:
+            index, sample = ends[0]
+            one = replace(request, indices=(index,), bucket=bucket)
+            structure, leaves = take_apart(self._collated(one, self._padded(one, [copy.deepcopy(sample)], parts)))
+            specs = _specs(leaves)
+            if specs is None or structure != template.structure:
+                found = "; ".join(f"{path or 'the batch'}: {said_of(leaf)}" for path, leaf in leaves)
+                why = f"{_name(self.collate)} makes {found} of sample {index} in bucket {bucket}"
+                return BatchTemplate(template.structure, (), why, parts)
+            buckets.append((bucket, specs))
+        return replace(template, padded=parts, buckets=tuple(buckets))
+
+    def _template(self, request: ReadRequest, samples: list[Any]) -> BatchTemplate:
         self.random.seed(request.seed, request.epoch, -1 - request.number)
         before = self.random.state()
         where = _name(self.collate)
@@ -294,7 +374,7 @@ class SampleReader:
             if self.collate is default_collate:
                 raise
             why = f"{where} fails for sample {request.indices[0]!r} alone"  # it may need several
-            return BatchTemplate(Structure.leaf(), (), why), read
+            return BatchTemplate(Structure.leaf(), (), why)
         structure, leaves = take_apart(alone)
         drew = self.random.state() != before
         if not leaves:
@@ -304,17 +384,17 @@ class SampleReader:
             path, leaf = next((p, leaf) for p, leaf in leaves if not _is_row(leaf))
             at = f"{path!r} of the batch" if path else "the batch"
             why = f"{at} is {said_of(leaf)} for sample {request.indices[0]!r} ({where}), and no tensor of rows"
-            return BatchTemplate(structure, (), why), read
+            return BatchTemplate(structure, (), why)
         template = BatchTemplate(structure, specs)
         if self.collate is default_collate:
-            return template, read
+            return template
         if drew:
-            return BatchTemplate(structure, (), f"{where} draws random numbers"), read
+            return BatchTemplate(structure, (), f"{where} draws random numbers")
         if len(samples) > 1 and not self._by_rows(request, samples[:2], structure, leaves):
             some = " and ".join(repr(index) for index in request.indices[:2])
             why = f"{where} makes something else of samples {some} than of each alone"
-            return BatchTemplate(structure, (), why), read
-        return template, read
+            return BatchTemplate(structure, (), why)
+        return template
 
     def _by_rows(self, request: ReadRequest, samples: list[Any], structure: Structure, first: Any) -> bool:
         """Whether collate makes the same of two samples as of each alone."""

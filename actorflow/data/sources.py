@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from actorflow.data.arrays import arrays_of
+from actorflow.data.bucket_order import BucketOrder
 from actorflow.data.data_source import DataSource
 from actorflow.data.existing import SamplerOrder, options_of, refuse_distributed
+from actorflow.data.lengths import RowLengths, lengths_of
 from actorflow.data.loader import SampleSource
 from actorflow.data.order import ShuffledOrder
+from actorflow.data.padding import SamplePadder
 from actorflow.data.reading import SampleReader
 from actorflow.data.streams import batches_of, is_stream
-from actorflow.data.workers import WorkerOptions
+from actorflow.data.workers import WorkerOptions, map_in_workers
 from actorflow_compiler.core.errors import DataError
+from actorflow_compiler.core.user_code import UserLines
 
 __all__ = ["loader"]
+
+_lines = UserLines()
 
 
 def loader(
@@ -34,6 +41,9 @@ def loader(
     pin_memory: bool | None = None,
     whole: bool = False,
     replay: bool = False,
+    buckets: Sequence[int] | None = None,
+    lengths: Sequence[int] | Callable[[int], int] | None = None,
+    padding: float | Mapping[str, float] = 0,
 ) -> DataSource:
     """Make a data source, whose batches are the same on every number of ranks.
 
@@ -57,6 +67,15 @@ def loader(
     a job is called.  ``pin_memory`` puts what they read into pinned memory (default: where the rank has a GPU).
     Random numbers that a sample draws depend on ``seed``, the epoch and its place in it alone.
 
+    ``buckets`` are for samples of variable length: tensors, arrays and lists of numbers in a sample whose dim 0 is as
+    long as the sample are padded to the smallest bucket that holds it, and all rows of a batch are of one bucket, so
+    that batches have a few shapes.  Rows go to their bucket in the order of the epoch; a batch is given when its bucket
+    has ``batch_size`` rows, and what is left at the end are its last, short batches (dropped with ``drop_last``).
+    ``lengths`` are those of the samples, or a function that returns that of a sample for its index (default: the
+    dataset's ``lengths``; else the ranks read each sample once, together, with a note).  ``padding`` is a number, or
+    numbers by path in the sample: ``{"labels": -100}``, 0 elsewhere.  ``collate`` gets padded samples.  A position
+    within an epoch goes on with the same ``batch_size`` only.
+
     A sample that raises, samples of different shapes and a worker that dies end the run with a DataError that names the
     sample; a dataset that cannot be read by rows, or options that do not fit, are a DataError at once.
 
@@ -68,13 +87,20 @@ def loader(
         name: value
         for name, value in {
             "batch_size": batch_size, "shuffle": shuffle or None, "seed": seed or None, "workers": workers,
-            "drop_last": drop_last or None, "collate": collate,
+            "drop_last": drop_last or None, "collate": collate, "buckets": buckets, "lengths": lengths,
+            "padding": padding or None,
         }.items()
         if value is not None
     }  # fmt: skip
     _check_numbers(batch_size, seed, workers, prefetch)
     pins = _pins() if pin_memory is None else pin_memory
     if is_stream(dataset):
+        if odd := [name for name in ("buckets", "lengths", "padding") if name in given]:
+            raise DataError(
+                f"{', '.join(odd)} was given for a {type(dataset).__qualname__}, which is iterated over, so that the "
+                f"lengths of its samples are not known; expected: a dataset with __getitem__ and __len__, or a stream "
+                f"that pads its samples itself"
+            )
         return batches_of(
             dataset, given, batch_size, workers or 0, prefetch, pins, seed, drop_last, collate, replay
         )  # fmt: skip
@@ -85,10 +111,68 @@ def loader(
         )
     if isinstance(dataset, DataLoader):
         return _taken_over(dataset, given, prefetch, whole)
-    length, reader = _rows_of(dataset, collate)
     options = WorkerOptions(workers or 0, prefetch or 2, pins)
+    if buckets is not None:
+        base = ShuffledOrder(_count(dataset), batch_size or 1, shuffle, seed, drop_last)
+        return _bucketed(dataset, collate, base, options, whole, _checked_buckets(buckets), lengths, padding)
+    for name in ("lengths", "padding"):
+        if name in given:
+            raise DataError(
+                f"{name}={given[name]!r:.60} was found without buckets=; expected: buckets=(128, 256), say, the sizes "
+                f"to which samples are padded, beside it"
+            )
+    length, reader = _rows_of(dataset, collate)
     order = ShuffledOrder(length, batch_size or 1, shuffle, seed, drop_last)
     return SampleSource(reader, order, options, whole)
+
+
+def _bucketed(
+    dataset: Any,
+    collate: Callable[[list[Any]], Any] | None,
+    base: ShuffledOrder,
+    options: WorkerOptions,
+    whole: bool,
+    buckets: tuple[int, ...],
+    lengths: Any,
+    padding: Any,
+) -> DataSource:
+    """A source of samples of variable length."""
+    for value in padding.values() if isinstance(padding, Mapping) else [padding]:
+        if not isinstance(value, int | float):
+            raise DataError(
+                f"padding={padding!r:.60} was found; a number was expected, or a dictionary of numbers by their path "
+                f"in the sample: {{'labels': -100}}"
+            )
+    name = f"the loader of {_lines.here() or 'the script'}"
+    known, function = lengths_of(lengths, dataset)
+    if known is not None:
+        found = RowLengths(name, base.length, known)
+    elif function is not None:
+        found = RowLengths(name, base.length, None, function, "lengths= is called once for each sample")
+    else:
+        in_memory = type(dataset) in (list, tuple)  # reading costs nothing
+        how = (
+            f"each of its {base.length:,} samples is read once, to find its length (spare that: pass lengths=, a "
+            f"sequence or a function of the index, or give the dataset an attribute lengths)"
+        )
+        measuring = SampleReader(dataset, None)
+        workers = options.workers and not in_memory
+        over = partial(map_in_workers, dataset=dataset, options=options, name=name) if workers else map
+        found = RowLengths(name, base.length, None, measuring.sizes, "" if in_memory else how, over, dataset)
+    padder = SamplePadder(buckets, found, padding)
+    return SampleSource(SampleReader(dataset, collate, padder), BucketOrder(base, buckets, found), options, whole)
+
+
+def _checked_buckets(buckets: Any) -> tuple[int, ...]:
+    """Buckets, smallest first.  Raises DataError for what are no sizes."""
+    found = tuple(buckets) if isinstance(buckets, Iterable) and not isinstance(buckets, str) else ()
+    sizes = [size for size in found if isinstance(size, int) and not isinstance(size, bool) and size > 0]
+    if not sizes or len(sizes) != len(found) or len({*sizes}) != len(sizes):
+        raise DataError(
+            f"buckets={buckets!r:.60} was found; different whole numbers from 1 on were expected, the sizes to which "
+            f"samples are padded: buckets=(64, 128, 256)"
+        )
+    return tuple(sorted(sizes))
 
 
 def _taken_over(loader: DataLoader[Any], given: Mapping[str, object], prefetch: int | None, whole: bool) -> DataSource:
@@ -112,6 +196,11 @@ def _rows_of(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> tuple[
     reader = arrays_of(dataset) if collate is None else None
     if reader is not None:
         return len(reader), reader
+    return _count(dataset), SampleReader(dataset, collate)
+
+
+def _count(dataset: Any) -> int:
+    """The number of samples.  Raises DataError for what is no map-style dataset."""
     kind = type(dataset).__qualname__
     if isinstance(dataset, Mapping):
         raise DataError(
@@ -128,7 +217,7 @@ def _rows_of(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> tuple[
             f"a {kind} without __len__ was found; a dataset that says how many samples it has was expected, as batches "
             f"are put together of their numbers"
         )
-    return len(dataset), SampleReader(dataset, collate)
+    return len(dataset)
 
 
 def _check_numbers(batch_size: Any, seed: Any, workers: Any, prefetch: Any) -> None:

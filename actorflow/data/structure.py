@@ -67,20 +67,24 @@ class Structure:
 LEAF = Structure(ContainerKind.LEAF)
 
 
-def take_apart(value: Any) -> tuple[Structure, list[tuple[str, Any]]]:
+def take_apart(value: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> tuple[Structure, list[tuple[str, Any]]]:
     """The containers of a batch, and its leaves, each with where it is: ``"labels"``, ``"0.mask"``, ``""``.
 
-    Lists, tuples, named tuples, mappings whose keys are texts or numbers, and dataclasses are containers.
+    Lists, tuples, named tuples, mappings whose keys are texts or numbers, and dataclasses are containers, but for those
+    of which ``is_leaf`` says that they are none.
     """
     leaves: list[tuple[str, Any]] = []
-    return _apart(value, "", leaves), leaves
+    return _apart(value, "", leaves, is_leaf), leaves
 
 
-def _apart(value: Any, at: str, leaves: list[tuple[str, Any]]) -> Structure:
+def _apart(value: Any, at: str, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]) -> Structure:
     def parts(items: Mapping[Any, Any]) -> tuple[Structure, ...]:
-        return tuple(_apart(item, f"{at}.{key}" if at else str(key), leaves) for key, item in items.items())
+        return tuple(_apart(item, f"{at}.{key}" if at else str(key), leaves, is_leaf) for key, item in items.items())
 
     kind = type(value)
+    if is_leaf(value):
+        leaves.append((at, value))
+        return LEAF
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         fields = dict(zip(value._fields, value, strict=True))
         return Structure(ContainerKind.FIELDS, _named(kind), tuple(fields), parts(fields))

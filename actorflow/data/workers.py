@@ -30,7 +30,7 @@ from actorflow.support import background
 from actorflow_compiler.core.errors import DataError
 from actorflow_compiler.core.torch_internals import tell_worker
 
-__all__ = ["ReadAhead", "Reader", "WorkerOptions", "in_a_worker"]
+__all__ = ["ReadAhead", "Reader", "WorkerOptions", "in_a_worker", "map_in_workers"]
 
 _PR_SET_PDEATHSIG = 1  # Linux: the signal that this process gets when the thread that made it ends
 
@@ -419,3 +419,51 @@ class _Once(_ForWorkers):
 
     def __getitem__(self, _: int) -> Any:
         return self.failure or self._work()
+
+
+def map_in_workers(
+    work: Callable[[int], Any], items: Sequence[int], *, dataset: Any, options: WorkerOptions, name: str
+) -> Iterator[Any]:
+    """What ``work`` returns for each item, in order, in workers that are made for it.
+
+    Raises DataError where workers cannot be made, or one ends.
+    """
+    many: DataLoader[Any] = DataLoader(
+        _Mapped(work, items, dataset),
+        batch_size=_AT_A_TIME,
+        num_workers=options.workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=_Init(options, _forker()),
+        multiprocessing_context=options.multiprocessing_context,
+        generator=torch.Generator(),
+    )
+    try:
+        for found in many:
+            for one in found:
+                if isinstance(one, ReadFailure):
+                    raise one.error(name)
+                yield one
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{name}: its samples cannot be read in workers: {type(error).__name__}: {error}; with workers=0 the "
+            f"script's own process reads"
+        ) from error
+
+
+_AT_A_TIME = 32  # items that a worker is told of at once
+
+
+class _Mapped(_ForWorkers):
+    """The dataset of workers that do the same with each item."""
+
+    def __init__(self, work: Callable[[int], Any], items: Sequence[int], users: Any) -> None:
+        super().__init__(users)
+        self._work, self._items = work, items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, at: int) -> Any:
+        return self.failure or self._work(self._items[at])
