@@ -279,6 +279,8 @@ def _without(rows: Rows, others: Rows) -> Rows:
     """The rows that are not among others."""
     if not others or not count_rows(rows):
         return rows
+    if all(any(first <= lo and hi <= last for first, last in others) for lo, hi in rows):
+        return ()
     left = np.setdiff1d(_numbers(rows), _numbers(others))
     breaks = np.flatnonzero(np.diff(left) != 1) + 1
     return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(left, breaks) if run.size)

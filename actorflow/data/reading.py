@@ -26,11 +26,13 @@ from actorflow_compiler.core.errors import ActorflowError, DataError
 from actorflow_compiler.core.user_code import is_users, with_code
 
 __all__ = [
-    "BatchTemplate", "LeafSpec", "ReadFailure", "ReadRequest", "SampleReader", "as_tensor", "dtype_text", "raised",
-    "said_of",
+    "BatchTemplate", "Doing", "LeafSpec", "ReadFailure", "ReadRequest", "SampleReader", "as_tensor", "dtype_text",
+    "raised", "said_of",
 ]  # fmt: skip
 
 Collate = Callable[[list[Any]], Any]
+Doing = np.ndarray[Any, Any]
+"""int64[3], which others see: epoch, the place in it of the row that is being read, and process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ class SampleReader:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_random": None}
 
-    def read(self, request: ReadRequest, doing: Tensor | None = None) -> list[Tensor] | Any | ReadFailure:
+    def read(self, request: ReadRequest, doing: Doing | None = None) -> list[Tensor] | Any | ReadFailure:
         """The rows of each tensor of the batch, or what collate returns; a failure is returned, not raised.
 
         ``doing[1]`` is set to the place in the epoch of the row that is being read.
@@ -163,7 +165,7 @@ class SampleReader:
         except _Failed as failed:
             return ReadFailure(str(failed))
 
-    def samples(self, request: ReadRequest, doing: Tensor | None = None) -> list[Any]:
+    def samples(self, request: ReadRequest, doing: Doing | None = None) -> list[Any]:
         """The samples of the rows of a request, in order."""
         missing = [
             (place, index)
@@ -268,9 +270,7 @@ class SampleReader:
         if draws:
             self.random.seed(request.seed, request.epoch, -1 - request.number)
             before = self.random.state()
-        elif any(_form(sample) != _form(samples[0]) for sample in samples[1:]) and (
-            odd := self._odd(request.indices, samples, bucket=request.bucket)
-        ):
+        elif not _alike(samples) and (odd := self._odd(request.indices, samples, bucket=request.bucket)):
             raise _Failed(odd)  # in a worker, default_collate converts to the first one's dtype
         batch = self._collated(request, samples)
         if draws and self.random.state() != before:
@@ -436,6 +436,12 @@ def _specs(leaves: Sequence[tuple[str, Any]]) -> tuple[LeafSpec, ...] | None:
         return None
     tensors = [(path, as_tensor(leaf)) for path, leaf in leaves]
     return tuple(LeafSpec(path, tuple(tensor.shape[1:]), tensor.dtype) for path, tensor in tensors)
+
+
+def _alike(samples: Sequence[Any]) -> bool:
+    """Whether the tensors and arrays in all samples have the same dtypes and shapes."""
+    first = _form(samples[0]) if samples else None
+    return all(_form(sample) == first for sample in samples[1:])
 
 
 def _form(sample: Any) -> Any:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest, raised
+from actorflow.data.reading import BatchTemplate, Doing, ReadFailure, ReadRequest, raised
 from actorflow.support import background
 from actorflow_compiler.core.errors import DataError
 from actorflow_compiler.core.torch_internals import tell_worker
@@ -40,7 +40,7 @@ class Reader(Protocol):
 
     template: BatchTemplate | None  # what batches look like; None: not known yet
 
-    def read(self, request: ReadRequest, doing: Tensor | None = None) -> Any | ReadFailure:
+    def read(self, request: ReadRequest, doing: Doing | None = None) -> Any | ReadFailure:
         """The rows of each tensor of a batch, or why they cannot be read.
 
         ``doing[1]`` is set to the place in the epoch of the row that is being read.
@@ -349,7 +349,7 @@ class _Requested(_ForWorkers):
         if self.failure is not None:
             return self.failure
         worker = get_worker_info()
-        line = self._doing[0 if worker is None else worker.id]
+        line: Doing = self._doing.numpy()[0 if worker is None else worker.id]
         line[0], line[2] = request.epoch, os.getpid()
         found = self._reader.read(request, line)
         line[1] = -1
