@@ -24,7 +24,8 @@ from actorflow.data.order import Picked
 from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest
 from actorflow.data.workers import ReadAhead, Reader
 from actorflow.session.process import script_reads
-from actorflow.standins.logical_batch import BatchTensor, Rows, count_rows, merge_rows
+from actorflow.standins.logical_batch import BatchTensor
+from actorflow_compiler.core.runs import Runs, difference, union
 from actorflow_compiler.core.units import rows_text
 
 __all__ = ["Feed", "FeedSource", "SourceBatch"]
@@ -45,7 +46,7 @@ class FeedSource:
     depth: int  # batches that are read ahead
     rank: int
     total: str  # for messages: "1,000 rows"
-    needs: dict[Shape, Rows] = field(default_factory=dict)  # of batches → their rows that this rank was asked for
+    needs: dict[Shape, Runs] = field(default_factory=dict)  # of batches → their rows that this rank was asked for
     given: dict[tuple[int, int], Any] = field(default_factory=dict)  # (epoch, place) → a sample that was read before
     looked: set[str] = field(default_factory=set)  # lines of the script that looked at a batch
 
@@ -54,14 +55,14 @@ class FeedSource:
         """Whether batches are read whole, and given to the script as they are."""
         return bool(self.template.why_whole)
 
-    def request(self, batch: SourceBatch, rows: Rows) -> ReadRequest:
+    def request(self, batch: SourceBatch, rows: Runs) -> ReadRequest:
         """The request of some rows of a batch."""
         feed = batch.feed
         made = ReadRequest.of(feed.epoch, batch.number, batch.picked, rows, feed.seed, not self.whole)
         known = {at: self.given.pop((feed.epoch, at)) for at in made.places if (feed.epoch, at) in self.given}
         return replace(made, given=known) if known else made
 
-    def wanted(self, batch: SourceBatch) -> Rows:
+    def wanted(self, batch: SourceBatch) -> Runs:
         """The rows of a batch that are read ahead: those that were needed of others of its size, and bucket if any."""
         if self.whole:
             return ((0, batch.size),)
@@ -93,8 +94,8 @@ class SourceBatch:
 
     def __init__(self, feed: Feed, number: int, picked: Picked) -> None:
         self.feed, self.number, self.picked = feed, number, picked
-        self.parts: list[tuple[Rows, Future[Any]]] = []  # rows that are read, or being read
-        self.planned: tuple[Rows, Future[Any]] | None = None  # what workers read of it
+        self.parts: list[tuple[Runs, Future[Any]]] = []  # rows that are read, or being read
+        self.planned: tuple[Runs, Future[Any]] | None = None  # what workers read of it
 
     @property
     def size(self) -> int:
@@ -116,7 +117,7 @@ class SourceBatch:
             f"({source.total}, indices {order:08x})"
         )
 
-    def read(self, rows: Rows) -> _Read:
+    def read(self, rows: Runs) -> _Read:
         """See ``LogicalBatch``."""
         return self.feed.read(self, rows)
 
@@ -178,10 +179,10 @@ class Feed:
                 pass
             self._batches = None
 
-    def read(self, batch: SourceBatch, rows: Rows) -> _Read:
+    def read(self, batch: SourceBatch, rows: Runs) -> _Read:
         """Begin to read rows of a batch."""
         source = self.source
-        source.needs[batch.shape] = merge_rows(source.needs.get(batch.shape, ()), rows)
+        source.needs[batch.shape] = union((*source.needs.get(batch.shape, ()), *rows))
         ahead = source.ahead
         if ahead is not None and not self._started:
             self._start(ahead, batch)
@@ -191,7 +192,7 @@ class Feed:
                 ahead.want(planned[1])
             if not planned[1].cancelled():  # else another feed has the workers since then
                 batch.parts.append(planned)
-        missing = _without(rows, merge_rows(*(have for have, _ in batch.parts)))
+        missing = difference(rows, union(run for have, _ in batch.parts for run in have))
         if missing:
             request = source.request(batch, missing)
             if ahead is not None:  # the script's process may be unable to read: files are opened in workers
@@ -227,7 +228,7 @@ class Feed:
 class _Read:
     """Rows of a batch that are being read, in parts."""
 
-    def __init__(self, batch: SourceBatch, rows: Rows, parts: Sequence[tuple[Rows, Future[Any]]]) -> None:
+    def __init__(self, batch: SourceBatch, rows: Runs, parts: Sequence[tuple[Runs, Future[Any]]]) -> None:
         self.source = batch.feed.source.name
         self._epoch, self._first, self._rows = batch.feed.epoch, batch.picked.row, rows
         self._parts = [(have, future) for have, future in parts if have]
@@ -271,16 +272,5 @@ class _Read:
         return result
 
 
-def _numbers(rows: Rows) -> np.ndarray[Any, Any]:
+def _numbers(rows: Runs) -> np.ndarray[Any, Any]:
     return np.concatenate([np.arange(lo, hi) for lo, hi in rows] or [np.empty(0, np.int64)])
-
-
-def _without(rows: Rows, others: Rows) -> Rows:
-    """The rows that are not among others."""
-    if not others or not count_rows(rows):
-        return rows
-    if all(any(first <= lo and hi <= last for first, last in others) for lo, hi in rows):
-        return ()
-    left = np.setdiff1d(_numbers(rows), _numbers(others))
-    breaks = np.flatnonzero(np.diff(left) != 1) + 1
-    return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(left, breaks) if run.size)

@@ -21,8 +21,8 @@ from actorflow.data.element_random import ElementRandom
 from actorflow.data.order import Picked
 from actorflow.data.padding import PaddedPart, SamplePadder, row_sizes
 from actorflow.data.structure import Structure, take_apart
-from actorflow.standins.logical_batch import Rows
 from actorflow_compiler.core.errors import ActorflowError, DataError
+from actorflow_compiler.core.runs import Runs
 from actorflow_compiler.core.user_code import is_users, with_code
 
 __all__ = [
@@ -109,7 +109,7 @@ class ReadRequest:
     bucket: int = 0  # the size to which samples are padded; 0: they are not
 
     @staticmethod
-    def of(epoch: int, number: int, picked: Picked, rows: Rows, seed: int, leaves: bool = True) -> ReadRequest:
+    def of(epoch: int, number: int, picked: Picked, rows: Runs, seed: int, leaves: bool = True) -> ReadRequest:
         """These rows of a batch, counted from its first."""
         at = [row for lo, hi in rows for row in range(lo, hi)]
         places, indices = tuple(picked.row + row for row in at), tuple(picked.indices[row] for row in at)

@@ -20,8 +20,9 @@ from actorflow.data.reading import BatchTemplate, LeafSpec, as_tensor, raised, s
 from actorflow.data.streams import CountedSource, OpenStream, PiecesRead, StatePair, as_one_rank, tell_epoch, tell_once
 from actorflow.data.structure import take_apart
 from actorflow.session.process import current, script_reads
-from actorflow.standins.logical_batch import BatchTensor, Rows, count_rows
+from actorflow.standins.logical_batch import BatchTensor
 from actorflow_compiler.core.errors import DataError
+from actorflow_compiler.core.runs import Runs, length
 from actorflow_compiler.core.units import rows_text
 
 __all__ = ["ShardSource", "sharded"]
@@ -119,7 +120,7 @@ class ShardSource(CountedSource):
         self.template: BatchTemplate | None = None  # without the number of rows
         self.rows = 0  # of a batch of one shard
         self.needed: dict[int, int] = {}  # shard → number of the last batch of which this rank was asked for it
-        self.taken: Rows | None = None  # those of each batch that are this rank's share
+        self.taken: Runs | None = None  # those of each batch that are this rank's share
         self._stated = False  # shards have states
         self._looked: set[str] = set()
         self._states: Mapping[str, Any] = {}  # of shards, that were loaded
@@ -494,7 +495,7 @@ class ShardBatch:
         ]
         return template.structure.put_together(leaves)
 
-    def read(self, rows: Rows) -> PiecesRead:
+    def read(self, rows: Runs) -> PiecesRead:
         """See ``LogicalBatch``."""
         source = self._opened.source
         if source.own is not None:
@@ -538,11 +539,11 @@ class ShardBatch:
             self.parts[shard] = part
         return part
 
-    def _share(self, rows: Rows) -> PiecesRead:
+    def _share(self, rows: Runs) -> PiecesRead:
         """This rank's share: which rows of the batch it is follows from what the first job takes."""
         source = self._opened.source
         rank = current().context.cluster.rank
-        if count_rows(rows) != source.rows or source.taken not in (None, rows):
+        if length(rows) != source.rows or source.taken not in (None, rows):
             before = "" if source.taken is None else f" (and {rows_text(source.taken)} for another job)"
             raise DataError(
                 f"{source.name}: this plan takes {rows_text(rows)}{before} on rank {rank}, whose loader gives "

@@ -12,16 +12,15 @@ from actorflow.standins.logical_batch import (
     ArrivingInput,
     BatchTensor,
     LogicalBatch,
-    Rows,
     RowsRead,
-    merge_rows,
 )
+from actorflow_compiler.core.runs import Runs, union
 
 __all__ = ["inputs_of_call"]
 
 
 def inputs_of_call(
-    arguments: CallArguments, wanted: Mapping[str, Rows], device: torch.device | None
+    arguments: CallArguments, wanted: Mapping[str, Runs], device: torch.device | None
 ) -> dict[str, Tensor | ArrivingInput]:
     """The inputs by name; those of batches begin to be read here.
 
@@ -29,12 +28,12 @@ def inputs_of_call(
     (None: the plan's sources move them).
     """
     given = [(s.name, t) for s, t in zip(arguments.specs, arguments.tensors, strict=True) if s.name in wanted]
-    rows: dict[int, Rows] = {}  # by id of a batch, of which all tensors are read at once
+    rows: dict[int, Runs] = {}  # by id of a batch, of which all tensors are read at once
     batches: dict[int, LogicalBatch] = {}
     for name, tensor in given:
         if isinstance(tensor, BatchTensor):
             key = id(tensor.batch)
-            batches[key], rows[key] = tensor.batch, merge_rows(rows.get(key, ()), wanted[name])
+            batches[key], rows[key] = tensor.batch, union((*rows.get(key, ()), *wanted[name]))
     reads: dict[int, RowsRead] = {key: batch.read(rows[key]) for key, batch in batches.items() if rows[key]}
     inputs: dict[str, Tensor | ArrivingInput] = {}
     for name, tensor in given:

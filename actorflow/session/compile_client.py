@@ -34,10 +34,10 @@ from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow.variables.gradients import made_by_script, standing_before
 from actorflow.variables.rebinding import RebindingSite, tensors_in
 from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.runs import Runs
 from actorflow_compiler.core.user_code import asks_for_types
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.plan.plan import Actor, OfInput, OfScalar, Plan, Variable, VariableKind
-from actorflow_compiler.plan.region import Runs
 from actorflow_compiler.plan.source_rows import argument_rows
 from actorflow_compiler.values.gradients import NO_GRADIENTS
 

@@ -22,11 +22,11 @@ from actorflow.session.plan_keys import PlanKeys
 from actorflow.session.step_effects import StepEffects
 from actorflow.variables.rebinding import RebindingSite
 from actorflow.variables.weak_guards import WeakGuards
+from actorflow_compiler.core.runs import Runs
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Plan
-from actorflow_compiler.plan.region import Runs
 
 __all__ = ["CompiledPlan", "JobLike", "JobType", "bind_script"]
 

@@ -12,13 +12,11 @@ from torch.utils import _pytree as pytree
 
 from actorflow.standins.lazy_tensor import METADATA
 from actorflow_compiler.core.monkey_patches import original
+from actorflow_compiler.core.runs import Runs, position
 from actorflow_compiler.core.torch_internals import only_dispatch
 from actorflow_compiler.core.user_code import UserLines
 
-__all__ = ["ArrivingInput", "BatchTensor", "LogicalBatch", "Rows", "RowsRead", "count_rows", "merge_rows"]
-
-Rows = tuple[tuple[int, int], ...]
-"""Half-open ranges of row numbers, ascending; no two of them touch."""
+__all__ = ["ArrivingInput", "BatchTensor", "LogicalBatch", "RowsRead"]
 
 HOST = torch.device("cpu")
 _no_override = only_dispatch
@@ -62,7 +60,7 @@ class LogicalBatch(Protocol):
     def size(self) -> int:
         """The number of its rows."""
 
-    def read(self, rows: Rows) -> RowsRead:
+    def read(self, rows: Runs) -> RowsRead:
         """Begin to read some of its rows."""
 
     def look(self, leaf: int, line: str) -> Tensor:
@@ -143,14 +141,15 @@ class ArrivingInput:
     read: RowsRead
     leaf: int
     casts: tuple[torch.dtype, ...]
-    read_rows: Rows  # those that ``read`` reads
-    rows: Rows  # those that the argument is wanted for: some of them
+    read_rows: Runs  # those that ``read`` reads
+    rows: Runs  # those that the argument is wanted for: some of them
 
     def value(self) -> Tensor:
         """The wanted rows, in order.  Waits for them; raises the error of the reading."""
         found = self.read.leaf(self.leaf)
         if self.rows != self.read_rows:
-            found = torch.cat([found[lo:hi] for lo, hi in _places(self.rows, self.read_rows)])
+            places = [(position(self.read_rows, lo), hi - lo) for lo, hi in self.rows]  # each lies in one run
+            found = torch.cat([found[at : at + count] for at, count in places])
         return converted(found, self.casts)
 
 
@@ -159,34 +158,6 @@ def converted(value: Tensor, casts: Sequence[torch.dtype]) -> Tensor:
     for dtype in casts:
         value = value.to(dtype)
     return value
-
-
-def merge_rows(*some: Rows) -> Rows:
-    """The rows that are in any of these."""
-    out: list[tuple[int, int]] = []
-    for lo, hi in sorted(one for rows in some for one in rows):
-        if out and lo <= out[-1][1]:
-            out[-1] = (out[-1][0], max(hi, out[-1][1]))
-        elif lo < hi:
-            out.append((lo, hi))
-    return tuple(out)
-
-
-def count_rows(rows: Rows) -> int:
-    """How many rows these are."""
-    return sum(hi - lo for lo, hi in rows)
-
-
-def _places(rows: Rows, among: Rows) -> list[tuple[int, int]]:
-    """Where rows are among others, as ranges of positions; each range of ``rows`` lies in one of ``among``."""
-    found = []
-    for lo, hi in rows:
-        before = 0
-        for first, last in among:
-            if first <= lo < last:
-                found.append((before + lo - first, before + hi - first))
-            before += last - first
-    return found
 
 
 def _whole(tree: Any) -> Any:

@@ -33,9 +33,10 @@ import numpy as np
 
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.runs import length
 from actorflow_compiler.core.sbp import B, NdSbp, P, PartialSum, Sbp, Split, local_size, numel
 from actorflow_compiler.plan.plan import Box
-from actorflow_compiler.plan.region import Region, boxes, coordinates, count, intersect, length, region, subtract
+from actorflow_compiler.plan.region import Region, boxes, coordinates, count, intersect, region, subtract
 
 Shape = tuple[int, ...]
 

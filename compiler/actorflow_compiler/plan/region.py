@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.runs import Runs, difference, intersection, length, position, selection
 from actorflow_compiler.core.sbp import NdSbp, Split, spans
 from actorflow_compiler.plan.plan import Box
 
-Runs = tuple[tuple[int, int], ...]  # half-open ranges of indices of one dim, ascending; two runs do not touch
 Region = tuple[Runs, ...]  # for each dim its runs: the product of these sets of indices
 Indices = tuple[NDArray[np.int64], ...]  # for each dim the logical indices that a device holds, in order
 
@@ -49,13 +49,8 @@ def region(shape: tuple[int, ...], sbp: NdSbp, placement: Placement, index: int)
     for axis, (entry, at) in enumerate(zip(sbp, coordinates(placement, index), strict=True)):
         if isinstance(entry, Split):
             runs = out[entry.dim]
-            out[entry.dim] = _select(runs, spans(length(runs), entry, placement.hierarchy[axis], at))
+            out[entry.dim] = selection(runs, spans(length(runs), entry, placement.hierarchy[axis], at))
     return tuple(out)
-
-
-def length(runs: Runs) -> int:
-    """The number of indices in some runs."""
-    return sum(hi - lo for lo, hi in runs)
 
 
 def count(elements: Region) -> int:
@@ -67,7 +62,7 @@ def intersect(a: Region, b: Region) -> Region | None:
     """The elements in both, or None if there are none."""
     out = []
     for x, y in zip(a, b, strict=True):
-        both = x if x == y else _intersect(x, y)
+        both = x if x == y else intersection(x, y)
         if not both:
             return None
         out.append(both)
@@ -79,7 +74,7 @@ def subtract(a: Region, b: Region) -> list[Region]:
     out: list[Region] = []
     for dim, (x, y) in enumerate(zip(a, b, strict=True)):
         if x != y:
-            out.append((*b[:dim], _subtract(x, y), *a[dim + 1 :]))
+            out.append((*b[:dim], difference(x, y), *a[dim + 1 :]))
     return out
 
 
@@ -89,7 +84,7 @@ def boxes(taken: Region, inside: Sequence[Region]) -> list[tuple[Box, ...]]:
     for dim, runs in enumerate(taken):
         lines: list[list[int]] = []  # a rectangle's extent in this dim: its start in each tensor, and its length
         for lo, hi in runs:
-            starts = [_position(other[dim], lo) for other in inside]
+            starts = [position(other[dim], lo) for other in inside]
             if lines and all(a == b + lines[-1][-1] for a, b in zip(starts, lines[-1], strict=False)):
                 lines[-1][-1] += hi - lo
             else:
@@ -99,57 +94,3 @@ def boxes(taken: Region, inside: Sequence[Region]) -> list[tuple[Box, ...]]:
         tuple(Box(tuple(line[i] for line in pick), tuple(line[-1] for line in pick)) for i in range(len(inside)))
         for pick in itertools.product(*dims)
     ]
-
-
-def _select(runs: Runs, ranges: Sequence[tuple[int, int]]) -> Runs:
-    """The logical indices at some ranges (start, length) of the positions in ``runs``."""
-    out: list[tuple[int, int]] = []
-    for start, n in ranges:
-        before = 0
-        for lo, hi in runs:
-            first, last = max(start - before, 0), min(start + n - before, hi - lo)
-            before += hi - lo
-            if first < last:
-                if out and out[-1][1] == lo + first:
-                    out[-1] = (out[-1][0], lo + last)
-                else:
-                    out.append((lo + first, lo + last))
-    return tuple(out)
-
-
-def _intersect(a: Runs, b: Runs) -> Runs:
-    found = []
-    i = j = 0
-    while i < len(a) and j < len(b):
-        lo, hi = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
-        if lo < hi:
-            found.append((lo, hi))
-        if a[i][1] < b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return tuple(found)
-
-
-def _subtract(a: Runs, b: Runs) -> Runs:
-    out = []
-    for start, stop in a:
-        lo = start
-        for x, y in b:
-            if y <= lo or x >= stop:
-                continue
-            if lo < x:
-                out.append((lo, x))
-            lo = y
-        if lo < stop:
-            out.append((lo, stop))
-    return tuple(out)
-
-
-def _position(runs: Runs, index: int) -> int:
-    before = 0
-    for lo, hi in runs:
-        if lo <= index < hi:
-            return before + index - lo
-        before += hi - lo
-    raise AssertionError(f"{index} is not in {runs}")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.runs import Runs, position, union
 from actorflow_compiler.plan.plan import Actor, ActorKind, Body, OfInput, Step
-from actorflow_compiler.plan.region import Runs
 
 __all__ = ["CARVE", "argument_rows", "over_rows", "rows_read", "rows_taken"]
 
@@ -29,7 +29,7 @@ def argument_rows(
         rows = rows_taken(actor, bodies)
         for name in names.values():
             taken[name] += rows.get(name, [(0, shapes[name][0])])
-    return {name: _merged(rows) for name, rows in taken.items()}
+    return {name: union(rows) for name, rows in taken.items()}
 
 
 def rows_taken(actor: Actor, bodies: Sequence[Body]) -> dict[str, Runs]:
@@ -41,7 +41,7 @@ def rows_taken(actor: Actor, bodies: Sequence[Body]) -> dict[str, Runs]:
     for at, operand in enumerate(actor.operands):
         if isinstance(operand, OfInput):
             found, known = rows.get(at), taken.get(operand.name, ())
-            taken[operand.name] = None if found is None or known is None else _merged([*known, *found])
+            taken[operand.name] = None if found is None or known is None else union([*known, *found])
     return {name: found for name, found in taken.items() if found is not None}
 
 
@@ -57,7 +57,7 @@ def rows_read(body: Body) -> dict[int, Runs | None]:
             if at < body.inputs:
                 known = found[at]
                 found[at] = None if rows is None or known is None else [*known, rows]
-    return {at: None if rows is None else _merged(rows) for at, rows in found.items()}
+    return {at: None if rows is None else union(rows) for at, rows in found.items()}
 
 
 def over_rows(body: Body, operands: Mapping[int, Runs]) -> Body:
@@ -66,7 +66,7 @@ def over_rows(body: Body, operands: Mapping[int, Runs]) -> Body:
     for step in body.steps:
         if step.op == CARVE and (at := step.args[0].index) in operands:
             (start, *starts), size = step.args[1], step.args[2]
-            step = replace(step, args=(Ref(at), (_position(operands[at], start), *starts), size))
+            step = replace(step, args=(Ref(at), (position(operands[at], start), *starts), size))
         steps.append(step)
     return replace(body, steps=tuple(steps))
 
@@ -77,22 +77,3 @@ def _carved(step: Step) -> tuple[int, int] | None:
         return None
     _, start, size = step.args
     return start[0], start[0] + size[0]
-
-
-def _merged(rows: Sequence[tuple[int, int]]) -> Runs:
-    out: list[tuple[int, int]] = []
-    for lo, hi in sorted(rows):
-        if out and lo <= out[-1][1]:
-            out[-1] = (out[-1][0], max(hi, out[-1][1]))
-        elif lo < hi:
-            out.append((lo, hi))
-    return tuple(out)
-
-
-def _position(rows: Runs, row: int) -> int:
-    before = 0
-    for lo, hi in rows:
-        if lo <= row < hi:
-            return before + row - lo
-        before += hi - lo
-    return before

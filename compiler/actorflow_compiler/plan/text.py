@@ -14,6 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.runs import Runs
 from actorflow_compiler.core.sbp import show
 from actorflow_compiler.core.units import bytes_text, columns, flop_text, ranges_text, rows_text
 from actorflow_compiler.plan.modes import Mode
@@ -34,7 +35,6 @@ from actorflow_compiler.plan.plan import (
     ToResult,
 )
 from actorflow_compiler.plan.proto import from_proto, to_proto
-from actorflow_compiler.plan.region import Runs
 from actorflow_compiler.plan.source_rows import rows_taken
 from actorflow_protos import plan_pb2 as pb
 
