@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from torch import Tensor
 from actorflow.data.data_source import DataSource
 from actorflow.data.element_random import ElementRandom
 from actorflow.data.reading import BatchTemplate, LeafSpec, as_tensor, raised, said_of
+from actorflow.data.state_bytes import from_bytes, to_bytes
 from actorflow.data.streams import CountedSource, OpenStream, PiecesRead, StatePair, as_one_rank, tell_epoch, tell_once
 from actorflow.data.structure import take_apart
 from actorflow.session.process import current, script_reads
@@ -164,8 +164,8 @@ class ShardSource(CountedSource):
             return {**state, "states": dict(self._states)}
         found: dict[str, Any] = {}
         if self._stated:
-            mine = pickle.dumps(self._opened.states(self._batch, self._within))
-            found = pickle.loads(self._decided("the state", mine, _together))
+            mine = to_bytes(self._opened.states(self._batch, self._within), f"the state of {self.name}")
+            found = from_bytes(self._decided("the state", mine, _together))
         return {**state, "states": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -572,10 +572,10 @@ def _together(every: Sequence[bytes]) -> bytes:
     """The states of shards that any rank has; of those that several have, the furthest."""
     found: dict[str, Any] = {}
     for one in every:
-        for shard, state in pickle.loads(one).items():
+        for shard, state in from_bytes(one).items():
             if shard not in found or found[shard]["batch"] < state["batch"]:
                 found[shard] = state
-    return pickle.dumps(found)
+    return to_bytes(found, "shards")
 
 
 def _options(make: Any) -> frozenset[str]:
