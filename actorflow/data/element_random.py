@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -87,13 +88,23 @@ class ElementRandom:
 
 def _mixed(numbers: tuple[int, ...]) -> int:
     """A well mixed number of 63 bits of some numbers (splitmix64)."""
+    return _mixed_in(_folded(numbers[:-1]), numbers[-1]) >> 1
+
+
+@lru_cache(16)
+def _folded(numbers: tuple[int, ...]) -> int:
+    """64 bits of the first numbers, which are a seed and an epoch as a rule, the same for many samples."""
     found = 0
     for number in numbers:
-        found = (found ^ number) + 0x9E3779B97F4A7C15 & _MASK
-        found = (found ^ found >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        found = (found ^ found >> 27) * 0x94D049BB133111EB & _MASK
-        found ^= found >> 31
-    return found >> 1
+        found = _mixed_in(found, number)
+    return found
+
+
+def _mixed_in(found: int, number: int) -> int:
+    found = (found ^ number) + 0x9E3779B97F4A7C15 & _MASK
+    found = (found ^ found >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    found = (found ^ found >> 27) * 0x94D049BB133111EB & _MASK
+    return found ^ found >> 31
 
 
 def _find(value: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:
