@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,10 +12,20 @@ from actorflow.session.process import current
 from actorflow_compiler.core.errors import DataError
 from actorflow_compiler.core.user_code import UserLines
 
-__all__ = ["DataSource"]
+__all__ = ["DataSource", "tell_once"]
 
 _numbers = itertools.count()
 _lines = UserLines()
+
+
+_told: set[str] = set()
+
+
+def tell_once(note: str) -> None:
+    """Print a note, on rank 0, once."""
+    if note not in _told and current().context.cluster.rank == 0:
+        _told.add(note)
+        print(f"actorflow: {note}", file=sys.stderr, flush=True)
 
 
 class DataSource(ABC):

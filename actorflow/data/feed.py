@@ -6,7 +6,6 @@ batches of the same size ahead; what is missing when a batch is used is read the
 
 from __future__ import annotations
 
-import sys
 import weakref
 import zlib
 from collections import deque
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actorflow.data.data_source import tell_once
 from actorflow.data.element_random import ElementRandom
 from actorflow.data.order import Picked
 from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest
@@ -44,11 +44,9 @@ class FeedSource:
     random: ElementRandom | None  # what reading in the script's own process must leave as it was
     ahead: ReadAhead | None  # None: the script's own process reads
     depth: int  # batches that are read ahead
-    rank: int
     total: str  # for messages: "1,000 rows"
     needs: dict[Shape, Runs] = field(default_factory=dict)  # of batches → their rows that this rank was asked for
     given: dict[tuple[int, int], Any] = field(default_factory=dict)  # (epoch, place) → a sample that was read before
-    looked: set[str] = field(default_factory=set)  # lines of the script that looked at a batch
 
     @property
     def whole(self) -> bool:
@@ -75,18 +73,6 @@ class FeedSource:
             return self.reader.read(request)
         with self.random.aside():
             return self.reader.read(request)
-
-    def tell_look(self, line: str, size: int) -> None:
-        """Say once for each line that it makes this rank read whole batches."""
-        if line not in self.looked:
-            self.looked.add(line)
-            if self.rank == 0:
-                print(
-                    f"actorflow: {line or 'the script'} looks at a batch of {self.name}, so every rank reads all "
-                    f"{size} rows, beside what its jobs need: do it in the job, and return what is wanted",
-                    file=sys.stderr,
-                    flush=True,
-                )
 
 
 class SourceBatch:
@@ -123,7 +109,10 @@ class SourceBatch:
 
     def look(self, leaf: int, line: str) -> Tensor:
         """See ``LogicalBatch``."""
-        self.feed.source.tell_look(line, self.size)
+        tell_once(
+            f"{line or 'the script'} looks at a batch of {self.feed.source.name}, so every rank reads whole batches, "
+            f"beside what its jobs need: do it in the job, and return what is wanted"
+        )
         read = self.feed.read(self, ((0, self.size),))
         with script_reads(read):
             return read.leaf(leaf)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from actorflow.control.cluster import Alone
-from actorflow.data.data_source import DataSource
+from actorflow.data.data_source import DataSource, tell_once
 from actorflow.data.feed import Feed, FeedSource
 from actorflow.data.order import EpochDraw, Picked
 from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest, SampleReader
@@ -131,52 +130,55 @@ class SampleSource(DataSource):
         """
         if self._source is None:
             template, given = self._agree(epoch, seed, first)
+            assert template is not None
             self._reader.template = template
-            cluster = current().context.cluster
             options = self._options
             ahead = ReadAhead(self._reader, options, self.name) if options.workers else None
             rows = self._order.rows
             total = "rows" if rows is None else f"{rows:,} rows"
             random = self._reader.random if isinstance(self._reader, SampleReader) else None
             self._source = FeedSource(
-                self.name, self._reader, template, random, ahead, options.ahead, cluster.rank, total, given=given
+                self.name, self._reader, template, random, ahead, options.ahead, total, given=given
             )
             if ahead is not None:  # its threads do not keep the source: workers end with it
                 weakref.finalize(self._source, ahead.close).atexit = False
-            if template.why_whole and not self._whole and cluster.rank == 0:
-                print(
-                    f"actorflow: every rank reads whole batches of {self.name}, since {template.why_whole}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            if template.why_whole and not self._whole:
+                tell_once(f"every rank reads whole batches of {self.name}, since {template.why_whole}")
         return self._source
 
-    def _agree(self, epoch: int, seed: int, first: Picked) -> tuple[BatchTemplate, dict[tuple[int, int], Any]]:
+    def compare(self, epoch: int) -> None:
+        """Raise DataError where this rank has no batch of an epoch, and another one has."""
+        if self._source is None:
+            self._agree(epoch, 0, None)
+
+    def _agree(
+        self, epoch: int, seed: int, first: Picked | None
+    ) -> tuple[BatchTemplate | None, dict[tuple[int, int], Any]]:
         """What batches look like, as rank 0 has found it; with the samples that this took here.
 
         Raises DataError where ranks have other datasets or orders, or where samples cannot be read.
         """
-        cluster = current().context.cluster
-        if isinstance(cluster, Alone) or cluster.world == 1:
-            return self._look(epoch, seed, first)
-        tag = f"{self.name}, the script's data source number {self._number}"
-        mine = f"{self._order.text}, beginning at row {first.row} of epoch {epoch} with {first.indices[:4]!r}"
-        every = cluster.gather(tag, mine.encode())
+        if isinstance(current().context.cluster, Alone):  # also a cluster that is pretended
+            return (None, {}) if first is None else self._look(epoch, seed, first)
         given: dict[tuple[int, int], Any] = {}
-        reply = None
-        if every is not None:
-            said = _difference([text.decode() for text in every])
-            template = None
-            if not said:
+
+        def decide(every: Sequence[bytes]) -> bytes:
+            said, template = _difference([text.decode() for text in every]), None
+            if not said and first is not None:
                 try:
-                    template, given = self._look(epoch, seed, first)
+                    template, found = self._look(epoch, seed, first)
+                    given.update(found)
                 except DataError as error:
-                    said = str(error)
-            reply = [json.dumps([said, None if template is None else template.to_json()]).encode()] * cluster.world
-        said, found = json.loads(cluster.scatter(tag, reply))
+                    said = str(error).removeprefix(f"{self.name}: ")
+            return json.dumps([said, None if template is None else template.to_json()]).encode()
+
+        at = "no rows" if first is None else f"row {first.row} of epoch {epoch} with {first.indices[:4]!r}"
+        said, template = json.loads(
+            self._decided("the first batch", f"{self._order.text}, beginning at {at}".encode(), decide)
+        )
         if said:
-            raise DataError(said if said.startswith(self.name) else f"{self.name}: {said}")
-        return BatchTemplate.from_json(found), given
+            raise DataError(f"{self.name}: {said}")
+        return None if template is None else BatchTemplate.from_json(template), given
 
     def _look(self, epoch: int, seed: int, first: Picked) -> tuple[BatchTemplate, dict[tuple[int, int], Any]]:
         reader = self._reader
@@ -221,6 +223,7 @@ class _Iteration(Iterator[Any]):
             batches = loader._order.batches(epoch, self._row, draw)
             first = next(batches, None)
             if first is None:
+                loader.compare(epoch)
                 return self._end()
             source = loader.source(epoch, draw.element_seed, first)
             self._feed = Feed(source, epoch, draw.element_seed, itertools.chain([first], batches))

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.data.data_source import DataSource
+from actorflow.data.counted import CountedSource, PiecesRead
+from actorflow.data.data_source import DataSource, tell_once
 from actorflow.data.element_random import ElementRandom
+from actorflow.data.open_stream import OpenStream, StatePair, as_one_rank, tell_epoch
 from actorflow.data.reading import BatchTemplate, LeafSpec, as_tensor, raised, said_of
 from actorflow.data.state_bytes import from_bytes, to_bytes
-from actorflow.data.streams import CountedSource, OpenStream, PiecesRead, StatePair, as_one_rank, tell_epoch, tell_once
 from actorflow.data.structure import take_apart
 from actorflow.session.process import current, script_reads
 from actorflow.standins.logical_batch import BatchTensor

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import os
-import sys
 import zlib
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,112 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from actorflow.data.data_source import DataSource
+from actorflow.data.counted import CountedSource, PiecesRead
+from actorflow.data.data_source import DataSource, tell_once
 from actorflow.data.element_random import ElementRandom
 from actorflow.data.existing import refuse_distributed
+from actorflow.data.open_stream import OpenStream, StatePair, as_one_rank, tell_epoch
 from actorflow.data.reading import as_tensor, dtype_text
 from actorflow.data.structure import take_apart
 from actorflow.session.process import current, script_reads
 from actorflow_compiler.core.errors import DataError
 
-__all__ = [
-    "CountedSource",
-    "OpenStream",
-    "StatePair",
-    "StreamSource",
-    "batches_of",
-    "is_stream",
-    "tell_epoch",
-    "tell_once",
-]
-
-_RANK_VARIABLES = {  # by which libraries take a share of a stream
-    "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GLOBAL_RANK": "0", "NODE_RANK": "0",
-    "NNODES": "1", "GROUP_RANK": "0",
-}  # fmt: skip
-
-
-class CountedSource(DataSource):
-    """A source that gives batches as they come, and whose position is their number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._batch = 0  # of the epoch, that comes next
-        self._given = 0  # batches so far, over all epochs
-        self._newest: _Batches | None = None  # the iteration that moves the position
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._within:  # that epoch was left in the middle
-            self._epoch, self._batch = self._epoch + 1, 0
-        return _Batches(self)
-
-    @property
-    def position(self) -> int:
-        """How many batches were given so far, over all epochs.  It does not depend on the number of ranks."""
-        return self._given
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be epoch number ``epoch``, from its beginning unless that is under way."""
-        if epoch != self._epoch or self._within:
-            self._move(epoch, 0, self._given)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position, and what belongs to it; ``flow.checkpoint`` saves it with an object that has it."""
-        return {"epoch": self._epoch, "batch": self._batch, "position": self._given}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a saved position: the next batch is the one that would have come.
-
-        Raises DataError for the state of another source.
-        """
-        self._need(state, "epoch", "batch", "position")
-        self._move(state["epoch"], state["batch"], state["position"])
-
-    def _move(self, epoch: int, batch: int, given: int) -> None:
-        self._epoch, self._batch, self._given, self._within = epoch, batch, given, False
-        self._newest = None
-        self._version += 1
-
-    def _begins_epoch(self) -> bool:
-        return self._within or self._batch == 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy has the same position, and opens what it reads by itself."""
-        return {**vars(self), "_newest": None, "_opened": None}
-
-    @abstractmethod
-    def _open(self, epoch: int, batch: int) -> Iterator[Any]:
-        """The batches of an epoch from one on."""
-
-
-class _Batches(Iterator[Any]):
-    """The rest of an epoch of a counted source."""
-
-    def __init__(self, source: CountedSource) -> None:
-        self._source = source
-        self._begin()
-
-    def _begin(self) -> None:
-        source = self._source
-        self._version, self._epoch, self._batch = source._version, source._epoch, source._batch
-        source._newest, source._within = self, True
-        self._rest = source._open(self._epoch, self._batch)
-
-    def __next__(self) -> Any:
-        source = self._source
-        if self._version != source._version:  # a position was loaded meanwhile
-            self._begin()
-        try:
-            found = next(self._rest)
-        except StopIteration:
-            if source._newest is self and source._within:
-                source._epoch, source._batch, source._within = self._epoch + 1, 0, False
-            raise
-        self._batch += 1
-        if source._newest is self:
-            source._batch = self._batch
-            source._given += 1
-        return found
+__all__ = ["StreamSource", "batches_of", "is_stream"]
 
 
 class StreamSource(CountedSource):
@@ -340,102 +240,6 @@ class StreamSource(CountedSource):
 _NOTHING = object()
 
 
-@dataclass(frozen=True, slots=True)
-class PiecesRead:
-    """Rows that the script's thread reads or has read, in pieces: (tensors, first row, row behind the last)."""
-
-    source: str
-    text: str
-    pieces: Sequence[tuple[list[Tensor], int, int]] = ()
-    error: DataError | None = None
-
-    def ready(self) -> bool:
-        """See ``RowsRead``."""
-        return True
-
-    def then(self, callback: Callable[[], object]) -> None:
-        """See ``RowsRead``."""
-        callback()
-
-    def leaf(self, index: int) -> Tensor:
-        """See ``RowsRead``."""
-        if self.error is not None:
-            raise self.error
-        found = [leaves[index][lo:hi] for leaves, lo, hi in self.pieces]
-        return found[0] if len(found) == 1 else torch.cat(found)
-
-
-class OpenStream(Iterator[Any]):
-    """A stream that is being iterated over, and the states that it has."""
-
-    def __init__(
-        self,
-        stream: Any,
-        samples: Any,
-        iterator: Iterator[Any] | None,
-        start: Mapping[str, Any] | None,
-        alone: bool = True,
-    ) -> None:
-        """``alone``: the stream is told by variables that there is one rank."""
-        self._stream, self._samples, self._alone = stream, samples, alone
-        self.iterator = iterator
-        self.start = start  # of random generators, when the epoch began
-        self.or_anew: Callable[[], Iterator[Any]] | None = None  # makes another iterator if this one has nothing
-
-    def __next__(self) -> Any:
-        assert self.iterator is not None
-        anew, self.or_anew = self.or_anew, None
-        with as_one_rank() if self._alone else nullcontext():
-            found = next(self.iterator, _NOTHING)
-            if found is _NOTHING and anew is not None:
-                self.iterator = anew()
-                found = next(self.iterator, _NOTHING)
-        if found is _NOTHING:
-            raise StopIteration
-        return found
-
-    def begin(self) -> None:
-        """Make the iterator."""
-        with as_one_rank() if self._alone else nullcontext():
-            self.iterator = iter(self._stream)
-
-    def pair(self, of: str) -> StatePair | None:
-        """The methods for the state of the iterator, the loader or its dataset."""
-        holders = {
-            "iterator": getattr(self.iterator, "samples", self.iterator),
-            "loader": self._stream,
-            "dataset": self._samples,
-        }
-        return StatePair.of(holders.get(of))
-
-    def own_state(self) -> tuple[str, Any] | None:
-        """Whose state, and the state."""
-        for of in ("iterator", "loader", "dataset"):
-            pair = self.pair(of)
-            if pair is not None:
-                return of, pair.get()
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class StatePair:
-    """The methods by which an object gives its state, and takes one."""
-
-    get: Callable[[], Any]
-    put: Callable[[Any], object]
-
-    @staticmethod
-    def of(holder: Any) -> StatePair | None:
-        """Those of ``state_dict``, or Grain's ``get_state``; None for an object without."""
-        if holder is None or isinstance(holder, nn.Module):
-            return None
-        for get, put in (("state_dict", "load_state_dict"), ("get_state", "set_state")):
-            methods = getattr(holder, get, None), getattr(holder, put, None)
-            if all(map(callable, methods)) and _needs_nothing(methods[0]):
-                return StatePair(*methods)  # type: ignore[arg-type]
-        return None
-
-
 class _Collated:
     """Batches of the samples of a stream."""
 
@@ -558,54 +362,8 @@ def batches_of(
     return StreamSource(of(stream, batch_size, drop_last, collate or default_collate), kind, stream, replay)
 
 
-def tell_epoch(stream: Any, epoch: int) -> None:
-    """Tell a stream, or the stream of a loader, which epoch begins, where it has ``set_epoch``."""
-    data = getattr(stream, "dataset", None)
-    for one in (stream, data if isinstance(data, IterableDataset) else None):
-        if one is not None and callable(tell := getattr(one, "set_epoch", None)):
-            tell(epoch)
-            return
-
-
-_told: set[str] = set()
-
-
-def tell_once(note: str) -> None:
-    """Print a note, on rank 0, once."""
-    if note not in _told and current().context.cluster.rank == 0:
-        _told.add(note)
-        print(f"actorflow: {note}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def as_one_rank() -> Iterator[None]:
-    """A context in which the variables by which libraries take a share of a stream are those of one rank."""
-    given = {name: os.environ[name] for name in _RANK_VARIABLES if name in os.environ}
-    if not given or given.get("WORLD_SIZE", "1") == "1":
-        yield
-        return
-    os.environ.update({name: _RANK_VARIABLES[name] for name in given})
-    try:
-        yield
-    finally:
-        for name, value in given.items():
-            if os.environ.get(name) == _RANK_VARIABLES[name]:
-                os.environ[name] = value
-
-
 def _has_own_state(loader: Any) -> bool:
     return StatePair.of(loader) is not None
-
-
-def _needs_nothing(method: Any) -> bool:
-    """Whether it can be called without arguments."""
-    try:
-        inspect.signature(method).bind()
-    except TypeError:
-        return False
-    except ValueError:  # a builtin without a signature
-        return True
-    return True
 
 
 def _has_shuffle_buffer(stream: Any, depth: int = 8) -> bool:

@@ -181,3 +181,19 @@ def test_an_iteration_that_is_left_is_followed_by_the_next_epoch() -> None:
     both = source(12, 4, shuffle=True)
     pairs = [(numbers(a), numbers(b)) for a, b in zip(both, both, strict=True)]
     assert pairs == [*zip(whole[0], whole[1], strict=True)]
+
+
+def test_a_rank_without_rows_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ranks say of their data is compared by rank 0, also where one of them has no batch."""
+    said: list[bytes] = []
+
+    def decided(self: Any, about: str, mine: bytes, decide: Any) -> bytes:
+        said.append(mine)
+        answer: bytes = decide([b"10 rows in order in batches of 4, beginning at row 0", mine])
+        return answer
+
+    monkeypatch.setattr(flow.data.DataSource, "_decided", decided)
+    monkeypatch.setattr("actorflow.data.loader.Alone", int)
+    with pytest.raises(DataError, match="rank 1 has 0 rows in order in batches of 4, beginning at no rows"):
+        next(iter(source(0, 4)))
+    assert said == [b"0 rows in order in batches of 4, beginning at no rows"]
