@@ -14,10 +14,10 @@ from actorflow.data.bucket_order import BucketOrder
 from actorflow.data.data_source import DataSource
 from actorflow.data.existing import SamplerOrder, options_of, refuse_distributed
 from actorflow.data.lengths import RowLengths, lengths_of
-from actorflow.data.loader import SampleSource
 from actorflow.data.order import ShuffledOrder
 from actorflow.data.padding import SamplePadder
 from actorflow.data.reading import SampleReader
+from actorflow.data.sample_source import SampleSource
 from actorflow.data.streams import batches_of, is_stream
 from actorflow.data.workers import WorkerOptions, map_in_workers
 from actorflow_compiler.core.errors import DataError

@@ -193,7 +193,7 @@ def test_a_rank_without_rows_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None
         return answer
 
     monkeypatch.setattr(flow.data.DataSource, "_decided", decided)
-    monkeypatch.setattr("actorflow.data.loader.Alone", int)
+    monkeypatch.setattr("actorflow.data.sample_source.Alone", int)
     with pytest.raises(DataError, match="rank 1 has 0 rows in order in batches of 4, beginning at no rows"):
         next(iter(source(0, 4)))
     assert said == [b"0 rows in order in batches of 4, beginning at no rows"]

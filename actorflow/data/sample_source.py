@@ -1,4 +1,4 @@
-"""Data sources: loaders whose batches are logical, so that each rank reads only the rows that it needs of them."""
+"""Sources of samples: their batches are logical, so that each rank reads only the rows that it needs of them."""
 
 from __future__ import annotations
 
