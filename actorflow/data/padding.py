@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actorflow.data.lengths import RowLengths
-from actorflow.data.structure import take_apart
+from actorflow.data.structure import as_tensor, take_apart
 from actorflow_compiler.core.errors import DataError
 
 __all__ = ["PaddedPart", "SamplePadder", "row_sizes"]
@@ -138,16 +138,13 @@ def _is_numbers(value: Any) -> bool:
 
 def _as_tensor(leaf: Any) -> Tensor | None:
     """A leaf of a sample as tensor; None for what is none."""
-    if isinstance(leaf, Tensor):
-        return leaf
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
-        return torch.as_tensor(np.ascontiguousarray(leaf) if leaf.ndim else leaf)
     if _is_numbers(leaf):
         try:
             return torch.tensor(leaf)
         except (TypeError, ValueError, RuntimeError):  # numbers, and something else
             return None
-    return None
+    found = as_tensor(leaf)
+    return found if isinstance(found, Tensor) else None
 
 
 def _longer(leaf: Any, tensor: Tensor, size: int, value: float, dtype: torch.dtype, tensors: bool) -> Any:

@@ -20,14 +20,14 @@ from torch.utils.data import default_collate
 from actorflow.data.element_random import ElementRandom
 from actorflow.data.order import Picked
 from actorflow.data.padding import PaddedPart, SamplePadder, row_sizes
-from actorflow.data.structure import Structure, take_apart
+from actorflow.data.structure import Structure, as_tensor, take_apart
 from actorflow_compiler.core.errors import ActorflowError, DataError
 from actorflow_compiler.core.runs import Runs
 from actorflow_compiler.core.user_code import is_users, with_code
 
 __all__ = [
-    "BatchTemplate", "Doing", "LeafSpec", "ReadFailure", "ReadRequest", "SampleReader", "as_tensor", "dtype_text",
-    "raised", "said_of",
+    "BatchTemplate", "Doing", "LeafSpec", "ReadFailure", "ReadRequest", "SampleReader", "dtype_text", "raised",
+    "said_of",
 ]  # fmt: skip
 
 Collate = Callable[[list[Any]], Any]
@@ -205,6 +205,8 @@ class SampleReader:
             template, read = self._probe(request)
         except _Failed as failed:
             return ReadFailure(str(failed)), {}
+        except Exception as error:  # other ranks wait to be told what batches look like
+            return ReadFailure(f"looking at samples {_some(request.indices)} raised {raised(error)}"), {}
         try:
             ForkingPickler.dumps(read)
         except Exception:  # an open file, a lock: they are read again where they are needed
@@ -311,7 +313,11 @@ class SampleReader:
         template = None if known is None or known.why_whole else BatchTemplate(known.structure, known.of(bucket))
         for index, sample in zip(indices, samples, strict=True):
             try:
-                structure, leaves = take_apart(self.collate([copy.deepcopy(sample)]))
+                one = copy.deepcopy(sample)
+            except Exception:  # what holds an open file, say
+                continue
+            try:
+                structure, leaves = take_apart(self.collate([one]))
             except Exception as alone:
                 if type(alone) is not type(error):
                     continue  # a collate that needs several samples
@@ -350,12 +356,13 @@ class SampleReader:
             parts = padder.parts(ends)
         except DataError as error:
             raise _Failed(str(error)) from error
-        template = self._template(request, self._padded(request, samples, parts))
+        template = self._template(request, self._padded(request, samples, parts), parts)
         buckets: list[tuple[int, tuple[LeafSpec, ...]]] = []
         for bucket in () if template.why_whole else padder.used:
             index, sample = ends[0]
-            one = replace(request, indices=(index,), bucket=bucket)
-            structure, leaves = take_apart(self._collated(one, self._padded(one, [copy.deepcopy(sample)], parts)))
+            one = replace(request, places=request.places[:1], indices=(index,), bucket=bucket)
+            padded = self._padded(one, [self._another(one, 0, sample)], parts)
+            structure, leaves = take_apart(self._collated(one, padded))
             specs = _specs(leaves)
             if specs is None or structure != template.structure:
                 found = "; ".join(f"{path or 'the batch'}: {said_of(leaf)}" for path, leaf in leaves)
@@ -364,12 +371,22 @@ class SampleReader:
             buckets.append((bucket, specs))
         return replace(template, padded=parts, buckets=tuple(buckets))
 
-    def _template(self, request: ReadRequest, samples: list[Any]) -> BatchTemplate:
+    def _another(self, request: ReadRequest, at: int, sample: Any, parts: Sequence[PaddedPart] = ()) -> Any:
+        """A copy of a sample; where it holds what cannot be copied, as an open file, it is read once more."""
+        try:
+            return copy.deepcopy(sample)
+        except Exception:
+            one = replace(request, places=request.places[at : at + 1], indices=request.indices[at : at + 1])
+            read = [self._sample(one, one.places[0], one.indices[0])]
+            return self._padded(one, read, parts)[0] if parts else read[0]
+
+    def _template(self, request: ReadRequest, samples: list[Any], parts: Sequence[PaddedPart] = ()) -> BatchTemplate:
+        again = [self._another(request, at, sample, parts) for at, sample in enumerate(samples[:2])]
         self.random.seed(request.seed, request.epoch, -1 - request.number)
         before = self.random.state()
         where = _name(self.collate)
         try:
-            alone = self._collated(request, [copy.deepcopy(samples[0])], request.indices[:1])
+            alone = self._collated(request, [again[0]], request.indices[:1])
         except _Failed:
             if self.collate is default_collate:
                 raise
@@ -390,16 +407,25 @@ class SampleReader:
             return template
         if drew:
             return BatchTemplate(structure, (), f"{where} draws random numbers")
-        if len(samples) > 1 and not self._by_rows(request, samples[:2], structure, leaves):
+        if len(samples) > 1 and not self._by_rows(request, samples[:2], again[1], parts, structure, leaves):
             some = " and ".join(repr(index) for index in request.indices[:2])
             why = f"{where} makes something else of samples {some} than of each alone"
             return BatchTemplate(structure, (), why)
         return template
 
-    def _by_rows(self, request: ReadRequest, samples: list[Any], structure: Structure, first: Any) -> bool:
+    def _by_rows(
+        self,
+        request: ReadRequest,
+        samples: list[Any],
+        second: Any,
+        parts: Sequence[PaddedPart],
+        structure: Structure,
+        first: Any,
+    ) -> bool:
         """Whether collate makes the same of two samples as of each alone."""
-        both_structure, both = take_apart(self._collated(request, copy.deepcopy(samples), request.indices[:2]))
-        alone = self._collated(request, [copy.deepcopy(samples[1])], request.indices[1:2])
+        pair = [self._another(request, at, sample, parts) for at, sample in enumerate(samples)]
+        both_structure, both = take_apart(self._collated(request, pair, request.indices[:2]))
+        alone = self._collated(request, [second], request.indices[1:2])
         second_structure, second = take_apart(alone)
         if not structure == both_structure == second_structure or _specs(second) != _specs(first):
             return False
@@ -414,13 +440,6 @@ class SampleReader:
 
 class _Failed(Exception):
     """A failure to read, with the text for the user."""
-
-
-def as_tensor(leaf: Any) -> Any:
-    """An array of numbers as a tensor; anything else as it is."""
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
-        return torch.as_tensor(np.ascontiguousarray(leaf))
-    return leaf
 
 
 def _is_row(leaf: Any) -> bool:

@@ -17,9 +17,9 @@ from actorflow.data.counted import CountedSource, PiecesRead
 from actorflow.data.data_source import DataSource, tell_once
 from actorflow.data.element_random import ElementRandom
 from actorflow.data.open_stream import OpenStream, StatePair, as_one_rank, tell_epoch
-from actorflow.data.reading import BatchTemplate, LeafSpec, as_tensor, raised, said_of
+from actorflow.data.reading import BatchTemplate, LeafSpec, raised, said_of
 from actorflow.data.state_bytes import from_bytes, to_bytes
-from actorflow.data.structure import take_apart
+from actorflow.data.structure import as_tensor, take_apart
 from actorflow.session.process import current, script_reads
 from actorflow.standins.logical_batch import BatchTensor
 from actorflow_compiler.core.errors import DataError
@@ -463,7 +463,7 @@ class _ShardReader:
                     f"{source.rows} rows of {template.text} were expected, as the first batch has them (a last short "
                     f"batch is left out by drop_last=True)"
                 )
-        return tensors
+        return [_copy(tensor) for tensor in tensors if isinstance(tensor, Tensor)]
 
 
 class ShardBatch:
@@ -601,6 +601,11 @@ def _template(batch: Any, where: str) -> tuple[BatchTemplate, int]:
         )
     specs = tuple(LeafSpec(path, tuple(leaf.shape[1:]), leaf.dtype) for path, leaf in tensors)
     return BatchTemplate(structure, specs), int(count)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A tensor that stays as it is when the shard fills the same memory with its next batch."""
+    return torch.empty_like(tensor, pin_memory=tensor.is_pinned(), requires_grad=False).copy_(tensor.detach())
 
 
 def _pair(found: StatePair | None) -> StatePair:

@@ -18,8 +18,8 @@ from actorflow.data.data_source import DataSource, tell_once
 from actorflow.data.element_random import ElementRandom
 from actorflow.data.existing import refuse_distributed
 from actorflow.data.open_stream import OpenStream, StatePair, as_one_rank, tell_epoch
-from actorflow.data.reading import as_tensor, dtype_text
-from actorflow.data.structure import take_apart
+from actorflow.data.reading import dtype_text
+from actorflow.data.structure import as_tensor, take_apart
 from actorflow.session.process import current, script_reads
 from actorflow_compiler.core.errors import DataError
 
@@ -293,7 +293,8 @@ def is_stream(value: Any) -> bool:
         return True
     if isinstance(value, str | bytes | type | Mapping | set | frozenset | Tensor | nn.Module | DataSource):
         return False
-    return callable(getattr(value, "__iter__", None)) and not callable(getattr(value, "__getitem__", None))
+    indexed = callable(getattr(value, "__getitem__", None)) and isinstance(value, Sized)
+    return callable(getattr(value, "__iter__", None)) and not indexed
 
 
 def batches_of(

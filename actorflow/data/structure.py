@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+import torch
+
 from actorflow_compiler.core.errors import DataError
 
-__all__ = ["Structure", "take_apart"]
+__all__ = ["Structure", "as_tensor", "take_apart"]
 
 
 class ContainerKind(StrEnum):
@@ -62,6 +65,18 @@ class Structure:
         """The inverse of ``to_json``."""
         kind, type_, keys, parts = said
         return Structure(ContainerKind(kind), type_, tuple(keys), tuple(map(Structure.from_json, parts)))
+
+
+def as_tensor(leaf: Any) -> Any:
+    """An array of numbers as a tensor, which shares its memory where that may be written; anything else as it is."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biufc":
+        return leaf
+    native = leaf.dtype.newbyteorder("=")
+    array = np.asarray(leaf, native, "C") if leaf.flags.writeable else np.array(leaf, native, order="C")
+    try:
+        return torch.from_numpy(array)
+    except TypeError:  # numbers that torch has not
+        return leaf
 
 
 LEAF = Structure(ContainerKind.LEAF)

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,7 +51,10 @@ def progress(steps: Iterable[T], total: int | None = None) -> Iterator[T]:
     ...     loss = train_step(tokens, targets)
     """
     settings = clusters.process_settings()
-    count = total if total is not None else len(steps) if isinstance(steps, Sized) else None
+    count = total
+    if count is None and isinstance(steps, Sized):
+        with suppress(TypeError):  # a loader of a stream, whose length is not known
+            count = len(steps)
     if settings.rank == 0 and not settings.pretend and settings.live != LiveMode.NONE:
         _meter.total = None if count is None else _meter.issued + count
         _show(settings)

@@ -431,3 +431,13 @@ def test_positions_of_other_buckets_lengths_and_batches_are_refused() -> None:
 def test_rows_of_a_tensor_dataset_are_of_one_bucket() -> None:
     loader = flow.data.loader(TensorDataset(torch.arange(6).view(3, 2)), 2, buckets=(4,), lengths=[2, 2, 2])
     assert [tokens(x[0]) for x in loader] == [[[0, 1, 0, 0], [2, 3, 0, 0]], [[4, 5, 0, 0]]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_are_padded_may_be_read_only_or_of_another_byte_order() -> None:
+    samples = [np.arange(1, n).astype(">i4") for n in (3, 5, 4)]
+    for sample in samples:
+        sample.flags.writeable = False
+    for known in (None, [2, 4, 3]):
+        loader = flow.data.loader(samples, 3, buckets=(4,), lengths=known)
+        assert [batch.tolist() for batch in loader] == [[[1, 2, 0, 0], [1, 2, 3, 4], [1, 2, 3, 0]]]

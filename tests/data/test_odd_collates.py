@@ -51,3 +51,23 @@ def test_a_collate_that_fails_on_several_samples_is_named_with_its_own_line() ->
         loaded(joins)
     assert "collating samples 0, 1, 2, 3 of batch 0 raised ZeroDivisionError: three" in str(caught.value)
     assert 'raise ZeroDivisionError("three")  (in joins)' in str(caught.value)
+
+
+class _Open:
+    """Samples of which nothing can be copied."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return (value for value in ROWS[index])
+
+
+def test_samples_that_cannot_be_copied_are_read_by_rows_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def spent(samples: list[Any]) -> Any:
+        return default_collate([tuple(sample) for sample in samples])
+
+    batches = list(flow.data.loader(_Open(), batch_size=4, collate=spent))
+    assert [tuple(x.shape) for x, _ in batches] == [(4, 3), (1, 3)]
+    assert not capsys.readouterr().err  # they are not read whole
+    assert [y.tolist() for _, y in batches] == [[0, 1, 2, 3], [4]]

@@ -204,3 +204,26 @@ def test_arguments_and_states_that_do_not_fit_a_sharded_source_are_refused() -> 
         numbered(1, 1).load_state_dict(numbered(1, 1, 1).state_dict())
     with pytest.raises(TypeError, match="pass batches="):
         len(numbered(1))
+
+
+def test_a_shard_may_fill_the_same_memory_with_each_of_its_batches() -> None:
+    def filling(shard: int, shards: int) -> Iterator[Any]:
+        tensor, array = torch.zeros(2), np.zeros(2)
+        for number in range(3):
+            tensor.fill_(number), array.fill(number)
+            yield tensor, array
+
+    given = list(flow.data.sharded(filling, 2))
+    for _ in range(2):  # what was read when it was passed over, and what was read anew
+        assert [(x.tolist(), y.tolist()) for x, y in given] == [([i] * 4, [i] * 4) for i in (0.0, 1.0, 2.0)]
+
+
+@pytest.mark.filterwarnings("error")
+def test_arrays_of_shards_may_be_read_only_or_of_another_byte_order() -> None:
+    array = np.arange(6.0).astype(">f8").reshape(3, 2)
+    array.flags.writeable = False
+    given = list(flow.data.sharded(lambda shard, shards: iter(array), 1))
+    assert [(batch.dtype, batch.tolist()) for batch in given] == [(torch.float64, row) for row in array.tolist()]
+    odd = flow.data.sharded(lambda shard, shards: [np.zeros(2, np.longdouble)], 1)
+    with pytest.raises(flow.DataError, match="has it: an array of float128; expected: dense tensors"):
+        next(iter(odd))

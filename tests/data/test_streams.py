@@ -264,3 +264,21 @@ def test_hugging_faces_streams_go_on_and_lose_nothing_of_a_shuffle_buffer(buffer
         return flow.data.loader(stream.shuffle(seed=1, buffer_size=buffer) if buffer else stream, 4)
 
     goes_on(make, 2)
+
+
+class _Column:
+    """A stream that gives parts of itself by name, as Hugging Face's do."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(torch.tensor, range(10))
+
+
+def test_what_is_indexed_and_has_no_length_is_iterated_over() -> None:
+    assert numbers(flow.data.loader(_Column(), 4)) == WHOLE
+
+
+def test_a_loop_with_a_bar_takes_a_source_whose_length_is_not_known() -> None:
+    assert [batch.tolist() for batch in flow.progress(flow.data.loader(Counting(10), 4))] == WHOLE
