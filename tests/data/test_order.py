@@ -197,3 +197,55 @@ def test_a_rank_without_rows_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(DataError, match="rank 1 has 0 rows in order in batches of 4, beginning at no rows"):
         next(iter(source(0, 4)))
     assert said == [b"0 rows in order in batches of 4, beginning at no rows"]
+
+
+def test_set_epoch_begins_an_epoch_anew_that_is_under_way() -> None:
+    loader = source(12, 4, shuffle=True)
+    whole = [[numbers(x) for x in loader] for _ in range(2)]
+    again = source(12, 4, shuffle=True)
+    next(iter(again))
+    again.set_epoch(0)
+    assert [numbers(x) for x in again] == whole[0]
+    again.set_epoch(1)
+    assert [numbers(x) for x in again] == whole[1]
+
+
+def test_a_position_that_is_loaded_moves_the_iteration_that_is_under_way() -> None:
+    loader = source(12, 4, shuffle=True)
+    whole = [[numbers(x) for x in loader] for _ in range(6)]
+    begun = iter(loader)
+    assert numbers(next(begun)) not in whole[0]
+    loader.load_state_dict({**loader.state_dict(), "epoch": 1, "row": 4})
+    assert [numbers(next(begun)) for _ in range(1)] == whole[1][1:2]
+    assert (loader.epoch, loader.position) == (1, 20)
+    assert numbers(next(iter(loader))) == whole[2][0]  # the loop before has left the epoch that was loaded
+
+
+def test_an_older_iteration_does_not_move_the_position_back() -> None:
+    loader = source(12, 4, shuffle=True)
+    first, second = iter(loader), iter(loader)
+    next(second)
+    assert (loader.epoch, loader.position) == (1, 16)
+    assert len([*first]) == 3
+    assert (loader.epoch, loader.position) == (1, 16)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["of the script", "of the sampler"])
+@pytest.mark.parametrize("name", ["shuffle", "weighted", "subset", "replacement", "batches"])
+def test_the_position_behind_the_last_batch_is_taken_up_before_the_loop_has_ended(name: str, own: bool) -> None:
+    data = TensorDataset(torch.arange(23))
+
+    def made() -> flow.data.DataSource:
+        torch.manual_seed(11)
+        return flow.data.loader(DataLoader(data, **samplers(name, data, own)))
+
+    every = made()
+    whole = [[numbers(x) for (x,) in every] for _ in range(2)]
+    first = made()
+    taken = [numbers(x) for (x,) in itertools.islice(iter(first), len(whole[0]))]
+    state, script = first.state_dict(), torch.get_rng_state()
+    second = made()
+    torch.set_rng_state(script)
+    second.load_state_dict(state)
+    endless = second.repeat()  # a sampler of batches does not say that its epoch has ended: one that is empty follows
+    assert taken + [numbers(next(endless)[0]) for _ in whole[1]] == [*itertools.chain(*whole)]
