@@ -104,7 +104,7 @@ def test_a_batch_that_the_script_looks_at_and_changes_is_read_whole_and_stays_as
     said = [line for line in capfd.readouterr().err.splitlines() if "looks at a batch of the loader of" in line]
     (line,) = said  # the same line looks at both batches
     assert "test_partial_reads.py:" in line
-    assert "every rank reads all 3 rows" in line
+    assert "every rank reads whole batches" in line
 
 
 def test_the_text_of_a_batch_tells_the_rows_and_their_order() -> None:
