@@ -63,9 +63,9 @@ def loader(
     one that pads to the longest, is given all samples of the batch on every rank, with a note; ``whole`` does so
     without.
 
-    ``workers`` processes on each rank read ``prefetch`` batches ahead; without any, the script's own process reads when
-    a job is called.  ``pin_memory`` puts what they read into pinned memory (default: where the rank has a GPU).
-    Random numbers that a sample draws depend on ``seed``, the epoch and its place in it alone.
+    ``workers`` processes on each rank read ``prefetch`` batches ahead (default: two each); without any, the script's
+    own process reads when a job is called.  ``pin_memory`` puts what they read into pinned memory (default: where the
+    rank has a GPU).  Random numbers that a sample draws depend on ``seed``, the epoch and its place in it alone.
 
     ``buckets`` are for samples of variable length: tensors, arrays and lists of numbers in a sample whose dim 0 is as
     long as the sample are padded to the smallest bucket that holds it, and all rows of a batch are of one bucket, so
@@ -111,7 +111,7 @@ def loader(
         )
     if isinstance(dataset, DataLoader):
         return _taken_over(dataset, given, prefetch, whole)
-    options = WorkerOptions(workers or 0, prefetch or 2, pins)
+    options = WorkerOptions(workers or 0, prefetch or 2 * (workers or 1), pins)
     if buckets is not None:
         base = ShuffledOrder(_count(dataset), batch_size or 1, shuffle, seed, drop_last)
         return _bucketed(dataset, collate, base, options, whole, _checked_buckets(buckets), lengths, padding)
