@@ -131,6 +131,9 @@ class SourceBatch:
         return source.template.structure.put_together(leaves)
 
 
+_FEW = 16  # batches
+
+
 class Feed:
     """The batches of an epoch from some row on.  For the script's thread."""
 
@@ -139,6 +142,7 @@ class Feed:
         self._batches: Iterator[Picked] | None = batches
         self._coming: deque[SourceBatch] = deque()
         self._taken: list[weakref.ref[SourceBatch]] = []  # until workers read
+        self._most_taken = _FEW  # of them, before those are let go of that the script has not kept
         self._number = 0
         self._started = source.ahead is None  # workers have begun to read for it
 
@@ -158,7 +162,10 @@ class Feed:
             return None
         batch = self._coming.popleft()
         if not self._started:
-            self._taken = [*(one for one in self._taken if one() is not None), weakref.ref(batch)]
+            self._taken.append(weakref.ref(batch))
+            if len(self._taken) > self._most_taken:
+                self._taken = [one for one in self._taken if one() is not None]
+                self._most_taken = 2 * len(self._taken) + _FEW
         return batch
 
     def exhaust(self) -> None:

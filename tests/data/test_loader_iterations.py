@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 import actorflow as flow
+from actorflow.data import feed
 
 ROWS = [(torch.tensor([float(i)]), torch.tensor(i)) for i in range(22)]
 
@@ -50,3 +53,20 @@ def test_a_taken_over_loader_draws_as_before_when_two_iterations_begin_together(
         found = [*pairs(flow.data.loader(make())), torch.rand(1)]
 
     assert found == expected
+
+
+def test_batches_that_are_kept_before_workers_read_are_not_looked_through_for_each_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    class Counted(weakref.ref[Any]):
+        def __call__(self) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().__call__()
+
+    monkeypatch.setattr(feed, "weakref", SimpleNamespace(ref=Counted))
+    kept = list(flow.data.loader(torch.arange(2000), 2, workers=1))
+    assert looks < 2 * len(kept)
+    assert [batch.tolist() for batch in kept[-2:]] == [[1996, 1997], [1998, 1999]]
