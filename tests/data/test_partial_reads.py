@@ -120,3 +120,16 @@ def test_the_text_of_a_batch_tells_the_rows_and_their_order() -> None:
         loader = flow.data.loader(torch.arange(8), 4, shuffle=True, seed=seed)
         orders.append([batch.batch.text[-10:] for batch in loader])
     assert orders[0] != orders[1] == orders[2]
+
+
+def test_workers_read_ahead_what_was_needed_of_batches_of_the_same_size_and_no_more() -> None:
+    loader = iter(flow.data.loader(Logged(44), 8, workers=1, prefetch=2))
+    first = next(loader)["y"].batch
+    for rows in (((0, 2),), ((4, 5),)):  # of two jobs
+        assert first.read(rows).leaf(1).tolist() == indices(rows)
+    *others, last, short = [batch["y"].batch for batch in loader]
+    assert len(others) == 3
+    assert last.planned[0] == ((0, 2), (4, 5))
+    assert short.planned[0] == ()  # what is needed of it is not known yet
+    assert last.read(((1, 2), (4, 5))).leaf(1).tolist() == [33, 36]
+    assert short.read(((1, 3),)).leaf(1).tolist() == [41, 42]
