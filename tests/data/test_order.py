@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     RandomSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -249,3 +250,39 @@ def test_the_position_behind_the_last_batch_is_taken_up_before_the_loop_has_ende
     second.load_state_dict(state)
     endless = second.repeat()  # a sampler of batches does not say that its epoch has ended: one that is empty follows
     assert taken + [numbers(next(endless)[0]) for _ in whole[1]] == [*itertools.chain(*whole)]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("rows", [8, 10])
+def test_epochs_are_those_of_torchs_sampler_and_end_with_their_last_batch(rows: int, drop_last: bool) -> None:
+    data = TensorDataset(torch.arange(rows))
+    sampler = DistributedSampler(data, 1, 0, seed=3)
+    loader = source(rows, 4, shuffle=True, seed=3, drop_last=drop_last)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        expected = [numbers(x) for (x,) in DataLoader(data, 4, sampler=sampler, drop_last=drop_last)]
+        begun = iter(loader)
+        assert [numbers(next(begun)) for _ in expected] == expected
+        assert (loader.epoch, loader.position) == (epoch + 1, (epoch + 1) * rows)
+        assert next(begun, None) is None
+        assert len(loader) == len(expected)
+
+
+def test_a_sampler_that_is_taken_over_is_told_the_epoch() -> None:
+    data = TensorDataset(torch.arange(10))
+    sampler, theirs = (DistributedSampler(data, 1, 0, seed=3) for _ in range(2))
+    loader = flow.data.loader(DataLoader(data, 4, sampler=sampler))
+    theirs.set_epoch(5)
+    loader.set_epoch(5)
+    assert [numbers(x) for (x,) in loader] == [numbers(x) for (x,) in DataLoader(data, 4, sampler=theirs)]
+
+
+def test_a_taken_over_loader_whose_workers_stay_draws_as_torchs() -> None:
+    def run(taken: bool) -> tuple[list[list[int]], torch.Tensor]:
+        torch.manual_seed(11)
+        data = TensorDataset(torch.arange(12))
+        loader: Any = DataLoader(data, 4, shuffle=True, num_workers=1, persistent_workers=True)
+        loader = flow.data.loader(loader) if taken else loader
+        return [numbers(x) for _ in range(3) for (x,) in loader], torch.rand(1)
+
+    assert run(True) == run(False)
