@@ -533,9 +533,13 @@ class ShardBatch:
         if part is None:
             part = opened.part(shard, self._number)
             if part is None:
+                source = opened.source
+                why = "and others did not; expected: as many batches in all"
+                if source.batches is not None:
+                    why = f"and batches={source.batches} was given; expected: as many batches in each shard, or more"
                 raise DataError(
-                    f"{opened.source.name}: {opened.source.who(shard)} ended before batch {self._number} of epoch "
-                    f"{opened.epoch}, and others did not; expected: as many batches in all"
+                    f"{source.name}: {source.who(shard)} ended before batch {self._number} of epoch {opened.epoch}, "
+                    f"{why}"
                 )
             self.parts[shard] = part
         return part

@@ -97,7 +97,7 @@ def test_shards_of_different_length_are_an_error_or_end_the_epoch() -> None:
     assert len([*numbered(3, 2, 3, batches=2)]) == 2
     source = numbered(3, 2, 3, batches=3)
     assert len(source) == 3
-    with pytest.raises(flow.DataError, match="shard 1 of 3 ended before batch 2 of epoch 0"):
+    with pytest.raises(flow.DataError, match="ended before batch 2 of epoch 0, and batches=3 was given"):
         read_all(source)
 
 
