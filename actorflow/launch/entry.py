@@ -36,6 +36,7 @@ from actorflow_compiler.core.errors import ActorflowError
 SEED = 0  # of every random number generator, on every rank
 _PR_SET_PDEATHSIG = 1
 TERM_PATIENCE = 0.7  # seconds after SIGTERM to wait for the report of a failure
+_told_to_end = threading.Event()  # SIGTERM has come
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,6 +89,8 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
         return _interrupted(run)
     except BaseException as e:
         exit_hooks.after_error()
+        if _told_to_end.is_set():  # with the processes of the script, whose end may have raised this
+            run.failed.wait(2 * TERM_PATIENCE)
         behind = run.explain(e)
         elsewhere = behind is not e and run.failure is not None and run.failure.rank != run.rank
         with suppress(OSError):  # the disk may be full, which the launcher reports
@@ -182,8 +185,10 @@ def _handle_signals(run: Cluster | Alone) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        """Do nothing: the wake-up descriptor has received the signal already, on any thread."""
+    def handle(number: int, _frame: FrameType | None) -> None:
+        """Remember it; the wake-up descriptor has received the signal already, on any thread."""
+        if number == signal.SIGTERM:
+            _told_to_end.set()
 
     def wait() -> None:
         while signal.SIGTERM not in (told := os.read(reader, 64)):

@@ -282,3 +282,27 @@ def test_what_is_indexed_and_has_no_length_is_iterated_over() -> None:
 
 def test_a_loop_with_a_bar_takes_a_source_whose_length_is_not_known() -> None:
     assert [batch.tolist() for batch in flow.progress(flow.data.loader(Counting(10), 4))] == WHOLE
+
+
+_ENDED_WITH_ITS_WORKERS = """
+import os, signal
+import actorflow as flow
+
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated.")
+next(iter(flow.data.loader([*range(8)], 4)))
+"""
+
+
+def test_a_rank_that_is_told_to_end_with_its_workers_is_not_told_as_one_that_raised(tmp_path: Path) -> None:
+    script = tmp_path / "ended.py"
+    script.write_text(_ENDED_WITH_ITS_WORKERS)
+    done = subprocess.run(
+        [warm.python(), "-m", "actorflow", "run", str(script), "--devices", "2"],
+        capture_output=True, text=True, timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode
+    last = [line for line in done.stderr.splitlines() if line.startswith("actorflow: rank 1")]
+    assert last
+    assert all("was told to end (SIGTERM)" in line for line in last), done.stderr
