@@ -143,6 +143,27 @@ def test_what_samples_of_buckets_draw_depends_on_their_place_in_the_epoch(worker
     assert all(torch.equal(a, b) for a, b in zip(found, whole[2:], strict=True))
 
 
+@pytest.mark.parametrize("kind", ["buckets", "packed"])
+def test_finding_lengths_leaves_the_scripts_random_numbers_as_they_were(kind: str) -> None:
+    data = drawing([3, 7, 2, 5])
+
+    class Whole(Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Tensor:
+            return data[index].abs().long()
+
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[2]  # type: ignore[index]
+    if kind == "buckets":
+        assert len(flow.data.loader(data, 2, buckets=(4, 8))) == 2
+    else:
+        assert len(flow.data.packed(Whole(), 6)) == 3
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[2]  # type: ignore[index]
+    assert torch.equal(after[0], before[0])
+    assert after[1:] == before[1:]
+
+
 # -- samples -------------------------------------------------------------------------------------------
 
 

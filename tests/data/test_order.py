@@ -20,6 +20,8 @@ from torch.utils.data import (
 )
 
 import actorflow as flow
+from actorflow.data.existing import options_of
+from actorflow.data.workers import WorkerOptions
 from actorflow_compiler.core.errors import DataError
 
 SIZES = st.integers(1, 40)
@@ -252,12 +254,15 @@ def test_the_position_behind_the_last_batch_is_taken_up_before_the_loop_has_ende
     assert taken + [numbers(next(endless)[0]) for _ in whole[1]] == [*itertools.chain(*whole)]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("rows", [8, 10])
-def test_epochs_are_those_of_torchs_sampler_and_end_with_their_last_batch(rows: int, drop_last: bool) -> None:
+def test_epochs_are_those_of_torchs_sampler_and_end_with_their_last_batch(
+    rows: int, drop_last: bool, workers: int
+) -> None:
     data = TensorDataset(torch.arange(rows))
     sampler = DistributedSampler(data, 1, 0, seed=3)
-    loader = source(rows, 4, shuffle=True, seed=3, drop_last=drop_last)
+    loader = source(rows, 4, shuffle=True, seed=3, drop_last=drop_last, workers=workers)
     for epoch in range(3):
         sampler.set_epoch(epoch)
         expected = [numbers(x) for (x,) in DataLoader(data, 4, sampler=sampler, drop_last=drop_last)]
@@ -286,3 +291,34 @@ def test_a_taken_over_loader_whose_workers_stay_draws_as_torchs() -> None:
         return [numbers(x) for _ in range(3) for (x,) in loader], torch.rand(1)
 
     assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("other", [3, 4, 5, 16])
+def test_a_taken_over_loader_goes_on_with_batches_of_another_size(other: int) -> None:
+    data = TensorDataset(torch.arange(23))
+
+    def made(batch: int) -> flow.data.DataSource:
+        torch.manual_seed(11)
+        return flow.data.loader(DataLoader(data, batch, shuffle=True))
+
+    order = [*itertools.chain(*(numbers(x) for (x,) in made(4)))]
+    first = made(4)
+    taken = [numbers(x) for (x,) in itertools.islice(first, 2)]
+    second = made(other)
+    second.load_state_dict(first.state_dict())
+    rest = [numbers(x) for (x,) in second]
+    assert [*itertools.chain(*taken, *rest)] == order
+    assert (second.epoch, second.position) == (1, 23)
+
+
+def test_workers_of_a_loader_are_taken_over_as_they_are() -> None:
+    loader: Any = DataLoader(
+        TensorDataset(torch.arange(8)), 2, num_workers=2, prefetch_factor=3, timeout=9.0, pin_memory=True,
+        worker_init_fn=print, multiprocessing_context="spawn",
+    )  # fmt: skip
+    found = options_of(loader)
+    assert (found.workers, found.prefetch, found.ahead, found.timeout, found.pin_memory) == (2, 6, 6, 9.0, True)
+    assert found.worker_init_fn is print
+    assert found.multiprocessing_context is loader.multiprocessing_context
+    sizes = [WorkerOptions(workers, prefetch).ahead for workers, prefetch in ((0, 4), (2, 1), (2, 3), (3, 6))]
+    assert sizes == [0, 2, 4, 6]

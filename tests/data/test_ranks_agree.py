@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import actorflow as flow
-from actorflow.data import data_source, sample_source
+from actorflow.data import data_source, sample_source, shards
+from actorflow.data.state_bytes import from_bytes, to_bytes
 
 Ask = Callable[[Callable[[int], Any]], list[Any]]
 
@@ -21,7 +22,7 @@ Ask = Callable[[Callable[[int], Any]], list[Any]]
 def ask(joined: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Iterate, on each of three ranks, over the source that a function makes for it: batches, or what was refused."""
     here = threading.local()
-    for module in (data_source, sample_source):
+    for module in (data_source, sample_source, shards):
         monkeypatch.setattr(module, "current", lambda: SimpleNamespace(context=here))
     monkeypatch.setattr(data_source, "_numbers", itertools.repeat(0))  # ranks are threads of one script
     ranks = joined(3)
@@ -85,3 +86,37 @@ def test_what_goes_wrong_with_the_first_sample_on_one_rank_is_told_on_all(ask: A
     found = ask(lambda rank: flow.data.loader(Numbers(broken=rank == 0), 4))
     assert found == [found[0]] * 3
     assert "reading sample 0 (row 0 of epoch 0) raised OSError: no such file" in found[0]
+
+
+class Share:
+    """Batches of the share of a rank, which says how many they are."""
+
+    def __init__(self, rank: int, count: int, rows: int = 2) -> None:
+        self.rank, self.count, self.rows = rank, count, rows
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Any:
+        return iter([torch.full((self.rows,), self.rank)] * self.count)
+
+
+def test_shares_of_ranks_that_do_not_fit_together_are_told_on_all(ask: Ask) -> None:
+    found = ask(lambda rank: flow.data.sharded(Share(rank, 2)))
+    assert [len(texts) for texts in found] == [2, 2, 2]
+    assert found == [found[0]] * 3
+    found = ask(lambda rank: flow.data.sharded(Share(rank, 2 + rank)))
+    assert found == [found[0]] * 3
+    assert "the loaders of ranks give 2, 3, 4 batches; expected: as many on all ranks, or stop='shortest'" in found[0]
+    found = ask(lambda rank: flow.data.sharded(Share(rank, 4 - rank), stop="shortest"))
+    assert [len(texts) for texts in found] == [2, 2, 2]
+    found = ask(lambda rank: flow.data.sharded(Share(rank, 2, 2 + (rank == 2))))
+    assert found == [found[0]] * 3
+    assert "rank 0 gives 2 rows of" in found[0]
+    assert "and rank 2 3 rows of" in found[0]
+
+
+def test_of_a_shard_that_several_ranks_have_read_the_furthest_state_is_kept() -> None:
+    said = [{"0": {"batch": 2}, "1": {"batch": 3}}, {"1": {"batch": 4}, "2": {"batch": 1}}, {"0": {"batch": 1}}]
+    kept = from_bytes(shards._together([to_bytes(one, "shards") for one in said]))
+    assert kept == {"0": {"batch": 2}, "1": {"batch": 4}, "2": {"batch": 1}}

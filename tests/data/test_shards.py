@@ -13,6 +13,7 @@ import pytest
 import torch
 from data.test_streams import run
 from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler
 
 import actorflow as flow
 from scripts.streamed import SHARDS, StatefulBatches
@@ -138,7 +139,10 @@ def test_random_numbers_depend_on_the_shard_and_the_batch_alone() -> None:
     first = [(x.tolist(), y.tolist()) for x, y in source]
     assert torch.equal(torch.get_rng_state(), before)
     second = [(x.tolist(), y.tolist()) for x, y in source]
-    assert len({str(one) for one in first + second}) == 6
+    values = [value for x, y in first + second for value in [*x, *y]]
+    assert len({*values}) == len(values) == 48  # by epoch, batch, shard and place in it
+    seeded = flow.data.sharded(drawing, 2, seed=4)
+    assert not {*values} & {value for x, y in seeded for value in [*x.tolist(), *y.tolist()]}
     torch.manual_seed(1)
     again = flow.data.sharded(drawing, 2, seed=3)
     again.load_state_dict({"epoch": 1, "batch": 1, "position": 4, "shards": 2})
@@ -227,3 +231,35 @@ def test_arrays_of_shards_may_be_read_only_or_of_another_byte_order() -> None:
     odd = flow.data.sharded(lambda shard, shards: [np.zeros(2, np.longdouble)], 1)
     with pytest.raises(flow.DataError, match="has it: an array of float128; expected: dense tensors"):
         next(iter(odd))
+
+
+def test_a_batch_that_is_passed_over_is_read_once() -> None:
+    read: list[tuple[int, int]] = []
+
+    def make(shard: int, shards: int) -> Iterator[Tensor]:
+        for batch in range(3):
+            read.append((shard, batch))
+            yield torch.full((2,), 10 * shard + batch)
+
+    first, second, third = flow.data.sharded(make, 2, batches=3)
+    assert third.tolist() == [2, 2, 12, 12]
+    assert first.tolist() == [0, 0, 10, 10]
+    assert second.tolist() == [1, 1, 11, 11]
+    twice = [(0, 0)]  # it tells what batches look like, before any shard is needed
+    assert sorted(read) == sorted([*twice, *((shard, batch) for shard in range(2) for batch in range(3))])
+
+
+def test_a_loader_with_the_share_of_another_rank_is_refused() -> None:
+    data = [torch.tensor(number) for number in range(8)]
+    share: Any = DataLoader(data, 2, sampler=DistributedSampler(data, 2, 1))  # type: ignore[arg-type]
+    with pytest.raises(flow.DataError, match="the share of rank 1 of 2 was found on rank 0 of 1; the share of this"):
+        flow.data.sharded(share)
+    whole: Any = DataLoader(data, 2, sampler=DistributedSampler(data, 1, 0, shuffle=False))  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in flow.data.sharded(whole)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize("runs", [((1, 3),), ((4, 5),), ((0, 1), (3, 8)), ((2, 3), (5, 6), (8, 9)), ((0, 9),)])
+def test_any_rows_of_a_batch_of_shards_are_read(runs: tuple[tuple[int, int], ...]) -> None:
+    source = flow.data.sharded(lambda shard, shards: [torch.arange(3 * shard, 3 * shard + 3)] * 2, 3)
+    batch = next(iter(source)).batch
+    assert batch.read(runs).leaf(0).tolist() == [row for lo, hi in runs for row in range(lo, hi)]

@@ -113,6 +113,18 @@ def test_a_loop_that_is_left_ends_its_epoch_and_set_epoch_begins_another() -> No
     assert next(endless).tolist() == WHOLE[2]  # an iteration that is under way is moved
 
 
+def test_an_older_loop_over_a_stream_does_not_move_its_position() -> None:
+    source = flow.data.loader(Counting(10), 4)
+    first, second = iter(source), iter(source)
+    next(second)
+    state = source.state_dict()
+    assert (state["epoch"], state["batch"], state["position"]) == (1, 1, 1)
+    assert numbers(first) == WHOLE
+    assert {**source.state_dict(), "start": None} == {**state, "start": None}
+    assert numbers(second) == WHOLE[1:]
+    assert (source.epoch, source.position) == (2, 3)
+
+
 def test_its_length_is_that_of_the_stream_if_it_has_one() -> None:
     assert len(flow.data.loader(SizedCounting(10), 4)) == 3
     assert len(flow.data.loader(SizedCounting(10), 4, drop_last=True)) == 2
