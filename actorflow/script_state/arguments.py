@@ -249,7 +249,7 @@ def _refuse_gradients(name: str, path: str) -> NoReturn:
 
 def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:
     if isinstance(leaf, np.ndarray):
-        return torch.tensor(leaf)
+        return torch.tensor(leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("=")))
     if isinstance(leaf, BatchTensor):
         if leaf.value is None:
             return leaf

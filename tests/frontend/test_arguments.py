@@ -71,6 +71,11 @@ def test_the_script_may_reuse_its_tensors_and_arrays():
     assert all((t == 1).all() for t in call.tensors)
 
 
+def test_arrays_of_another_byte_order_are_taken_as_numbers():
+    call = flatten("job", SIGNATURE, (np.arange(3.0).astype(">f8"), np.arange(3).astype(">i4")), {})
+    assert [(t.dtype, t.tolist()) for t in call.tensors] == [(torch.float64, [0, 1, 2]), (torch.int32, [0, 1, 2])]
+
+
 def test_arguments_that_fit_no_parameter_are_an_error_that_shows_the_signature():
     with pytest.raises(CallError, match=r"job\(a\).*too many"):
         flatten("job", inspect.signature(lambda a: a), (1, 2), {})
