@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -133,3 +134,36 @@ def test_workers_read_ahead_what_was_needed_of_batches_of_the_same_size_and_no_m
     assert short.planned[0] == ()  # what is needed of it is not known yet
     assert last.read(((1, 2), (4, 5))).leaf(1).tolist() == [33, 36]
     assert short.read(((1, 3),)).leaf(1).tolist() == [41, 42]
+
+
+class Gated:
+    """Four samples, the last of which is read when a gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = multiprocessing.get_context("fork").Event()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        assert index != 3 or self.gate.wait(100)
+        return torch.tensor(index)
+
+
+def test_rows_that_are_wanted_come_also_where_another_loop_takes_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Gated()
+    loader: Any = flow.data.loader(data, 4, workers=1)
+    first, second = (next(iter(loader)).batch for _ in range(2))
+    read = first.read(((0, 4),))
+    assert not read.ready()
+    ahead = loader._source.ahead
+    taken = ahead.begin
+
+    def begin(owner: object) -> None:
+        data.gate.set()
+        taken(owner)
+
+    monkeypatch.setattr(ahead, "begin", begin)
+    other = second.read(((1, 3),))
+    assert read.leaf(0).tolist() == [0, 1, 2, 3]
+    assert other.leaf(0).tolist() == [1, 2]
