@@ -322,3 +322,14 @@ def test_workers_of_a_loader_are_taken_over_as_they_are() -> None:
     assert found.multiprocessing_context is loader.multiprocessing_context
     sizes = [WorkerOptions(workers, prefetch).ahead for workers, prefetch in ((0, 4), (2, 1), (2, 3), (3, 6))]
     assert sizes == [0, 2, 4, 6]
+
+
+def test_epochs_that_are_left_or_not_begun_are_followed_by_the_next() -> None:
+    loader = source(12, 4, shuffle=True)
+    whole = [[numbers(x) for x in loader] for _ in range(4)]
+    again = source(12, 4, shuffle=True)
+    found = {}
+    for epoch in again.epochs(4):
+        found[epoch] = [] if epoch == 1 else [numbers(x) for x in itertools.islice(again, 1 + (epoch == 3))]
+    assert found == {0: whole[0][:1], 1: [], 2: whole[2][:1], 3: whole[3][:2]}
+    assert (again.epoch, again.position) == (4, 48)
