@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import actorflow as flow
 import warm
+from actorflow.live import observer
 from scripts.streamed import StatefulBatches
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -292,7 +293,8 @@ def test_what_is_indexed_and_has_no_length_is_iterated_over() -> None:
     assert numbers(flow.data.loader(_Column(), 4)) == WHOLE
 
 
-def test_a_loop_with_a_bar_takes_a_source_whose_length_is_not_known() -> None:
+def test_a_loop_with_a_bar_takes_a_source_whose_length_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer, "_show", lambda settings: None)  # a view would stay for other tests
     assert [batch.tolist() for batch in flow.progress(flow.data.loader(Counting(10), 4))] == WHOLE
 
 
