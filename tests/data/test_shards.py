@@ -263,3 +263,17 @@ def test_any_rows_of_a_batch_of_shards_are_read(runs: tuple[tuple[int, int], ...
     source = flow.data.sharded(lambda shard, shards: [torch.arange(3 * shard, 3 * shard + 3)] * 2, 3)
     batch = next(iter(source)).batch
     assert batch.read(runs).leaf(0).tolist() == [row for lo, hi in runs for row in range(lo, hi)]
+
+
+def test_a_shard_that_is_not_needed_any_more_is_read_no_further() -> None:
+    read = Counter[int]()
+
+    def make(shard: int, shards: int) -> Iterator[Tensor]:
+        for _ in range(30):
+            read[shard] += 1
+            yield torch.full((2,), shard)
+
+    batches = iter(flow.data.sharded(make, 2))
+    assert next(batches).tolist() == [0, 0, 1, 1]
+    assert len([*batches]) == 29
+    assert read[1] < 15
