@@ -12,7 +12,7 @@ from actorflow.session.process import current
 from actorflow_compiler.core.errors import DataError
 from actorflow_compiler.core.user_code import UserLines
 
-__all__ = ["DataSource", "tell_once"]
+__all__ = ["DataSource", "other_data", "tell_once"]
 
 _numbers = itertools.count()
 _lines = UserLines()
@@ -26,6 +26,17 @@ def tell_once(note: str) -> None:
     if note not in _told and current().context.cluster.rank == 0:
         _told.add(note)
         print(f"actorflow: {note}", file=sys.stderr, flush=True)
+
+
+def other_data(said: Sequence[str]) -> str:
+    """A sentence about the first rank that says something else of its data than rank 0; empty if none does."""
+    for rank, text in enumerate(said):
+        if text != said[0]:
+            return (
+                f"ranks have different data: rank 0 has {said[0]}; rank {rank} has {text}; expected: the same dataset, "
+                f"sampler and seed on all ranks, as each of them reads its own rows of the same batches"
+            )
+    return ""
 
 
 class DataSource(ABC):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from actorflow.control.cluster import Alone
+from actorflow.data.data_source import other_data
 from actorflow.data.element_random import ElementRandom
 from actorflow.session.process import current
 from actorflow_compiler.core.errors import ActorflowError, DataError
@@ -94,7 +95,7 @@ class RowLengths:
             reply = None
             if every is not None:
                 shares = [_Share.from_bytes(said) for said in every]
-                error = _other_counts([count for count, _ in shares])
+                error = other_data([f"{count:,} samples" for count, _ in shares])
                 values = np.empty(0, np.int64)
                 if not error:
                     error, values = _joined([share for _, share in shares], self.count)
@@ -206,16 +207,6 @@ def _joined(shares: Sequence[_Share], count: int) -> tuple[str, Integers]:
                 f"which of them is its length is not known: pass lengths=, and pad the others in the dataset"
             ), none
     return "", sizes[:, varying[0]].copy()
-
-
-def _other_counts(counts: Sequence[int]) -> str:
-    for rank, count in enumerate(counts):
-        if count != counts[0]:
-            return (
-                f"ranks have different data: rank 0 has {counts[0]:,} samples, rank {rank} has {count:,}; expected: "
-                f"the same dataset on all ranks, as each of them reads its own rows of the same batches"
-            )
-    return ""
 
 
 def lengths_of(given: Any, dataset: Any) -> tuple[Any, Measure | None]:

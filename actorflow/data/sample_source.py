@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from actorflow.control.cluster import Alone
-from actorflow.data.data_source import DataSource, tell_once
+from actorflow.data.data_source import DataSource, other_data, tell_once
 from actorflow.data.feed import Feed, FeedSource
 from actorflow.data.order import EpochDraw, Picked
 from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest, SampleReader
@@ -163,7 +163,7 @@ class SampleSource(DataSource):
         given: dict[tuple[int, int], Any] = {}
 
         def decide(every: Sequence[bytes]) -> bytes:
-            said, template = _difference([text.decode() for text in every]), None
+            said, template = other_data([text.decode() for text in every]), None
             if not said and first is not None:
                 try:
                     template, found = self._look(epoch, seed, first)
@@ -254,14 +254,3 @@ class _Probe:
 
     def __call__(self) -> Any:
         return self._reader.try_probe(self._request)
-
-
-def _difference(said: list[str]) -> str:
-    """A sentence about ranks that have another source than rank 0; empty if there are none."""
-    for rank, text in enumerate(said):
-        if text != said[0]:
-            return (
-                f"ranks have different data: rank 0 has {said[0]}; rank {rank} has {text}; expected: the same dataset, "
-                f"sampler and seed on all ranks, as each of them reads its own rows of the same batches"
-            )
-    return ""
