@@ -2,8 +2,9 @@
 
 PYTHON ?= python3
 DEVICES ?= 2
-# processes for tests, each of one thread; make test WORKERS=0 runs them in one that shows what it does
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+# processes for tests, each of one thread: one more than cores, as many wait for what they have started; WORKERS=0 is one that
+# shows what it does
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
