@@ -35,6 +35,7 @@ from actorflow_compiler.core.errors import ActorflowError
 
 SEED = 0  # of every random number generator, on every rank
 _PR_SET_PDEATHSIG = 1
+INTERRUPTED = "was interrupted (Ctrl-C)"
 TERM_PATIENCE = 0.7  # seconds after SIGTERM to wait for the report of a failure
 _told_to_end = threading.Event()  # SIGTERM has come
 
@@ -88,22 +89,32 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
     except KeyboardInterrupt:
         return _interrupted(run)
     except BaseException as e:
-        exit_hooks.after_error()
-        if _told_to_end.is_set():  # with the processes of the script, whose end may have raised this
-            run.failed.wait(2 * TERM_PATIENCE)
-        behind = run.explain(e)
-        elsewhere = behind is not e and run.failure is not None and run.failure.rank != run.rank
-        with suppress(OSError):  # the disk may be full, which the launcher reports
-            print_script_error(behind.with_traceback(e.__traceback__) if elsewhere else e, script)
-        if behind is e:
-            hint = full_disk(e, run.rank, run.settings.log_dir) or advice(str(e))
-            if hint:
-                with suppress(OSError):
-                    print(f"actorflow: {hint}", file=sys.stderr)
-            run.abort(FailureKind.RAISED, f"raised {one_line(e, script)}" + (f". {hint}" if hint else ""))
-            if isinstance(e, Exception):
-                _write_error_file(e)
-        return _end(run, 1)
+        try:
+            return _failed(run, e, script)
+        except KeyboardInterrupt:  # it reaches this rank behind others, whose end has raised the error
+            return _interrupted(run)
+
+
+def _failed(run: Cluster | Alone, error: BaseException, script: str) -> int:
+    """Exit after an error in the script: tell people of it, and the other ranks unless it comes from them."""
+    exit_hooks.after_error()
+    if _told_to_end.is_set():  # with the processes of the script, whose end may have raised this
+        run.failed.wait(2 * TERM_PATIENCE)
+    behind = run.explain(error)
+    elsewhere = behind is not error and run.failure is not None and run.failure.rank != run.rank
+    if elsewhere and run.failure is not None and run.failure.cause == INTERRUPTED:
+        return _interrupted(run)  # as all ranks are, some sooner than others
+    with suppress(OSError):  # the disk may be full, which the launcher reports
+        print_script_error(behind.with_traceback(error.__traceback__) if elsewhere else error, script)
+    if behind is error:
+        hint = full_disk(error, run.rank, run.settings.log_dir) or advice(str(error))
+        if hint:
+            with suppress(OSError):
+                print(f"actorflow: {hint}", file=sys.stderr)
+        run.abort(FailureKind.RAISED, f"raised {one_line(error, script)}" + (f". {hint}" if hint else ""))
+        if isinstance(error, Exception):
+            _write_error_file(error)
+    return _end(run, 1)
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
@@ -124,7 +135,7 @@ def _end(run: Cluster | Alone, code: int) -> int:
 def _interrupted(run: Cluster | Alone) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore further ones
     if run.failure is None:
-        run.abort(FailureKind.ENDED, "was interrupted (Ctrl-C)")
+        run.abort(FailureKind.ENDED, INTERRUPTED)
     return _end(run, 128 + signal.SIGINT)
 
 

@@ -30,6 +30,17 @@ os.rename(f"{sys.argv[1]}/up{cluster.rank}.part", f"{sys.argv[1]}/up{cluster.ran
 cluster.goodbye() if cluster.rank == 0 else threading.Event().wait()
 """
 
+# the signal comes to rank 1 alone, as it comes to one rank sooner than to another
+HEARS = """
+import os, signal
+from actorflow.control.cluster import current
+
+cluster = current()
+if cluster.rank == 1:
+    os.kill(os.getpid(), signal.SIGINT)
+cluster.gather("all", b"")
+"""
+
 RAISE = """
 from actorflow.control.cluster import current
 
@@ -111,6 +122,14 @@ def test_ctrl_c_ends_the_run_quietly(start: Start, tmp_path: Path) -> None:
     run.process.send_signal(signal.SIGINT)
     assert ends_within(run, SOON) == 130
     assert "Traceback" not in run.output
+
+
+def test_a_rank_that_hears_of_ctrl_c_before_it_is_interrupted_itself_ends_as_quietly(start: Start) -> None:
+    run = start(HEARS, "--devices", "2", python=warm.python())
+    assert ends_within(run, LIMIT) == 130
+    assert "was interrupted (Ctrl-C)" in run.output
+    assert "Traceback" not in run.output
+    assert "ClusterError" not in run.output
 
 
 def test_different_arguments_on_two_nodes_are_shown_on_both(start: Start) -> None:
