@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "pipelines"))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "checkpoints"))
 
 from training import Loaded, Setting, Stepped, start_peak_anew
-from turns import Group, Lost, start
+from turns import Group, Lost, fitting, start, turned
 
 HERE = Path(__file__).resolve().parent / "checkpoints"
 AGREE = 1e-4  # how far losses may differ
@@ -269,23 +269,6 @@ def close(group: Group, pids: Sequence[int]) -> None:
         with suppress(OSError):  # it has ended, as it should; another's process has not this script's name
             if b"checkpoints" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
-
-
-def fitting(rounds: int, end: float) -> Iterator[int]:
-    """The numbers of rounds, as long as one more would end in time (of ``monotonic``), and the first in any case."""
-    begun = time.monotonic()
-    for number in range(rounds):
-        now = time.monotonic()
-        if number and now + (now - begun) / number > end:
-            print(f"\n{number} of {rounds} rounds: there is no time for more")
-            return
-        yield number
-
-
-def turned(things: Sequence[T], by: int) -> list[T]:
-    """In another order each round."""
-    at = by % len(things)
-    return [*things[at:], *things[:at]]
 
 
 # --- what is printed ---

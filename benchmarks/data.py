@@ -27,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent / "data"))
 
 from decoding import Setting, indices_read
-from turns import Group, Lost, start
+from turns import Group, Lost, fitting, start, turned
 
 HERE = Path(__file__).resolve().parent / "data"
 LEAST_RATE = 1.0  # times theirs
@@ -199,23 +199,6 @@ def group_of(side: str, setting: Setting) -> Iterator[Group]:
         raise
     finally:
         group.close()
-
-
-def fitting(rounds: int, end: float) -> Iterator[int]:
-    """The numbers of rounds, as long as one more would end in time (of ``monotonic``), and the first in any case."""
-    begun = time.monotonic()
-    for number in range(rounds):
-        now = time.monotonic()
-        if number and now + (now - begun) / number > end:
-            print(f"\n{number} of {rounds} rounds: there is no time for more")
-            return
-        yield number
-
-
-def turned(things: Sequence[str], by: int) -> list[str]:
-    """In another order each round."""
-    at = by % len(things)
-    return [*things[at:], *things[:at]]
 
 
 def heading(title: str, rounds: int, theirs: str) -> None:

@@ -11,11 +11,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 PATIENCE = 300.0  # seconds for a group to start, to prepare a contender, or to end a turn
 GRACE = 30.0  # seconds for its processes to end
@@ -173,4 +175,21 @@ def start(name: str, ranks: int, command: Callable[[str], Sequence[str]], enviro
     return Group(name, process, [found[r] for r in range(ranks)], log)
 
 
-__all__ = ["Group", "Lost", "Notes", "Steps", "Turn", "start", "take_turns"]
+def fitting(rounds: int, end: float) -> Iterator[int]:
+    """The numbers of rounds, as long as one more would end in time (of ``monotonic``), and the first in any case."""
+    begun = time.monotonic()
+    for number in range(rounds):
+        now = time.monotonic()
+        if number and now + (now - begun) / number > end:
+            print(f"\n{number} of {rounds} rounds: there is no time for more")
+            return
+        yield number
+
+
+def turned(things: Sequence[T], by: int) -> list[T]:
+    """In another order each round."""
+    at = by % len(things)
+    return [*things[at:], *things[:at]]
+
+
+__all__ = ["Group", "Lost", "Notes", "Steps", "Turn", "fitting", "start", "take_turns", "turned"]
