@@ -89,6 +89,8 @@ if TYPE_CHECKING:
     from actorflow.job import global_function as global_function
     from actorflow.live.observer import progress as progress
     from actorflow.placements import placement as placement
+    from actorflow.plan_files import load_plan as load_plan
+    from actorflow.plan_files import save_plan as save_plan
     from actorflow.plan_view import plan as plan
     from actorflow.script_state.seeds import manual_seed as manual_seed
     from actorflow.session.process import explain as explain
@@ -136,6 +138,7 @@ _HOMES = {
     "progress": "actorflow.live.observer",
     "manual_seed": "actorflow.script_state.seeds",
     "plan": "actorflow.plan_view",
+    **dict.fromkeys(("load_plan", "save_plan"), "actorflow.plan_files"),
     "constrain": "actorflow_compiler.hints.constrain",
     "distribute": "actorflow.classic.distribute",
     "place": "actorflow_compiler.hints.hints",

@@ -125,6 +125,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         if "PYTEST_XDIST_WORKER" in os.environ:  # a process of several: what one finds out is there for all
             folder = folder.parent
         patch.setenv("ACTORFLOW_CACHE", str(folder / "found"))
+        patch.setenv("ACTORFLOW_CACHE_PLANS", "0")  # but of plans, each test has its own
         yield
 
 

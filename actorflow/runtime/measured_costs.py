@@ -21,6 +21,7 @@ import torch
 from actorflow.devices import Device, count, make_device
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.transport.small_tensors import decode
+from actorflow_compiler.core.cache_folder import CACHE_VARIABLE, cache_folder
 from actorflow_compiler.core.hardware import UNMEASURED, Hardware
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.library import OPS
@@ -36,7 +37,7 @@ from actorflow_compiler.plan.plan import (
     TensorSpec,
 )
 from actorflow_compiler.plan.summary import variable_shape
-from actorflow_compiler.signatures.discovery.cache import directory, keep
+from actorflow_compiler.signatures.discovery.cache import keep
 from actorflow_scheduler.hardware_file import read_hardware
 from actorflow_scheduler.work_digest import work_digest
 
@@ -57,7 +58,7 @@ class Place:
 
     def path(self) -> Path | None:
         """The file of this machine's measurements; None if there is no cache folder or no such device."""
-        where, name = directory(), self.label()
+        where, name = cache_folder(), self.label()
         if where is None or not name:
             return None
         return where / "costs" / f"torch-{torch.__version__}" / platform.node() / f"{name.replace('/', '-')}.json"
@@ -258,7 +259,7 @@ def _threads(count: int) -> Iterator[None]:
 def _probe() -> tuple[float, float]:
     """Latency and bandwidth of a send between two ranks, from a run of two; zeros if that fails."""
     command = [sys.executable, "-m", "actorflow", "run", str(PROBE), "--devices", "2"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("ACTORFLOW_") or k == "ACTORFLOW_CACHE"}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ACTORFLOW_") or k == CACHE_VARIABLE}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=True, env=environment

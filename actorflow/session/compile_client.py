@@ -96,6 +96,7 @@ class CompileClient:
             bound=bind_script(job.type == JobType.TRAIN, guards, found, effects),
             mirrored=prepared.own is not None,
             key=key,
+            made=made.made,
         )
         compiled.take_places(sites)
         self._release.installed(compiled, used)

@@ -28,7 +28,7 @@ from actorflow.session.agreement import StateReport, check_agreement, differing_
 from actorflow.session.compile_request import CapturedStep, CompileRequest, located
 from actorflow.session.number_reads import every_number
 from actorflow.session.plan_keys import torch_modes
-from actorflow.session.plan_store import KEPT, KeptPlan, PlanStore
+from actorflow.session.plan_store import KEPT, KeptPlan, PlanKey, PlanStore
 from actorflow.session.plan_summary import summary_lines
 from actorflow.session.planes import choose_planes, rank_locations
 from actorflow.session.step_effects import StepEffects
@@ -57,7 +57,7 @@ from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.text import to_text
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.plan.verify import verify
-from actorflow_compiler.reuse import check_fits, step_digest
+from actorflow_compiler.reuse import check_fits, step_parts
 from actorflow_compiler.values.gradients import GRADIENT_SUFFIX
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
 from actorflow_compiler.values.variables import ScriptState
@@ -103,6 +103,7 @@ class CompileResult:
 
     plan: Plan  # scheduled, of all ranks
     effects: StepEffects
+    key: PlanKey | None = None  # what the plan was made from; None: it cannot be compared, or was not asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class RankPlan:
     kinds: tuple[str, ...]  # of device, for each rank
     written: frozenset[str]  # loose tensors and buffers that it changes
     gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
+    made: CompileResult | None = None  # on the master: what was compiled, or found
 
     def to_bytes(self, rank: int) -> bytes:
         """The message to another rank, with that rank's part of the plan."""
@@ -189,6 +191,7 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
         on,
         changed,
         unused_on_all_ranks(reports),
+        result,
     )
 
 
@@ -247,18 +250,18 @@ def _make_plan(
             known = replace(request.target, measure=False).hardware(kind)  # before there is a plan to measure
             asked = step.request(TargetDevices(world, kind, known), doing)
             captured = capture_step(asked)
-        digest = None if kept is None else kept.digest(request.name, lambda: _plan_depends_on(request, captured, asked))
-        found = None if kept is None or digest is None else _kept(kept, digest, request, captured, asked)
+        key = None if kept is None else kept.key(request.name, lambda: _plan_depends_on(request, captured, asked))
+        found = None if kept is None else _kept(kept, key, request, captured, asked)
         if found is not None:
             plan, hardware = found.plan, known
             doing.say_at_end(f"captured {request.name}, whose plan was kept in {found.folder},")
         else:
             plan, hardware = _compiled(request, captured, asked, doing)
-            if kept is not None and digest is not None:
-                kept.add(digest, plan, request.target, kind)
+            if kept is not None and key is not None:
+                kept.add(key, plan, request.target, kind)
         if told:
             doing.sum_up(lambda: summary_lines(plan, hardware))
-    return CompileResult(plan, step.effects())
+    return CompileResult(plan, step.effects(), key)
 
 
 def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, doing: Progress) -> tuple[Plan, Hardware]:
@@ -290,20 +293,26 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
         raise _deadlock_error(plan, error) from error
 
 
-def _plan_depends_on(request: CompileRequest, captured: Capture, asked: StepRequest) -> tuple[Any, ...]:
+def _plan_depends_on(request: CompileRequest, captured: Capture, asked: StepRequest) -> dict[str, tuple[Any, str]]:
     """All that ``_compiled`` depends on, beside code; torch's modes are in force where passes trace decompositions."""
     target = request.target
     measured = (target.measure, target.threads or torch.get_num_threads()) if target.measure else None
-    return (
-        step_digest(captured, asked), request.train, request.goal, request.schedule, request.mode, measured,
-        torch_modes(),
-    )  # fmt: skip
+    return {
+        **step_parts(captured, asked),
+        "how the job is to run": (
+            (request.train, request.goal, request.schedule, request.mode, measured), f"compile={str(request.mode)!r}"
+        ),
+        "modes of torch": (torch_modes(), ""),
+    }  # fmt: skip
 
 
 def _kept(
-    kept: PlanStore, digest: str, request: CompileRequest, captured: Capture, asked: StepRequest
+    kept: PlanStore, key: PlanKey | None, request: CompileRequest, captured: Capture, asked: StepRequest
 ) -> KeptPlan | None:
-    """The plan of this digest, if one is kept that is legal, cannot wait for ever, and is one of this step."""
+    """The plan of this key, if one is kept that is legal, cannot wait for ever, and is one of this step.
+
+    Raises PlanError if the script has named a plan for the job (``flow.load_plan``) that does not fit.
+    """
 
     def check(plan: Plan) -> Plan:
         prove(check_fits(verify(plan), captured, asked))
@@ -311,7 +320,8 @@ def _kept(
             raise PlanError("it runs otherwise, or changes state")
         return plan
 
-    return kept.find(digest, check)
+    named = kept.named(request.name, key, check)
+    return named if named is not None or key is None else kept.find(key, check)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from actorflow.session.compiling import CompileResult
 
 __all__ = ["CompiledPlan", "JobLike", "JobType", "bind_script"]
 
@@ -82,6 +85,7 @@ class CompiledPlan:
     sites: tuple[RebindingSite, ...] = ()  # the sites of rebound places, if they have one
     holders: frozenset[int] = frozenset()  # ids of the objects that its guards check
     calls: int = 0
+    made: CompileResult | None = None  # on the master: what was compiled, or found
     parked: WeakGuards | None = None  # replaces ``bound`` while the job works on other state
     _aside: tuple[bool, StandsFor] = (False, lambda old, new: False)
 

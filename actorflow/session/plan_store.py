@@ -1,13 +1,14 @@
-"""Keep compiled plans in folders, by the digest of what they are made from, so that a restart does not compile again.
+"""Keep compiled plans in folders, by the digest of what they are made from, so that a start does not compile again.
 
 A folder holds, beside files of others, which nobody touches:
 
-    plan-DIGEST.actorflow   a plan: a line of text, a checksum, and the plan as protobuf
+    plan-DIGEST.actorflow   a plan: a line of text, a checksum, what it was made from (JSON), and the plan as protobuf
     costs-LABEL.json        the measurements of the machine by which plans were scheduled
     plans.json              the digests of the plans, those used last at the end
 
-Only the master reads and writes.  Nothing here fails a run: what cannot be read is compiled, what cannot be written is
-said once.
+The folders are that of the user's cache, for all runs, and those beside checkpoints.  Only the master reads and writes.
+Nothing here fails a run, unless the script has named a plan itself (``load``): what cannot be read is compiled, what
+cannot be written is said once.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,20 +34,25 @@ import torch
 import actorflow_protos
 import actorflow_scheduler
 from actorflow.runtime.measured_costs import Costs, Place, Target, read
+from actorflow.session.user_folder import UserFolder
 from actorflow_compiler import reuse
+from actorflow_compiler.core.cache_folder import CACHE_VARIABLE, cache_folder
 from actorflow_compiler.core.digest import NoDigest, digest_of, digest_of_files
 from actorflow_compiler.core.errors import ActorflowError, PlanError
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 
-__all__ = ["KEPT", "KeptPlan", "PlanFolder", "PlanStore"]
+__all__ = ["KEPT", "KeptPlan", "PlanFolder", "PlanKey", "PlanStore"]
 
-FORMAT = 1  # of the files; increase it when their form changes
+SWITCH = "ACTORFLOW_CACHE_PLANS"  # environment variable: 0 keeps plans out of the cache, but not the rest
+FORMAT = 2  # of the files; increase it when their form changes
 HEAD = b"actorflow plan %d\n" % FORMAT
 NAME = re.compile(r"plan-([0-9a-f]{64})\.actorflow")
 USED = "plans.json"
-MOST = 32  # plans in a folder
+MOST = 32  # plans in a folder beside checkpoints, and in memory
 MOST_BYTES = 256 << 20  # … and bytes; the one used last stays in any case
+CACHE_MOST, CACHE_MOST_BYTES = 256, 512 << 20  # … in the user's cache
+ANY_COSTS = "the measured costs of the devices"  # the part of a key in which a plan that the script names may differ
 LARGEST = 2 << 30  # bytes of a file that is read; protobuf allows no more
 FOLDERS = 4  # in which plans are looked for, those named last
 STARTED = time.time()
@@ -75,6 +82,41 @@ class PlanFolder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PlanKey:
+    """All that a plan is made from."""
+
+    parts: Mapping[str, str]  # what people call a part → its digest
+    said: Mapping[str, str]  # … → a text for people, of those that have one
+
+    @property
+    def digest(self) -> str:
+        """One digest of all parts, in hexadecimal digits."""
+        return digest_of((FORMAT, tuple(self.parts.items())))
+
+    def differences(self, other: PlanKey) -> list[str]:
+        """The parts in which another key differs, for people; the measured costs are none, as any plan is legal."""
+        names = [name for name in {**self.parts, **other.parts} if name != ANY_COSTS]
+        return [
+            f"{name} ({self.said[name]}; now {other.said[name]})" if name in self.said and name in other.said else name
+            for name in names
+            if self.parts.get(name) != other.parts.get(name)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The key as JSON data."""
+        return {"parts": dict(self.parts), "said": dict(self.said)}
+
+    @staticmethod
+    def from_json(data: Any) -> PlanKey:
+        """The key of data that ``to_json`` made.  Raises PlanError for other data."""
+        try:
+            parts, said = ({str(k): str(v) for k, v in data[name].items()} for name in ("parts", "said"))
+        except (TypeError, KeyError, AttributeError):
+            raise PlanError("it does not say what its plan was made from") from None
+        return PlanKey(parts, said)
+
+
+@dataclass(frozen=True, slots=True)
 class KeptPlan:
     """A plan that was found."""
 
@@ -90,23 +132,34 @@ class _Made:
     costs: tuple[str, bytes] | None  # a file's name and contents; None: it was scheduled without
 
 
+@dataclass(frozen=True, slots=True)
+class _NamedPlan:
+    """A plan that the script has named."""
+
+    path: Path
+    key: PlanKey
+    plan: Plan
+    used: bool = False  # whether the job has its first plan from one of these
+
+
 class PlanStore:
     """The folders of this process in which plans are kept, and the plans that it has made."""
 
     def __init__(self) -> None:
         self._folders: dict[str, PlanFolder] = {}  # by path; those named last at the end
-        self._keeping: PlanFolder | None = None  # where plans are kept; None: not yet known
+        self._keeping: PlanFolder | None = None  # beside which checkpoints plans are kept; None: not yet known
+        self._cache: tuple[Path | None, UserFolder | None] = (None, None)  # the path asked for, and its folder
+        self._named: dict[str, list[_NamedPlan]] = {}  # job → the plans that the script has named for it
         self._made: dict[str, _Made] = {}  # digest → a plan; those used last at the end
         self._told: set[str] = set()
         self._bad: set[str] = set()  # files that are there, and cannot be used
         self._lock = threading.RLock()  # a save keeps plans from a thread of its own
+        self.why: dict[str, str] = {}  # job → why its last plan has no key
         self.taken = 0  # plans that were not compiled
 
     def forget(self) -> None:
         """Begin anew, as in a new process."""
-        self._folders, self._keeping = {}, None
-        self._made, self._told, self._bad = {}, set(), set()
-        self.taken = 0
+        self.__init__()  # type: ignore[misc]
 
     # -- folders -----------------------------------------------------------------------------------
 
@@ -124,32 +177,65 @@ class PlanStore:
             self.read_from(folder)
             self._keeping = folder
             if self._made:
-                self._write(tuple(self._made))
+                self._write(folder, tuple(self._made))
+
+    def _user_folder(self) -> UserFolder | None:
+        """The folder of the user's cache, for plans of all runs; None where it is switched off, or not to be used."""
+        given = os.environ.get(CACHE_VARIABLE)
+        path = None if os.environ.get(SWITCH, "1") in ("", "0") else cache_folder()
+        if path != self._cache[0]:
+            folder = None if path is None else UserFolder(path / "plans")
+            try:
+                if folder is not None:
+                    folder.make()
+            except OSError as error:
+                if given is not None or isinstance(error, UserFolder.Unsafe):  # else there is just no such folder here
+                    self._say(f"plans are not kept for later runs: {error}")
+                folder = None
+            self._cache = path, folder
+        return self._cache[1]
+
+    def _places(self) -> list[PlanFolder]:
+        """The folders in which plans are looked for, in order."""
+        cache = self._user_folder()
+        return [*reversed(self._folders.values()), *([] if cache is None else [cache])]
 
     # -- plans -------------------------------------------------------------------------------------
 
-    def digest(self, job: str, what: Callable[[], tuple[Any, ...]]) -> str | None:
-        """The digest of what a plan of this job is made from, and of all code that makes it; None if there is none."""
+    def key(self, job: str, what: Callable[[], Mapping[str, tuple[Any, str]]]) -> PlanKey | None:
+        """The key of a plan of this job, by all code that makes plans and by ``what``; None if there is none.
+
+        ``what`` returns the parts by name, each with a text for people, or an empty one.
+        """
         try:
-            return digest_of((FORMAT, *_code(), *what()))
+            parts = {**_code(), **what()}
+            return PlanKey(
+                {name: digest_of(part) for name, (part, _) in parts.items()},
+                {name: text for name, (_, text) in parts.items() if text},
+            )
         except NoDigest as error:
+            self.why[job] = str(error)
             if self._folders:
                 self._say(f"the plan of {job} is not kept: it depends on {error}")
             return None
 
-    def find(self, digest: str, check: Callable[[Plan], Plan]) -> KeptPlan | None:
-        """The plan of a digest, once ``check`` has returned it; None if there is none, or only one that is not whole.
+    def find(self, key: PlanKey, check: Callable[[Plan], Plan]) -> KeptPlan | None:
+        """The plan of a key, once ``check`` has returned it; None if there is none, or only one that is not whole.
 
         ``check`` raises ActorflowError for a plan that is not as it must be.
         """
+        digest = key.digest
         name = f"plan-{digest}.actorflow"
         with self._lock:
-            for folder in reversed(self._folders.values()):
+            for folder in self._places():
                 try:
                     if not 0 < folder.files().get(name, 0) <= LARGEST:
                         continue
                     data = folder.get(name)
-                    plan = check(from_bytes(_opened(data, digest)))
+                    found, plan = _opened(data)
+                    if found.digest != digest:
+                        raise PlanError("it is another plan's")
+                    plan_found = check(from_bytes(plan))
                 except FileNotFoundError:
                     continue
                 except Exception as error:  # a file that somebody has written by hand may fail in any way
@@ -159,13 +245,58 @@ class PlanStore:
                     continue
                 self.taken += 1
                 self._use(digest, _Made(data, None))
-                return KeptPlan(plan, folder.path)
+                return KeptPlan(plan_found, folder.path)
         return None
 
-    def add(self, digest: str, plan: Plan, target: Target, kind: str) -> None:
+    def add(self, key: PlanKey, plan: Plan, target: Target, kind: str) -> None:
         """Keep a plan that was compiled for a target, with the measurements of this kind of device."""
         with self._lock, suppress(PlanError):  # too large for protobuf
-            self._use(digest, _Made(_closed(to_bytes(plan), digest), _costs_file(target, kind)))
+            self._use(key.digest, _Made(file_of(key, plan), _costs_file(target, kind)))
+
+    # -- plans that the script names ---------------------------------------------------------------
+
+    def load(self, path: Path) -> None:
+        """Use the plan in a file for the first call of its job.  Raises PlanError for a file that has none."""
+        try:
+            key, data = _opened(path.read_bytes())
+            plan = from_bytes(data)
+        except OSError as error:
+            raise PlanError(f"the plan {path} cannot be read: {error.strerror or error}") from None
+        except PlanError as error:
+            raise PlanError(f"{path} has no plan to load: {error}; flow.save_plan writes them") from None
+        with self._lock:
+            self._named.setdefault(plan.name, []).append(_NamedPlan(path, key, plan))
+
+    def named(self, job: str, key: PlanKey | None, check: Callable[[Plan], Plan]) -> KeptPlan | None:
+        """The plan for this key among those that the script has named for the job; None if it has named none.
+
+        Raises PlanError if none of them fits the first plan that the job needs, and what ``check`` raises.
+        """
+        with self._lock:
+            given = self._named.get(job, [])
+            fits = [one for one in given if key is not None and not one.key.differences(key)]
+            if fits:
+                found = fits[0]
+                self._named[job] = [replace(one, used=True) for one in given]
+                try:
+                    plan = check(found.plan)
+                except ActorflowError as error:
+                    raise PlanError(f"{found.path} cannot be used: {error}") from None
+                self.taken += 1
+                return KeptPlan(plan, str(found.path))
+            if not given or given[0].used:
+                return None
+            if key is None:
+                raise PlanError(
+                    f"{given[0].path} cannot be compared with this call of {job}, which depends on {self.why[job]}; "
+                    f"leave flow.load_plan out"
+                )
+            lines = [f"  {one.path}: {', '.join(one.key.differences(key))}" for one in given]
+            raise PlanError(
+                f"job {job!r} needs another plan than the loaded one; what differs:\n" + "\n".join(lines) + "\n"
+                "expected: the call, script and devices that the plan was saved with; or leave flow.load_plan out, and "
+                "the step is compiled"
+            )
 
     def with_costs(self, target: Target, kind: str) -> Target:
         """The target with the measurements of this machine, as they are now, or else those kept for one like it."""
@@ -191,12 +322,12 @@ class PlanStore:
         ):
             del self._made[next(iter(self._made))]
         if self._keeping is not None:
-            self._write((digest,))
+            self._write(self._keeping, (digest,))
+        if (cache := self._user_folder()) is not None:
+            self._write(cache, (digest,))
 
-    def _write(self, digests: tuple[str, ...]) -> None:
+    def _write(self, folder: PlanFolder, digests: tuple[str, ...]) -> None:
         """Write the plans that are not there yet, and remove those for which there is no room."""
-        folder = self._keeping
-        assert folder is not None
         try:
             there = folder.files()
             folder.make()
@@ -206,7 +337,7 @@ class PlanStore:
                     folder.put(name, made.data)
                     self._bad.discard(f"{folder.path}/{name}")
                 costs, data = made.costs or ("", b"")
-                if costs and (costs not in there or folder.get(costs) != data):
+                if costs and not isinstance(folder, UserFolder) and (costs not in there or folder.get(costs) != data):
                     folder.put(costs, data)
             self._tidy(folder, digests)
         except OSError as error:
@@ -223,7 +354,10 @@ class PlanStore:
         known = dict.fromkeys(one for one in before if one in sizes and one not in used)
         order = [*(one for one in sorted(sizes) if one not in known and one not in used), *known]
         order += [one for one in used if one in sizes]
-        while len(order) > 1 and (len(order) > MOST or sum(sizes[one] for one in order) > MOST_BYTES):
+        most, most_bytes = (
+            (CACHE_MOST, CACHE_MOST_BYTES) if isinstance(folder, UserFolder) else (MOST, MOST_BYTES)
+        )
+        while len(order) > 1 and (len(order) > most or sum(sizes[one] for one in order) > most_bytes):
             folder.remove(f"plan-{order.pop(0)}.actorflow")
         if order != before:
             folder.put(USED, json.dumps(order).encode())
@@ -237,23 +371,34 @@ class PlanStore:
 KEPT = PlanStore()  # of this process
 
 
-def _closed(plan: bytes, digest: str) -> bytes:
-    return HEAD + hashlib.sha256(digest.encode() + plan).digest() + plan
+def file_of(key: PlanKey, plan: Plan) -> bytes:
+    """A plan and its key as the bytes of a file.  Raises PlanError for a plan that is too large for protobuf."""
+    return _closed(key, to_bytes(plan))
 
 
-def _opened(data: bytes, digest: str) -> bytes:
-    """The plan in a file.  Raises PlanError for a file that is not whole, or of another plan or version."""
+def _closed(key: PlanKey, plan: bytes) -> bytes:
+    head = json.dumps(key.to_json()).encode()
+    body = len(head).to_bytes(8, "big") + head + plan
+    return HEAD + hashlib.sha256(body).digest() + body
+
+
+def _opened(data: bytes) -> tuple[PlanKey, bytes]:
+    """The key and the plan in a file.  Raises PlanError for a file that is not whole, or of another version."""
     if not data.startswith(HEAD):
         raise PlanError("it is no plan of this version")
-    plan = data[len(HEAD) + 32 :]
-    if hashlib.sha256(digest.encode() + plan).digest() != data[len(HEAD) : len(HEAD) + 32]:
-        raise PlanError("it is damaged, or another plan's")
-    return plan
+    body = data[len(HEAD) + 32 :]
+    if hashlib.sha256(body).digest() != data[len(HEAD) : len(HEAD) + 32]:
+        raise PlanError("it is damaged")
+    size = int.from_bytes(body[:8], "big")
+    try:
+        return PlanKey.from_json(json.loads(body[8 : 8 + size])), body[8 + size :]
+    except (ValueError, RecursionError):
+        raise PlanError("it does not say what its plan was made from") from None
 
 
 @functools.cache
-def _code() -> tuple[str, ...]:
-    """All of our code that makes plans, and the versions of what it uses.  Raises NoDigest."""
+def _code() -> Mapping[str, tuple[Any, str]]:
+    """All of our code that makes plans, and the versions of what it uses, as in ``key``.  Raises NoDigest."""
     folders = [Path(str(module.__file__)).parent for module in (reuse, actorflow_scheduler, actorflow_protos)]
     session = Path(__file__).parent
     folders += [session, session.parent / "runtime"]
@@ -263,10 +408,13 @@ def _code() -> tuple[str, ...]:
                 if path.stat().st_mtime > STARTED:  # then this process may run what was there before
                     raise NoDigest(f"{path}, which has changed since this process started")
     versions = [importlib.metadata.version(name) for name in ("numpy", "scipy")]
-    return (
-        *(digest_of_files(folder) for folder in folders), *versions, sys.version, platform.machine(),
-        str(torch.__version__), str(torch.version.git_version),
-    )  # fmt: skip
+    python, machine = sys.version.split()[0], platform.machine()
+    return {
+        "actorflow's own code": (tuple(digest_of_files(folder) for folder in folders), ""),
+        "the version of torch": ((str(torch.__version__), str(torch.version.git_version)), str(torch.__version__)),
+        "the version of Python or the machine": ((sys.version, machine), f"Python {python}, {machine}"),
+        "the versions of NumPy and SciPy": (tuple(versions), ", ".join(versions)),
+    }
 
 
 def _costs_name(place: Place) -> str:

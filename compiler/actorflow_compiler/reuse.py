@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.core.digest import NoDigest, digest_of
@@ -24,29 +25,45 @@ from actorflow_compiler.signatures import has_line
 from actorflow_compiler.signatures.discovery import implementation
 from actorflow_compiler.signatures.registration import registrations
 
-__all__ = ["check_fits", "step_digest"]
+__all__ = ["check_fits", "step_digest", "step_parts"]
 
 MOST_SLOTS = 1 << 20  # of a register of a plan that is read
 
 
 def step_digest(captured: Capture, request: StepRequest) -> str:
-    """The digest of a captured step, of its request, and of what is known of how its ops may be cut.
+    """The digest of a captured step and of its request.  Raises NoDigest; see ``step_parts``."""
+    return digest_of({name: part for name, (part, _) in step_parts(captured, request).items()})
 
-    Listeners and the function are left out, as they are done with.  Modules are named, where the request has their ids.
+
+def step_parts(captured: Capture, request: StepRequest) -> dict[str, tuple[Any, str]]:
+    """All that the passes after capture depend on, by what people call it, each with a text for people or an empty one.
+
+    These are a captured step, its request, and what is known of how its ops may be cut.  Listeners and the function
+    are left out, as they are done with.  Modules are named, where the request has their ids.
     Raises NoDigest where part of it cannot be compared with another process's: an op or a signature of the script's own
     whose code is not known.
     """
-    step, asked = request.step, request.preferences
+    step, asked, devices = request.step, request.preferences, request.devices
     names = _names_of_modules(step.state.modules)
-    return digest_of((
-        captured,
-        (step.name, step.train, step.defined, None if step.own is None else tuple(step.own), tuple(step.arguments)),
-        tuple(names.values()),
-        (request.devices, traced_on(request.devices.type)),
-        (asked.micro_batches, asked.goal, asked.schedule, asked.explain, _hints(asked.hints, names)),
-        request.history,
-        _own_ops(captured),
-    ))  # fmt: skip
+    return {
+        "the job": ((step.name, step.train), f"{'train' if step.train else 'predict'} job {step.name}"),
+        "the arguments": (tuple(step.arguments), ", ".join(f"{a.name}: {_text(a)}" for a in step.arguments)),
+        "the devices": (
+            (devices.world, devices.type, traced_on(devices.type)), f"{devices.world} of kind {devices.type}"
+        ),
+        "the measured costs of the devices": (devices.hardware, ""),
+        "the hints": (_hints(asked.hints, names), ""),
+        "options of the job": ((asked.micro_batches, asked.goal, asked.schedule, asked.explain), ""),
+        "what the step does, or where": (
+            (captured, step.defined, None if step.own is None else tuple(step.own), tuple(names.values())), ""
+        ),
+        "ops and signatures of the script's own": (_own_ops(captured), ""),
+        "what earlier plans and calls have left": (request.history, ""),
+    }  # fmt: skip
+
+
+def _text(argument: TensorArgument) -> str:
+    return f"{str(argument.dtype).removeprefix('torch.')}[{','.join(map(str, argument.shape))}]"
 
 
 def check_fits(plan: Plan, captured: Capture, request: StepRequest) -> Plan:

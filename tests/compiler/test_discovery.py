@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from actorflow_compiler.core.cache_folder import cache_folder
 from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.core.sbp import P, Split
 from actorflow_compiler.signatures import discovery, local_op, signatures
@@ -308,9 +309,9 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert texts("discovery_test.scale.default", torch.randn(6, 8), torch.randn(8))
     monkeypatch.delenv("ACTORFLOW_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache.directory() == tmp_path / "xdg" / "actorflow"
+    assert cache_folder() == tmp_path / "xdg" / "actorflow"
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
-    assert cache.directory() == Path.home() / ".cache" / "actorflow"
+    assert cache_folder() == Path.home() / ".cache" / "actorflow"
 
 
 def test_a_directory_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

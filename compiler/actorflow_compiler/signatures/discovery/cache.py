@@ -12,28 +12,16 @@ from typing import Any
 
 import torch
 
+from actorflow_compiler.core.cache_folder import cache_folder
 from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.signatures.discovery.rules import Rule, from_json, structure, to_json
 
 FORMAT = 1  # increase it when the file format, or the rules that the search can find, change
-LOCATION = "ACTORFLOW_CACHE"  # environment variable: the directory; empty: nothing is kept
-
-
-def directory() -> Path | None:
-    """The cache directory: ``$ACTORFLOW_CACHE``, else ``actorflow`` in the user's cache directory; None if disabled."""
-    given = os.environ.get(LOCATION)
-    if given is not None:
-        return Path(given).expanduser() if given else None
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "actorflow"
-    except RuntimeError:  # no home
-        return None
 
 
 def path_of(op: str) -> Path | None:
     """The file of an op."""
-    where = directory()
+    where = cache_folder()
     return None if where is None else where / "signatures" / f"torch-{torch.__version__}" / f"{op}.json"
 
 
