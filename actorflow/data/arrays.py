@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from actorflow.data.batch_slots import Room
 from actorflow.data.reading import BatchTemplate, Doing, LeafSpec, ReadRequest
 from actorflow.data.structure import Structure, take_apart
 from actorflow_compiler.core.errors import DataError
@@ -41,7 +42,7 @@ class ArrayReader:
     def __len__(self) -> int:
         return len(self.arrays[0])
 
-    def read(self, request: ReadRequest, doing: Doing | None = None) -> list[Tensor]:
+    def read(self, request: ReadRequest, doing: Doing | None = None, room: Room | None = None) -> list[Tensor]:
         """The rows of each tensor."""
         indices = list(request.indices)
         return [_rows(array, indices) for array in self.arrays]

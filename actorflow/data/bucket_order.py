@@ -36,6 +36,11 @@ class BucketOrder:
         return self._base.rows
 
     @property
+    def batch_size(self) -> int:
+        """See ``BatchOrder``."""
+        return self._base.batch_size
+
+    @property
     def text(self) -> str:
         """See ``BatchOrder``."""
         known = "" if self._which is None else f", lengths {self._lengths.digest}"

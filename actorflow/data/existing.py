@@ -46,6 +46,11 @@ class SamplerOrder:
         return len(self._sampler) if isinstance(self._sampler, Sized) else None
 
     @property
+    def batch_size(self) -> int | None:
+        """See ``BatchOrder``."""
+        return self._batch_size
+
+    @property
     def text(self) -> str:
         """See ``BatchOrder``."""
         data = self._loader.dataset

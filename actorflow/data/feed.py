@@ -44,6 +44,7 @@ class FeedSource:
     random: ElementRandom | None  # what reading in the script's own process must leave as it was
     ahead: ReadAhead | None  # None: the script's own process reads
     depth: int  # batches that are read ahead
+    batch_size: int | None  # rows of a batch that is not short; None: it is not known
     total: str  # for messages: "1,000 rows"
     needs: dict[Shape, Runs] = field(default_factory=dict)  # of batches → their rows that this rank was asked for
     given: dict[tuple[int, int], Any] = field(default_factory=dict)  # (epoch, place) → a sample that was read before
@@ -213,7 +214,7 @@ class Feed:
         ahead.begin(self)
         for batch in [*taken, *self._coming]:
             self._plan(ahead, batch)
-        ahead.start()
+        ahead.start(max(first.size, self.source.batch_size or 0))
 
     def _plan(self, ahead: ReadAhead, batch: SourceBatch) -> None:
         rows = self.source.wanted(batch)
@@ -243,7 +244,7 @@ class _Read:
         """See ``RowsRead``."""
         for _, future in self._parts:
             if not future.done():
-                future.add_done_callback(lambda _: self.then(callback))
+                future.add_done_callback(_Later(self, callback))
                 return
         callback()
 
@@ -266,6 +267,18 @@ class _Read:
         if isinstance(result, ReadFailure):
             raise result.error(self.source)
         return result
+
+
+class _Later:
+    """Calls ``then`` of what is being read.  Its future keeps it, so that it must let go of what it has called."""
+
+    def __init__(self, read: _Read, callback: Callable[[], object]) -> None:
+        self._work: tuple[_Read, Callable[[], object]] | None = (read, callback)
+
+    def __call__(self, _: Future[Any]) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work[0].then(work[1])
 
 
 def _numbers(rows: Runs) -> np.ndarray[Any, Any]:

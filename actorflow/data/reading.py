@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from actorflow.data.batch_slots import Room
 from actorflow.data.element_random import ElementRandom
 from actorflow.data.order import Picked
 from actorflow.data.padding import PaddedPart, SamplePadder, row_sizes
 from actorflow.data.structure import Structure, as_tensor, take_apart
 from actorflow_compiler.core.errors import ActorflowError, DataError
 from actorflow_compiler.core.runs import Runs
+from actorflow_compiler.core.torch_internals import collate_into
 from actorflow_compiler.core.user_code import is_users, with_code
 
 __all__ = [
@@ -151,17 +153,20 @@ class SampleReader:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_random": None}
 
-    def read(self, request: ReadRequest, doing: Doing | None = None) -> list[Tensor] | Any | ReadFailure:
+    def read(
+        self, request: ReadRequest, doing: Doing | None = None, room: Room | None = None
+    ) -> list[Tensor] | Any | ReadFailure:
         """The rows of each tensor of the batch, or what collate returns; a failure is returned, not raised.
 
-        ``doing[1]`` is set to the place in the epoch of the row that is being read.
+        ``doing[1]`` is set to the place in the epoch of the row that is being read; torch's ``default_collate`` puts
+        tensors in ``room``.
         """
         try:
             template = self.template
             samples = self._padded(request, self.samples(request, doing), template.padded if template else ())
             if not request.leaves:
                 return self._collated(request, samples)
-            return self._leaves(request, samples)
+            return self._leaves(request, samples, room)
         except _Failed as failed:
             return ReadFailure(str(failed))
 
@@ -252,11 +257,19 @@ class SampleReader:
         except DataError as error:
             raise _Failed(str(error)) from error
 
-    def _collated(self, request: ReadRequest, samples: list[Any], indices: Sequence[Any] | None = None) -> Any:
+    def _collated(
+        self,
+        request: ReadRequest,
+        samples: list[Any],
+        indices: Sequence[Any] | None = None,
+        room: Room | None = None,
+    ) -> Any:
         """The batch of some samples: those of a request, or those of these indices."""
         indices = request.indices if indices is None else indices
         self.random.seed(request.seed, request.epoch, -1 - request.number)
         try:
+            if room is not None and self.collate is default_collate:
+                return collate_into(samples, room.empty)
             return self.collate(samples)
         except Exception as error:
             if odd := self._odd(indices, samples, error, request.bucket):
@@ -265,7 +278,7 @@ class SampleReader:
                 f"collating samples {_some(indices)} of batch {request.number} raised {raised(error)}"
             ) from error
 
-    def _leaves(self, request: ReadRequest, samples: list[Any]) -> list[Tensor]:
+    def _leaves(self, request: ReadRequest, samples: list[Any], room: Room | None) -> list[Tensor]:
         template = self.template
         assert template is not None
         draws = self.collate is not default_collate
@@ -274,7 +287,7 @@ class SampleReader:
             before = self.random.state()
         elif not _alike(samples) and (odd := self._odd(request.indices, samples, bucket=request.bucket)):
             raise _Failed(odd)  # in a worker, default_collate converts to the first one's dtype
-        batch = self._collated(request, samples)
+        batch = self._collated(request, samples, room=room)
         if draws and self.random.state() != before:
             raise _Failed(
                 f"{_name(self.collate)} draws random numbers, which would be others on other numbers of ranks: draw "
@@ -459,8 +472,24 @@ def _specs(leaves: Sequence[tuple[str, Any]]) -> tuple[LeafSpec, ...] | None:
 
 def _alike(samples: Sequence[Any]) -> bool:
     """Whether the tensors and arrays in all samples have the same dtypes and shapes."""
-    first = _form(samples[0]) if samples else None
-    return all(_form(sample) == first for sample in samples[1:])
+    return all(_same_form(samples[0], sample) for sample in samples[1:])
+
+
+def _same_form(a: Any, b: Any) -> bool:
+    """Whether ``_form`` of both is the same; for the usual types without making it."""
+    kind = type(a)
+    if kind is not type(b):
+        return bool(_form(a) == _form(b))
+    if kind is Tensor or kind is np.ndarray:
+        return bool(a.dtype == b.dtype and a.shape == b.shape)
+    if kind is tuple or kind is list:
+        return len(a) == len(b) and all(map(_same_form, a, b))
+    if kind is dict:
+        return len(a) == len(b) and all(map(_same_form, a.values(), b.values()))
+    return kind in _NUMBERS or bool(_form(a) == _form(b))
+
+
+_NUMBERS = (int, float, str, bool)
 
 
 def _form(sample: Any) -> Any:

@@ -30,6 +30,10 @@ class BatchOrder(Protocol):
         """Rows of an epoch; None: it is not known before its end."""
 
     @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch that is not short; None: it is not known."""
+
+    @property
     def text(self) -> str:
         """What must be equal on all ranks, for messages."""
 
@@ -138,7 +142,15 @@ class SampleSource(DataSource):
             total = "rows" if rows is None else f"{rows:,} rows"
             random = self._reader.random if isinstance(self._reader, SampleReader) else None
             self._source = FeedSource(
-                self.name, self._reader, template, random, ahead, options.ahead, total, given=given
+                self.name,
+                self._reader,
+                template,
+                random,
+                ahead,
+                options.ahead,
+                self._order.batch_size,
+                total,
+                given=given,
             )
             if ahead is not None:  # its threads do not keep the source: workers end with it
                 weakref.finalize(self._source, ahead.close).atexit = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import gc
+import math
 import multiprocessing
 import os
 import queue
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
+from actorflow.data.batch_slots import BatchSlots, Room, is_plain
 from actorflow.data.reading import BatchTemplate, Doing, ReadFailure, ReadRequest, raised
 from actorflow.support import background
 from actorflow_compiler.core.errors import DataError
@@ -40,10 +42,10 @@ class Reader(Protocol):
 
     template: BatchTemplate | None  # what batches look like; None: not known yet
 
-    def read(self, request: ReadRequest, doing: Doing | None = None) -> Any | ReadFailure:
+    def read(self, request: ReadRequest, doing: Doing | None = None, room: Room | None = None) -> Any | ReadFailure:
         """The rows of each tensor of a batch, or why they cannot be read.
 
-        ``doing[1]`` is set to the place in the epoch of the row that is being read.
+        ``doing[1]`` is set to the place in the epoch of the row that is being read; tensors may be in ``room``.
         """
 
 
@@ -77,11 +79,12 @@ class ReadAhead:
         self._doing = torch.full((options.workers, 3), -1)  # of each worker: epoch, place of the row, process
         self._doing.share_memory_()  # type: ignore[no-untyped-call]
         self._requests: collections.deque[ReadRequest | None] = collections.deque()
+        self._requested = _Requested(reader, self._doing)
         with _without_advice():
             self._loader: DataLoader[Any] = DataLoader(
-                _Requested(reader, self._doing),
+                self._requested,
                 batch_size=None,
-                sampler=_Stream(self._requests),
+                sampler=_Stream(self._requests, self._requested),
                 num_workers=options.workers,
                 collate_fn=_as_it_is,
                 pin_memory=options.pin_memory,
@@ -134,12 +137,17 @@ class ReadAhead:
         self._requests.append(request)
         return found
 
-    def start(self) -> None:
-        """Let the workers read; they are made at the first time.  Raises DataError where they cannot be."""
+    def start(self, rows: int) -> None:
+        """Let the workers read; they are made at the first time, for batches of so many rows or fewer.
+
+        Larger batches take longer to arrive.  Raises DataError where workers cannot be made.
+        """
         with self._reading:
             if self._gone is not None:
                 raise self._gone.error(self._name)
             before = {id(process) for process in multiprocessing.active_children()}
+            if self._thread is None:
+                self._requested.make_slots(rows, self._options.ahead)
             try:
                 with _without_advice():
                     self._results = iter(self._loader)
@@ -149,6 +157,8 @@ class ReadAhead:
                     f"a dataset and a collate that a process can take over (where it is not forked, they are pickled)"
                 ) from error
         if self._thread is None:
+            if self._requested.slots is not None:
+                self._requested.slots.taken_over()
             self._processes = [one for one in multiprocessing.active_children() if id(one) not in before]
             _quiet({one.pid for one in self._processes if one.pid is not None})
             self._thread = background.start(self._serve, "actorflow data", self.close)
@@ -306,26 +316,32 @@ def _quiet(pids: set[int]) -> None:
     signal.signal(signal.SIGCHLD, handle)
 
 
-class _Stream(Sampler[ReadRequest | None]):
+class _Stream(Sampler["_Order | None"]):
     """The requests so far, and later those that have been added since."""
 
-    def __init__(self, requests: collections.deque[ReadRequest | None]) -> None:
-        self._requests = requests
+    def __init__(self, requests: collections.deque[ReadRequest | None], requested: _Requested) -> None:
+        self._requests, self._requested = requests, requested
 
-    def __iter__(self) -> Iterator[ReadRequest | None]:
-        return _Requests(self._requests)
+    def __iter__(self) -> Iterator[_Order | None]:
+        return _Orders(self._requests, self._requested)
 
 
-class _Requests(Iterator[ReadRequest | None]):
+class _Orders(Iterator["_Order | None"]):
     """Unlike a generator, it goes on after its end when there are more."""
 
-    def __init__(self, requests: collections.deque[ReadRequest | None]) -> None:
-        self._requests = requests
+    def __init__(self, requests: collections.deque[ReadRequest | None], requested: _Requested) -> None:
+        self._requests, self._requested = requests, requested
 
-    def __next__(self) -> ReadRequest | None:
+    def __next__(self) -> _Order | None:
         with suppress(IndexError):
-            return self._requests.popleft()
+            request = self._requests.popleft()
+            slots = self._requested.slots
+            return None if request is None else (request, None if slots is None or not request.leaves else slots.take())
         raise StopIteration
+
+
+_Order = tuple[ReadRequest, int | None]
+"""What a worker is told: a request, and the slot for it; None: there is no free one."""
 
 
 class _ForWorkers(Dataset[Any]):
@@ -342,19 +358,35 @@ class _Requested(_ForWorkers):
     def __init__(self, reader: Reader, doing: Tensor) -> None:
         super().__init__(getattr(reader, "dataset", None))
         self._reader, self._doing = reader, doing
+        self.slots: BatchSlots | None = None
 
-    def __getitem__(self, request: ReadRequest | None) -> Any:
-        if request is None:
+    def make_slots(self, rows: int, ahead: int) -> None:
+        """Make slots for batches of so many rows, of which ``ahead`` are under way at a time."""
+        template = self._reader.template
+        if template is not None and not template.why_whole:
+            forms = [template.leaves, *(leaves for _, leaves in template.buckets)]
+            sizes = [[rows * math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves] for leaves in forms]
+            self.slots = BatchSlots.of(max(sizes, key=sum), ahead)
+
+    def __getitem__(self, order: _Order | None) -> Any:
+        if order is None:
             return None
+        request, slot = order
+        room = None if slot is None or self.slots is None else self.slots.room(slot)
+        found = self._found(request, room)
+        if type(found) is list:
+            values = found if room is None else [room.put(one) for one in found]
+            found = [_Inline(one) if _is_small(one) else one for one in values]
+        return found if room is None else room.sent(found)
+
+    def _found(self, request: ReadRequest, room: Room | None) -> Any:
         if self.failure is not None:
             return self.failure
         worker = get_worker_info()
         line: Doing = self._doing.numpy()[0 if worker is None else worker.id]
         line[0], line[2] = request.epoch, os.getpid()
-        found = self._reader.read(request, line)
+        found = self._reader.read(request, line, room)
         line[1] = -1
-        if worker is not None and type(found) is list:
-            return [_Inline(one) if _is_small(one) else one for one in found]
         return found
 
 
@@ -377,10 +409,7 @@ _SMALL = 1 << 14  # bytes; a pipe takes 64 KiB at a time
 
 def _is_small(value: Any) -> bool:
     """Whether a value is a tensor that ``_Inline`` can send."""
-    if type(value) is not Tensor or not 0 < value.numel() * value.element_size() <= _SMALL:
-        return False
-    plain = value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
-    return plain and not (value.requires_grad or value.is_conj() or value.is_neg())
+    return is_plain(value) and value.numel() * value.element_size() <= _SMALL
 
 
 def _tensor_of(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

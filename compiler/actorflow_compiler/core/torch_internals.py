@@ -36,6 +36,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils.data._utils import collate as torch_collate
 from torch.utils.hooks import RemovableHandle
 
 from actorflow_compiler.core.function_source import function_source
@@ -62,6 +63,7 @@ __all__ = [
     "backward_engine",
     "before_each_op",
     "captured_graph",
+    "collate_into",
     "compile_graph",
     "constant_in_trace",
     "constant_of",
@@ -287,6 +289,21 @@ def tell_worker(dataset: Any, workers: int) -> None:
     if info is not None:
         object.__setattr__(info, "dataset", dataset)  # it is frozen, for users
         object.__setattr__(info, "num_workers", workers)
+
+
+def collate_into(samples: list[Any], empty: Callable[[Sequence[int], torch.dtype], torch.Tensor | None]) -> Any:
+    """What ``default_collate`` makes of samples; plain tensors are stacked in ``empty(shape, dtype)`` if it is any."""
+
+    def stacked(batch: Any, **options: Any) -> Any:
+        first = batch[0]
+        plain = type(first) is torch.Tensor and first.layout is torch.strided and not first.is_nested
+        plain = plain and first.device.type == "cpu" and not first.is_quantized
+        out = empty((len(batch), *first.shape), first.dtype) if plain else None
+        return torch_collate.collate_tensor_fn(batch, **options) if out is None else torch.stack(batch, 0, out=out)
+
+    known = torch_collate.default_collate_fn_map
+    own = known.get(torch.Tensor) is torch_collate.collate_tensor_fn
+    return torch_collate.collate(samples, collate_fn_map={**known, torch.Tensor: stacked} if own else known)
 
 
 # ---- traces: queries about the current trace, and replacements in torch while it runs
