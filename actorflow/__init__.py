@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from actorflow.attached import attach_with_torch
+from actorflow.support.imports import without_collections
 from actorflow.support.version import __version__
 from actorflow.torch_names import __all__ as TORCH_NAMES
 
@@ -167,11 +168,12 @@ __all__ = [*_HOMES, *_MODULES, "__version__"]
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that a rank can join its run while torch is still being imported."""
-    if name in _MODULES:
-        return import_module(f"actorflow.{name}")
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'actorflow' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    with without_collections():
+        if name in _MODULES:
+            return import_module(f"actorflow.{name}")
+        found = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return found
 
 

@@ -185,6 +185,7 @@ def become(command: Command, base: list[str]) -> None:
     os.environ.update(command.environment)
     if LAUNCHER in os.environ:
         os.environ[LAUNCHER] = str(os.getppid())
+    os.environ.setdefault("ACTORFLOW_FORK", "0")  # a launcher's forks would come back to the server as orphans
     import numpy as np
     import torch
 

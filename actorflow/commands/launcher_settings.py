@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from actorflow.launch import slurm
 from actorflow.rendezvous.engines import RAY, SLURM, TORCHRUN, EngineProcess, find_process
-from actorflow.rendezvous.options import JOIN_TIMEOUT, LOCAL, MAX_RESTARTS, ON, DeviceType, LiveMode, NodeCount
+from actorflow.rendezvous.options import FORK, JOIN_TIMEOUT, LOCAL, MAX_RESTARTS, ON, DeviceType, LiveMode, NodeCount
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -40,6 +40,7 @@ class LaunchFlags:
     bar: bool | None = None
     trace: str | None = None
     local: bool = LOCAL.default
+    fork: bool = FORK.default
     device_type: str | None = None
     oversubscribe: bool = False
     token: str = ""  # of the token file, or of ACTORFLOW_TOKEN
@@ -116,6 +117,7 @@ def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Setting
         live=flags.live_mode,
         trace=os.path.abspath(flags.trace) if flags.trace else "",
         local=flags.local,
+        fork=flags.fork,
         device_type=DeviceType(flags.device_type or ""),
         oversubscribe=flags.oversubscribe,
     )

@@ -56,7 +56,8 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     if flags.on == "auto" and (note := outside_srun(os.environ)):
         click.echo(f"actorflow: {note}", err=True)
 
-    own_devices = _devices(flags.device_type)
+    counted = not settings.devices or flags.device_type == DeviceType.CUDA  # which imports torch
+    own_devices = _devices(flags.device_type) if counted else 0
     from actorflow.launch.launcher import launch
 
     settings = settings.with_shape(settings.devices or own_devices, settings.nnodes, settings.node)

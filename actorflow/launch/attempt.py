@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
+from actorflow.launch.fork_server import ForkServer, NoForks
 from actorflow.launch.log_disk import is_full
 from actorflow.launch.log_files import LogTransfer, NoLogTransfer, log_path
+from actorflow.launch.rank_processes import RankProcess, rank_command, rank_place, spawn
 from actorflow.launch.watch import RankWatch, WatchFindings
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
 from actorflow.rendezvous.network import hold_port
 from actorflow.rendezvous.script_request import RunShape
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import RunInfo, announce_run, ask_ranks, on_signal
-from actorflow.status.text import to_text
-from actorflow.tracing import folder as traces
-from actorflow.tracing.partial_trace import trace_note
+from actorflow.support.imports import without_collections
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["AttemptResult", "run_attempt"]
@@ -63,8 +60,17 @@ def run_attempt(
     how, and which ranks noticed.  The result's status is 0 when every rank came to its end; 130 after Ctrl-C and 143
     after SIGTERM; else the status with which a script exited, or 1.
     """
+    with _fork_server(run) as server:
+        return _attempt(console, run, log_dir, attend, server)
+
+
+def _attempt(
+    console: Console, run: Settings, log_dir: str, attend: Callable[[str], object], server: ForkServer | None
+) -> AttemptResult:
     Path(log_dir).mkdir(parents=True, exist_ok=True)
     if run.trace and run.launcher_number == 0:
+        from actorflow.tracing import folder as traces
+
         traces.clear(run.trace)
     if run.world > 1:
         console.print(_greeting(run, log_dir), style="dim")
@@ -80,7 +86,7 @@ def run_attempt(
     ):
         watch.start()
         attend(watch.address)
-        codes, interrupted = _supervise(run, log_dir)
+        codes, statuses, interrupted = _supervise(console, run, log_dir, server)
     findings = watch.close()
     _warn_of_disk(console, run, log_dir)
     unreachable = {f.rank // len(run.launcher_ranks) for f in findings.failures if f.kind is FailureKind.UNREACHABLE}
@@ -91,15 +97,17 @@ def run_attempt(
         return AttemptResult(128 + interrupted, interrupted=True)
     if not codes:
         return AttemptResult(wanted=findings.wanted, regroup=findings.regroup)
-    failure = _first_failure(findings, codes)
+    failure = _first_failure(findings, codes, statuses)
     _report(console, log_dir, failure)
     _say_where_output_is(console, run, log_dir)
-    status = _exit_status_of(failure, codes.get(failure.rank, 1)) if failure.kind == FailureKind.ENDED else 1
+    status = _exit_status_of(failure, statuses.get(failure.rank, 1)) if failure.kind == FailureKind.ENDED else 1
     return AttemptResult(status if status > 0 else 1, failure)
 
 
 def _print_status(console: Console, launcher: str, about: RunInfo) -> None:
     """Print what the ranks are doing, and which rank waits for which."""
+    from actorflow.status.text import to_text
+
     console.print(to_text(about, ask_ranks(launcher, about)), end="")
 
 
@@ -121,43 +129,54 @@ def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
     return keeper
 
 
-def _supervise(run: Settings, log_dir: str) -> tuple[dict[int, int], signal.Signals | None]:
-    """Run the ranks under torch's agent; returns the exit statuses of failed ranks, and the signal that ended it."""
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+def _supervise(
+    console: Console, run: Settings, log_dir: str, server: ForkServer | None
+) -> tuple[dict[int, int], dict[int, int], signal.Signals | None]:
+    """Run the ranks under torch's agent.
 
-    from actorflow.launch.rank_logs import RankLogs
+    Returns the exit statuses of the ranks that failed first and those of all, and the signal that ended it.
+    """
+    first = run.launcher_ranks.start
+    command = rank_command(run.script, run.argv)
 
-    config = LaunchConfig(
-        min_nodes=1,  # each node has an agent of its own; nodes meet when their ranks join
-        max_nodes=1,
-        nproc_per_node=len(run.launcher_ranks),
-        logs_specs=RankLogs(log_dir, run.launcher_ranks.start),
-        run_id=uuid.uuid4().hex,
-        role="actorflow",
-        rdzv_endpoint="127.0.0.1:0",
-        rdzv_backend="static",
-        rdzv_configs={"rank": 0},
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # our own report is shorter
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    # the agent fills in templates such as ${local_rank} in arguments; "$$" is a plain "$"
-    script = [argument.replace("$", "$$") for argument in (run.script, *run.argv)]
-    arguments = ["-u", "-P", "-m", "actorflow.launch.entry", *script]
+    def start(variables: Sequence[Mapping[str, str]]) -> Sequence[RankProcess]:
+        places = [rank_place(log_dir, first + local, of_rank) for local, of_rank in enumerate(variables)]
+        if server is not None:
+            try:
+                return server.fork(places)
+            except NoForks as e:
+                console.print(f"actorflow: each rank imports torch itself (--no-fork): {e}", style="dim")
+                server.close()
+        return spawn(command, places)
+
     try:
-        launch_agent(config, sys.executable, arguments)
-    except ChildFailedError as e:
-        return {run.launcher_ranks.start + local: failure.exitcode for local, failure in e.failures.items()}, None
+        with without_collections():
+            from torch.distributed.elastic.multiprocessing import SignalException
+
+            from actorflow.launch.rank_agent import supervise
+    except KeyboardInterrupt:
+        return {}, {}, signal.SIGINT
+    try:
+        ends = supervise(len(run.launcher_ranks), start, command, SHUTDOWN)
     except SignalException as e:
-        return {}, signal.Signals(e.sigval)
+        return {}, {}, signal.Signals(e.sigval)
     except KeyboardInterrupt:  # before the agent has its handlers
-        return {}, signal.SIGINT
-    return {}, None
+        return {}, {}, signal.SIGINT
+    failed, statuses = ({first + local: code for local, code in of.items()} for of in (ends.failed, ends.statuses))
+    return failed, statuses, None
+
+
+@contextmanager
+def _fork_server(run: Settings) -> Iterator[ForkServer | None]:
+    """The process of which the ranks will be forks, if they are to be; it imports what they need meanwhile."""
+    if not run.fork:
+        yield None
+        return
+    server = ForkServer(run.script, run.argv, _early_variables(run))
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 def _report(console: Console, log_dir: str, failure: Failure) -> None:
@@ -176,8 +195,11 @@ def _say_where_output_is(console: Console, run: Settings, log_dir: str) -> None:
     if run.world > 1:
         whose = "all" if run.launchers > 1 and run.launcher_number == 0 else "this node's"
         console.print(f"actorflow: logs of {whose} ranks are in {log_dir}", style="dim")
-    if run.trace and run.launcher_number == 0 and (line := trace_note(run.trace, range(run.world))):
-        console.print(f"actorflow: {line}", style="dim")
+    if run.trace and run.launcher_number == 0:
+        from actorflow.tracing.partial_trace import trace_note
+
+        if line := trace_note(run.trace, range(run.world)):
+            console.print(f"actorflow: {line}", style="dim")
 
 
 def _warn_of_disk(console: Console, run: Settings, log_dir: str) -> None:
@@ -192,8 +214,11 @@ def _exit_status_of(failure: Failure, code: int) -> int:
     return int(said[1]) if said is not None and code <= 0 else code
 
 
-def _first_failure(findings: WatchFindings, codes: dict[int, int]) -> Failure:
-    """The first failure, with its exact cause if this node knows it."""
+def _first_failure(findings: WatchFindings, codes: dict[int, int], statuses: dict[int, int]) -> Failure:
+    """The first failure, with its exact cause if this node knows it.
+
+    ``codes`` are the exit statuses of ranks that had ended before others were told to, ``statuses`` those of all.
+    """
     died = dict(findings.deaths)
     for failure in findings.failures:
         seen_by_peers = failure.kind in LOST and failure.noticed_by != failure.rank
@@ -203,7 +228,7 @@ def _first_failure(findings: WatchFindings, codes: dict[int, int]) -> Failure:
         return Failure(failure.rank, failure.host, failure.pid, FailureKind.KILLED, cause, failure.noticed_by)
     rank, pid = next(iter(findings.deaths), (min(codes), 0))
     pid = pid or findings.started.get(rank, 0)
-    return Failure(rank, socket.gethostname(), pid, FailureKind.KILLED, _status(codes.get(rank, 1)), LAUNCHER)
+    return Failure(rank, socket.gethostname(), pid, FailureKind.KILLED, _status(statuses.get(rank, 1)), LAUNCHER)
 
 
 def _status(code: int) -> str:
@@ -236,13 +261,13 @@ def _rank_settings(run: Settings, port: int, log_dir: str, launcher: str, logs_p
 
 def _variables(run: Settings) -> dict[str, str]:
     """The environment of the ranks, on top of our own."""
-    variables = run.to_env()
-    variables["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED", "0")  # equal on all ranks
-    variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN)
-    variables |= {name: value for name, value in MALLOC.items() if name not in os.environ}
-    if "OMP_NUM_THREADS" not in os.environ:
-        variables["OMP_NUM_THREADS"] = str(run.threads)
-    return variables
+    return run.to_env() | _early_variables(run)
+
+
+def _early_variables(run: Settings) -> dict[str, str]:
+    """Those of them that are read when Python starts, or when a library is loaded; equal on all ranks."""
+    variables = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": str(run.threads), **MALLOC}
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
 
 
 @contextmanager

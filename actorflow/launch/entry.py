@@ -22,6 +22,7 @@ from types import FrameType
 from actorflow.control import cluster
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.doctor.shm import advice
+from actorflow.launch.fork_server import become_rank, is_fork_server
 from actorflow.launch.log_disk import full_disk
 from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.options import DeviceType
@@ -30,6 +31,7 @@ from actorflow.rendezvous.settings import Settings
 from actorflow.status.rank_status import StatusRequest, own_status
 from actorflow.status.sockets import answer_requests, print_own_status
 from actorflow.support import exit_hooks
+from actorflow.support.imports import without_collections
 from actorflow.support.script_error import mute_repeated_tracebacks, one_line, print_script_error
 from actorflow_compiler.core.errors import ActorflowError
 
@@ -41,7 +43,12 @@ _told_to_end = threading.Event()  # SIGTERM has come
 
 
 def main(argv: Sequence[str]) -> int:
-    """Join the run, run the script, say goodbye; returns the exit status if the process ends by itself."""
+    """Join the run, run the script, say goodbye; returns the exit status if the process ends by itself.
+
+    In a launcher's fork server this goes on in its forks alone, of which each is a rank.
+    """
+    if is_fork_server():
+        become_rank()
     script, arguments = argv[0], tuple(argv[1:])
     settings = replace(Settings.from_env(), script=script, argv=arguments)
     _die_with(settings.launcher_pid)
@@ -158,8 +165,9 @@ def _close_stdin() -> None:
 def _seed(settings: Settings) -> None:
     """Seed all ranks equally, and give each its share of the cores and of the GPUs."""
     random.seed(SEED)
-    import numpy
-    import torch
+    with without_collections():
+        import numpy
+        import torch
 
     numpy.random.seed(SEED)
     torch.manual_seed(SEED)

@@ -7,11 +7,10 @@ import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from actorflow.launch.attempt import AttemptResult
 from actorflow.launch.node_assembly import NodeAssembly
-from actorflow.launch.node_meeting import AttendedSeat, HostedSeat, Seat
 from actorflow.rendezvous.addresses import is_own, resolve
 from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.network import hold_port
@@ -19,6 +18,9 @@ from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
 from actorflow.rendezvous.waiting_nodes import say_node_is_lost, say_whether_nodes_wait
 from actorflow_compiler.core.errors import ClusterError
+
+if TYPE_CHECKING:
+    from actorflow.launch.node_meeting import Seat
 
 __all__ = ["EndedBySignal", "OneNode", "Rounds", "SeveralNodes"]
 
@@ -184,6 +186,8 @@ class SeveralNodes(Rounds):
                 self._say(f"the launcher that has the port {run.master_port} of this machine is taken for node 0's")
         wanted = run.node if run.numbered else None
         self._say(f"meeting the other nodes at {run.master_address}")
+        from actorflow.launch.node_meeting import AttendedSeat
+
         return AttendedSeat(self._ticket, wanted, run.master_address, run.token, run.join_timeout)
 
     def _host(self) -> Seat:
@@ -191,6 +195,8 @@ class SeveralNodes(Rounds):
         assembly = NodeAssembly(
             self._ticket, run.least_nodes or run.nnodes, run.nnodes, run.join_timeout, run.max_restarts
         )
+        from actorflow.launch.node_meeting import HostedSeat
+
         seat = HostedSeat(
             self._ticket,
             assembly,

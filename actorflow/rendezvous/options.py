@@ -286,6 +286,15 @@ LOCAL = LaunchOption(
     user_variable=True,
     for_ranks=True,
 )
+FORK = LaunchOption(
+    "fork",
+    _K.TOGGLE,
+    "Ranks are forks of one process of this machine, which has imported torch for all of them, or each is a new "
+    "process that imports it itself.  [default: fork]",
+    default=True,
+    variable="ACTORFLOW_FORK",
+    user_variable=True,
+)
 DEVICE_TYPE = LaunchOption(
     "device_type",
     _K.DEVICE_TYPE,
@@ -336,6 +345,7 @@ RUN_OPTIONS = (  # of ``actorflow run``, in the order of its help
     BAR,
     TRACE,
     LOCAL,
+    FORK,
     DEVICE_TYPE,
     OVERSUBSCRIBE,
 )

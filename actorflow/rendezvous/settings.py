@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from actorflow.rendezvous.engines import MASTER_VARIABLE
 from actorflow.rendezvous.network import address_of, is_loopback, own_address, route_to
 from actorflow.rendezvous.options import (
+    FORK,
     JOIN_TIMEOUT,
     LOCAL,
     LOST_AFTER,
@@ -73,6 +74,7 @@ class Settings:
     lost_after: float | None = None  # seconds of silence after which a rank is lost; None: see ``silence_limit``
     given: frozenset[str] = frozenset()  # of "devices", "nodes" and "port", those that the command line named
     local: bool = LOCAL.default  # ranks of one machine use Unix sockets and shared memory
+    fork: bool = FORK.default  # a launcher's ranks are forks of one process that has imported torch
     device_type: DeviceType = DeviceType.AUTO
     oversubscribe: bool = False  # several ranks may share a GPU
     nccl_timeout: float = NCCL_TIMEOUT.default  # seconds that a transfer may take

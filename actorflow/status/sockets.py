@@ -19,11 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
-from actorflow.status.graph import has_cycle
-from actorflow.status.rank_status import RankStatus, own_status
+if TYPE_CHECKING:
+    from actorflow.status.rank_status import RankStatus
 
 __all__ = ["RunInfo", "RunStatus", "announce_run", "answer_requests", "ask_ranks", "on_signal", "find_runs"]
 
@@ -92,6 +93,8 @@ def answer_requests(launcher: str, rank: int, world: int, pull: Callable[[int], 
 
 def ask_ranks(launcher: str, run: RunInfo) -> RunStatus:
     """Ask all ranks of a run; if they seem to wait in a cycle, ask again to see whether that lasts."""
+    from actorflow.status.graph import has_cycle
+
     found = _round(launcher, run)
     if not has_cycle(found.standings):
         return found
@@ -127,6 +130,8 @@ def on_signal(tell: Callable[[], object]) -> Iterator[None]:
 
 
 def _serve(listener: socket.socket, rank: int, world: int, pull: Callable[[int], bytes]) -> None:
+    from actorflow.status.rank_status import own_status
+
     while True:
         connection, _ = listener.accept()
         with connection, suppress(Exception):  # one request that fails must not end the thread
@@ -139,6 +144,8 @@ def _serve(listener: socket.socket, rank: int, world: int, pull: Callable[[int],
 
 def _others(ranks: Sequence[int], pull: Callable[[int], bytes]) -> list[RankStatus]:
     """The answers of other ranks that come within ``ELSEWHERE`` seconds."""
+    from actorflow.status.rank_status import RankStatus
+
     found: list[RankStatus] = []
 
     def fetch(rank: int) -> None:
@@ -156,6 +163,8 @@ def _others(ranks: Sequence[int], pull: Callable[[int], bytes]) -> list[RankStat
 
 def _ask(launcher: str, rank: int, what: str) -> list[RankStatus] | str:
     """A rank's answer, or why there is none."""
+    from actorflow.status.rank_status import RankStatus
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.settimeout(PATIENCE)
         pid = 0
@@ -202,4 +211,6 @@ def _address(launcher: str, rank: int) -> str:
 
 def print_own_status(rank: int) -> None:
     """Print this rank's status on standard error."""
+    from actorflow.status.rank_status import own_status
+
     print(f"actorflow: {own_status(rank).text}", file=sys.stderr, flush=True)

@@ -1,0 +1,145 @@
+"""Ranks that are forks of one process: what they have of it and of their own, and how starts are cut short."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from actorflow.launch.fork_server import ForkServer, NoForks
+from actorflow.launch.rank_processes import rank_place
+from cluster.ranks import LIMIT
+from cluster.runs import Run
+
+Start = Callable[..., Run]
+
+SHOWN = """
+import gc, os, sys
+rank = os.environ["RANK"]
+stat = open("/proc/self/stat").read().rpartition(")")[2].split()
+print("rank", rank, "forked", gc.get_freeze_count() > 0, "collects", gc.isenabled())
+print("parent", int(stat[1]) == int(os.environ["ACTORFLOW_LAUNCHER_PID"]), "leads", os.getsid(0) == os.getpid())
+print("arguments", sys.argv[1:], "main", __name__, "torch", "torch" in sys.modules)
+print("left over", [name for name in os.environ if "FORK_SERVER" in name])
+print("hash", hash("actorflow"), file=sys.stderr)
+unclosed = open(f"{sys.argv[1]}/said-{rank}", "w")
+unclosed.write("all of it")
+import atexit
+atexit.register(print, "at the end")
+"""
+
+
+@pytest.mark.parametrize("option", ["--fork", "--no-fork"])
+def test_a_rank_has_its_own_place_whether_it_is_a_fork_or_not(option: str, start: Start, tmp_path: Path) -> None:
+    run = start(SHOWN, "--devices", "2", option, "--", str(tmp_path))
+    assert run.wait() == 0, run.output
+    other = (tmp_path / "logs0/rank1.stdout.log").read_text()
+    for rank, output in enumerate((run.output, other)):
+        lines = [line for line in output.splitlines() if not line.startswith(("actorflow", "hash"))]
+        assert lines == [
+            f"rank {rank} forked {option == '--fork'} collects True",
+            "parent True leads True",
+            f"arguments ['{tmp_path}'] main __main__ torch True",
+            "left over []",
+            "at the end",
+        ]
+        assert (tmp_path / f"said-{rank}").read_text() == "all of it"
+    errors = (tmp_path / "logs0/rank1.stderr.log").read_text()
+    assert errors.strip() in run.output  # hashes are equal on all ranks
+    assert run.ranks_left() == []
+
+
+def _server_of(run: Run) -> psutil.Process:
+    """The launcher's fork server, once it runs Python."""
+    launcher = psutil.Process(run.process.pid)
+    found: list[psutil.Process] = []
+
+    def there() -> bool:
+        found[:] = [p for p in launcher.children() if str(run.script) in p.cmdline()]
+        return bool(found)
+
+    run.until(there)
+    return found[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_ranks_have_not_started_leaves_nothing(number: signal.Signals, start: Start) -> None:
+    run = start("print('began')", "--devices", "2")
+    server = _server_of(run)
+    os.kill(run.process.pid, number)
+    assert run.wait() != 0
+    server.wait(LIMIT)
+    assert run.ranks_left() == []
+    assert "began" not in run.output
+
+
+def test_a_launcher_that_is_killed_takes_its_server_along(start: Start) -> None:
+    run = start("print('began')", "--devices", "2")
+    server = _server_of(run)
+    run.kill()
+    server.wait(LIMIT)
+    assert run.ranks_left() == []
+
+
+def test_ranks_start_without_a_server_that_was_killed(start: Start) -> None:
+    run = start("import gc; print('forked', gc.get_freeze_count() > 0)", "--devices", "2")
+    _server_of(run).kill()
+    assert run.wait() == 0, run.output
+    assert "each rank imports torch itself (--no-fork): the process that was to fork has ended" in run.output
+    assert "forked False" in run.output
+
+
+def test_a_thread_that_would_not_live_on_forbids_forks(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, name='profiler', daemon=True).start()\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
+    show = "import threading; print([thread.name for thread in threading.enumerate()])"
+    run = start(show, "--devices", "1", env={"PYTHONPATH": path})
+    assert run.wait() == 0, run.output
+    assert "threads do not live on in a fork (profiler)" in run.output
+    assert "'profiler'" in run.output.splitlines()[-1]
+
+
+def test_forks_of_a_server_end_if_the_launcher_lets_go_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the launcher fails between the forks and its word."""
+    script = tmp_path / "script.py"
+    script.write_text("open('began', 'w')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setattr("actorflow.launch.fork_server._parent_of", lambda pid: 0)
+    server = ForkServer(str(script), (), {})
+    forks: list[psutil.Process] = []
+    ask = server._ask
+
+    def asked(places: object) -> list[int]:
+        pids = ask(places)  # type: ignore[arg-type]
+        forks.extend(psutil.Process(pid) for pid in pids)
+        return pids
+
+    monkeypatch.setattr(server, "_ask", asked)
+    with pytest.raises(NoForks, match="another parent"):
+        server.fork([rank_place(str(tmp_path), rank, {}) for rank in range(2)])
+    server.close()
+    assert len(forks) == 2
+    for fork in forks:
+        assert os.waitpid(fork.pid, 0)[1] == 0
+    assert not (tmp_path / "began").exists()
+
+
+def test_a_launcher_imports_no_torch_before_it_has_started_the_server_and_never_a_compiler() -> None:
+    shown = (
+        "import sys, actorflow.cli, actorflow.launch.launcher\n"
+        "early = [m for m in ('torch', 'numpy', 'grpc', 'google.protobuf') if m in sys.modules]\n"
+        "import actorflow.launch.rank_agent\n"
+        "late = [m for m in ('torch._dynamo', 'sympy', 'actorflow_compiler.compile') if m in sys.modules]\n"
+        "print(early, late)"
+    )
+    done = subprocess.run([sys.executable, "-c", shown], check=True, capture_output=True, text=True)
+    assert done.stdout == "[] []\n"
