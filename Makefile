@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv demo test test-all test-hosts test-two-hosts test-engines check lint types drift docs protos bench clean
+.PHONY: help .venv demo test test-all test-hosts test-two-hosts test-engines check lint types drift docs protos bench bench-list clean
 
 help: ## show this list
 	@sed -n 's/^\([.a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -78,7 +78,11 @@ docs: $(READY) ## build the documentation in build/docs; a link that leads nowhe
 protos: $(GENERATOR)/.ready ## generate the Python code of the .proto files
 	$(call PROTOC,protos)
 
-bench: ## list the benchmarks; each has a target of its own: make bench-overhead ARGS=step
+bench: $(READY) ## measure steps against DDP, FSDP2, DTensor, pipelining and Ray (ARGS=--quick)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/suite.py $(ARGS)
+
+bench-list: ## list the benchmarks; each has a target of its own: make bench-overhead ARGS=step
 	@for file in benchmarks/*.py; do \
 		sed -n "1{s,^\"\"\",  make bench-$$(basename $$file .py)\t,;s,\"*$$,,;p}" $$file; \
 	done | expand -t 26

@@ -34,7 +34,6 @@ from pathlib import Path
 
 import click
 import numpy as np
-import psutil
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "data"))
@@ -148,11 +147,9 @@ def taken(group: Group, name: str, steps: int, setting: Setting | None) -> Taken
     begun = {}
     if setting is not None:
         begun = {rank: length(setting.reads(group.name, rank)) for rank in range(setting.ranks)}
-    before = cpu_of(group)
     turn = group.turn(name, steps)
-    cpu = cpu_of(group) - before
     mean, most = (0.0, 0) if setting is None else reads_since(setting, group.name, begun)
-    return Taken(turn.seconds, cpu, cpu - turn.cpu, turn.loss, mean, most)
+    return Taken(turn.seconds, turn.everything, turn.everything - turn.cpu, turn.loss, mean, most)
 
 
 def length(path: Path) -> int:
@@ -165,18 +162,6 @@ def reads_since(setting: Setting, side: str, begun: dict[int, int]) -> tuple[flo
     read = np.concatenate([indices_read(setting.reads(side, rank), at) for rank, at in begun.items()])
     counts = np.bincount(read, minlength=setting.images)
     return float(counts.mean()), int(counts.max())
-
-
-def cpu_of(group: Group) -> float:
-    """CPU seconds so far of a group's processes."""
-    found = 0.0
-    for process in psutil.Process(group.process.pid).children(recursive=True):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        found += times.user + times.system
-    return found
 
 
 @contextmanager

@@ -34,10 +34,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent / "pipelines"))
 
 from setting import Setting
-from turns import Group, Lost, Turn, start
+from turns import Group, Lost, Turn, gather, play, start
 
 HERE = Path(__file__).resolve().parent / "pipelines"
-AGREE = 1e-4  # how far losses may differ
 EAGER = "eager"
 THREADS = {"OMP_NUM_THREADS": "1"}
 
@@ -128,43 +127,20 @@ def compare(setting: Setting, rows: Sequence[Row], rounds: int) -> None:
     theirs = list(dict.fromkeys(name for row in rows for name in row.theirs))
     groups: list[Group] = []
     try:
-        alone, _ = gather(setting, EAGER, [EAGER], groups)
-        peers, without = gather(setting, "torch", theirs, groups)
-        mine, without_mine = gather(setting, "actorflow", [row.ours for row in rows], groups)
+        alone, _ = gather(lambda: launch(setting, EAGER), [EAGER], setting.steps, groups)
+        peers, without = gather(lambda: launch(setting, "torch"), theirs, setting.steps, groups)
+        mine, without_mine = gather(
+            lambda: launch(setting, "actorflow"), [row.ours for row in rows], setting.steps, groups
+        )
         for name, why in (without | without_mine).items():
             print(f"  {name} does not run: {why}")
-        turns = play(alone | peers | mine, setting.steps, rounds)
+        turns = play(alone | peers | mine, setting.steps, range(rounds))
         report(setting, [row for row in rows if row.ours in mine], list(peers), turns, mine)
         for group in groups:
             print(f"  {group.name} took {group.restless:.1%} of a core while others had their turns")
     finally:
         for group in groups:
             group.close()
-
-
-def gather(
-    setting: Setting, side: str, names: Sequence[str], groups: list[Group]
-) -> tuple[dict[str, Group], dict[str, str]]:
-    """Start a side and prepare its contenders: the group of each, and of those that do not run, why."""
-    without: dict[str, str] = {}
-    while True:
-        left = [name for name in names if name not in without]
-        if not left:
-            return {}, without
-        group = launch(setting, side)
-        groups.append(group)
-        for name in left:
-            try:
-                why = group.make(name, setting.steps)
-            except Lost as error:
-                why = str(error)
-            if why:
-                without[name] = why
-                break
-        else:
-            return dict.fromkeys(left, group), without
-        groups.remove(group)  # what failed may have left something behind: start again without it
-        group.close()
 
 
 def launch(setting: Setting, side: str) -> Group:
@@ -180,21 +156,6 @@ def launch(setting: Setting, side: str) -> Group:
         return [python, "-m", "actorflow", "run", str(HERE / "ours.py"), "--devices", p, "--", address, text]
 
     return start(side, 1 if side == EAGER else setting.processes, command, THREADS)
-
-
-def play(contenders: dict[str, Group], steps: int, rounds: int) -> dict[str, list[Turn]]:
-    """Let all take their turns, round after round; raises Lost where their losses differ."""
-    names = list(contenders)
-    turns: dict[str, list[Turn]] = {name: [] for name in names}
-    for number in range(rounds):
-        at = number % len(names)
-        order = names[at:] + names[:at]
-        for name in order[:: 1 if number % 2 else -1]:
-            turns[name].append(contenders[name].turn(name, steps))
-        losses = {name: taken[-1].loss for name, taken in turns.items()}
-        if max(losses.values()) - min(losses.values()) > AGREE:
-            raise Lost("losses differ: " + ", ".join(f"{name} {loss:.6f}" for name, loss in losses.items()))
-    return turns
 
 
 def report(

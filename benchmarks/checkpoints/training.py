@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import resource
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -17,7 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pipelines"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from resident import memory, start_peak_anew
 
 from gpt import GPT, draw_batch, stdlib_bytes
 
@@ -129,7 +130,7 @@ def serve(address: str, rank: int, trainer: Trainer) -> None:
                 referee.send(_step(trainer, *arguments))
             elif what == "finish":
                 trainer.finish()
-                referee.send(_peak())
+                referee.send(memory("VmHWM"))
             else:
                 referee.send(_load(trainer, *arguments))
 
@@ -143,36 +144,13 @@ def _step(trainer: Trainer, number: int, how: str, path: str, anew: bool) -> Ste
         trainer.save(how, path)
     blocked = time.perf_counter() - start
     loss = trainer.step(number)
-    return Stepped(loss, time.process_time() - used, _peak(), blocked, trainer.saved())
+    return Stepped(loss, time.process_time() - used, memory("VmHWM"), blocked, trainer.saved())
 
 
 def _load(trainer: Trainer, number: int, how: str, path: str) -> Loaded:
     """Load, and take the step of this number."""
     start_peak_anew()
-    before, start = _memory("VmRSS"), time.perf_counter()
+    before, start = memory("VmRSS"), time.perf_counter()
     trainer.load(how, path)
     load = time.perf_counter() - start
-    return Loaded(trainer.step(number), load, before, _peak())
-
-
-def start_peak_anew() -> bool:
-    """Let the peak of resident memory be what is resident now; whether the system can."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _peak() -> int:
-    """The most bytes of resident memory since the peak was started anew, or of the life of the process."""
-    return _memory("VmHWM")
-
-
-def _memory(name: str) -> int:
-    """Bytes that are resident now (VmRSS) or were at most (VmHWM); without /proc, the latter for both."""
-    try:
-        (kib,) = re.findall(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    except OSError:
-        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(kib) * 1024
+    return Loaded(trainer.step(number), load, before, memory("VmHWM"))

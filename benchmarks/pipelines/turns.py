@@ -11,16 +11,20 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 T = TypeVar("T")
 
 PATIENCE = 300.0  # seconds for a group to start, to prepare a contender, or to end a turn
 GRACE = 30.0  # seconds for its processes to end
+AGREE = 1e-4  # how far the losses of contenders may differ
 
 
 class Lost(Exception):
@@ -34,6 +38,7 @@ class Turn:
     seconds: float  # from the word to go until the last rank was done
     cpu: float  # CPU seconds, all ranks together
     loss: float  # of the last step
+    everything: float = 0.0  # CPU seconds of all processes of the group, its launcher's too; counted in 10 ms
 
 
 # --- on the ranks ---
@@ -49,6 +54,7 @@ Notes = Callable[[], Mapping[str, Any]]
 def take_turns(address: str, rank: int, make: Callable[[str], tuple[Steps, Notes]]) -> None:
     """Serve the referee at ``address`` until it says goodbye; ``make`` takes the name of a contender."""
     contenders: dict[str, Steps] = {}
+    notes: dict[str, Notes] = {}
     with Client(address) as referee:
         referee.send(rank)
         rested = time.process_time(), time.perf_counter()
@@ -59,11 +65,13 @@ def take_turns(address: str, rank: int, make: Callable[[str], tuple[Steps, Notes
                 return
             if what == "make":
                 try:
-                    contenders[name], notes = make(name)
+                    contenders[name], notes[name] = make(name)
                     contenders[name](steps)  # allocates and warms up
-                    referee.send(("made", dict(notes()), idle))
+                    referee.send(("made", dict(notes[name]()), idle))
                 except Exception as error:
                     referee.send(("failed", f"{type(error).__name__}: {error}", idle))
+            elif what == "notes":
+                referee.send(("noted", dict(notes[name]()), idle))
             else:
                 used = time.process_time()
                 loss = contenders[name](steps)
@@ -95,12 +103,26 @@ class Group:
 
     def turn(self, name: str, steps: int) -> Turn:
         """Let a contender take some steps."""
-        start = time.perf_counter()
+        used, start = self.cpu(), time.perf_counter()
         answers = self._answers("turn", name, steps)
         seconds = time.perf_counter() - start
         done = [result for _, result, _ in answers]
         (loss,) = {loss for _, loss in done if loss is not None}
-        return Turn(seconds, sum(cpu for cpu, _ in done), loss)
+        return Turn(seconds, sum(cpu for cpu, _ in done), loss, self.cpu() - used)
+
+    def told(self, name: str) -> list[dict[str, Any]]:
+        """What each rank says now of a contender, by rank."""
+        return [notes for _, notes, _ in self._answers("notes", name, 0)]
+
+    def cpu(self) -> float:
+        """CPU seconds so far of all its processes, counted in 10 ms."""
+        found = 0.0
+        started = psutil.Process(self.process.pid)
+        for process in [started, *started.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                found += times.user + times.system
+        return found
 
     def close(self) -> None:
         """End the processes."""
@@ -175,6 +197,45 @@ def start(name: str, ranks: int, command: Callable[[str], Sequence[str]], enviro
     return Group(name, process, [found[r] for r in range(ranks)], log)
 
 
+def gather(
+    launch: Callable[[], Group], names: Sequence[str], steps: int, groups: list[Group]
+) -> tuple[dict[str, Group], dict[str, str]]:
+    """Start a side and prepare its contenders: the group of each, and of those that do not run, why."""
+    without: dict[str, str] = {}
+    while True:
+        left = [name for name in names if name not in without]
+        if not left:
+            return {}, without
+        group = launch()
+        groups.append(group)
+        for name in left:
+            try:
+                why = group.make(name, steps)
+            except Lost as error:
+                why = str(error)
+            if why:
+                without[name] = why
+                break
+        else:
+            return dict.fromkeys(left, group), without
+        groups.remove(group)  # what failed may have left something behind: start again without it
+        group.close()
+
+
+def play(contenders: Mapping[str, Group], steps: int, rounds: Iterable[int]) -> dict[str, list[Turn]]:
+    """Let all take their turns, round after round; raises Lost where their losses differ."""
+    names = list(contenders)
+    turns: dict[str, list[Turn]] = {name: [] for name in names}
+    for number in rounds:
+        for name in turned(names, number)[:: -1 if number // len(names) % 2 else 1]:
+            turns[name].append(contenders[name].turn(name, steps))
+        losses = {name: taken[-1].loss for name, taken in turns.items()}
+        first = losses[names[0]]
+        if not all(abs(loss - first) <= AGREE for loss in losses.values()):  # nan agrees with nothing
+            raise Lost("losses differ: " + ", ".join(f"{name} {loss:.6f}" for name, loss in losses.items()))
+    return turns
+
+
 def fitting(rounds: int, end: float) -> Iterator[int]:
     """The numbers of rounds, as long as one more would end in time (of ``monotonic``), and the first in any case."""
     begun = time.monotonic()
@@ -192,4 +253,4 @@ def turned(things: Sequence[T], by: int) -> list[T]:
     return [*things[at:], *things[:at]]
 
 
-__all__ = ["Group", "Lost", "Notes", "Steps", "Turn", "fitting", "start", "take_turns", "turned"]
+__all__ = ["Group", "Lost", "Notes", "Steps", "Turn", "fitting", "gather", "play", "start", "take_turns", "turned"]
