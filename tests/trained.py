@@ -82,6 +82,16 @@ def plan_of(case: Case, layout: Layout, size: int) -> tuple[Plan, dict[str, Tens
 
 def laid_of(case: Case, layout: Layout, size: int) -> tuple[LoweredStep, dict[str, Tensor], torch.optim.Optimizer]:
     """What plans of a case can be cut from; and what ``plan_of`` gives beside a plan."""
+    request, optimizer = request_of(case, layout, size)
+    laid, state = compile_step(request), request.step.state
+    values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
+    for v in laid.header.variables:
+        values.setdefault(v.name, torch.zeros(v.shape, dtype=getattr(torch, v.dtype)))
+    return laid, values, optimizer
+
+
+def request_of(case: Case, layout: Layout, size: int) -> tuple[StepRequest, torch.optim.Optimizer]:
+    """What is asked of the compiler for a case, and the case's optimizer."""
     model = case.model()
     optimizer = case.optimizer(model)
     layout.prepare(model)
@@ -109,17 +119,12 @@ def laid_of(case: Case, layout: Layout, size: int) -> tuple[LoweredStep, dict[st
         TensorArgument(name, tuple(t.shape), t.dtype, True)
         for name, t in zip(case.names, case.batches([size])[0], strict=True)
     ]
-    laid = compile_step(
-        StepRequest(
-            UserStep("train", lambda tensors: [step(*tensors)], arguments, state, train=True),
-            TargetDevices(layout.world, layout.kind, layout.hardware),
-            Preferences(resolve(state.modules), layout.micro_batches, layout.goal, schedule_name(layout.schedule)),
-        )
+    request = StepRequest(
+        UserStep("train", lambda tensors: [step(*tensors)], arguments, state, train=True),
+        TargetDevices(layout.world, layout.kind, layout.hardware),
+        Preferences(resolve(state.modules), layout.micro_batches, layout.goal, schedule_name(layout.schedule)),
     )
-    values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
-    for v in laid.header.variables:
-        values.setdefault(v.name, torch.zeros(v.shape, dtype=getattr(torch, v.dtype)))
-    return laid, values, optimizer
+    return request, optimizer
 
 
 def train_planned(case: Case, layout: Layout, sizes: list[int]) -> tuple[list[float], dict[str, Tensor], Plan]:

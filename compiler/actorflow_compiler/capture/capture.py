@@ -32,6 +32,7 @@ from actorflow_compiler.capture.optimizer_state import (
     marked_optimizer_steps,
     optimizer_stand_ins,
 )
+from actorflow_compiler.capture.repeated_ops import RepeatedOps
 from actorflow_compiler.core.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.core.monkey_patches import UnpatchedMode
 from actorflow_compiler.core.torch_internals import (
@@ -46,7 +47,6 @@ from actorflow_compiler.core.torch_internals import (
     real_tensors,
     scaling_in_the_graph,
     values_not_seen,
-    without_meta,
     without_tensor_meta,
 )
 from actorflow_compiler.core.user_code import traced_line
@@ -241,6 +241,7 @@ class _Trace:
         self.kept = {name + GRADIENT_SUFFIX: grad for name, grad in self.watch.variables.items()}
         self.held = {**fakes, **stepped.tensors, **self.kept}  # the variables, as they are before the step
         self._streams, self.indexing, self._clusters = RandomStreams(), Indexing(), AdaptiveSoftmaxClusters(state)
+        self._repeated = RepeatedOps()
         self._assigned = DataAssignmentMode(self.held.values(), self.watch.gradient_read)
 
     def run(self, inputs: list[Tensor], reads: ValueReadHandler) -> torch.fx.GraphModule:
@@ -252,6 +253,7 @@ class _Trace:
         averaged = average_gradients(self._fakes, given.mirrored) if given.mirrored else contextlib.nullcontext()
         with recording as recorder, mark_gradients(self._fakes, hints.zero), averaged:
             recorder.during_backward = partial(_backward, self.watch)
+            recorder.before_each_op = self._repeated.before
             if given.checks is not None:
                 given.checks.standing = partial(_standing, self._fakes, self._stepped, self.watch)
 
@@ -300,7 +302,7 @@ class _Trace:
             self._clusters.replacing_layers(),
             replaced_observers(),
             contextlib.nullcontext() if numbers is None else replaced_batch_norm(),
-            without_meta(),
+            self._repeated,
             without_tensor_meta(),
         )
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
+import torch.fx.traceback as fx_traceback
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -57,6 +58,9 @@ __all__ = [
     "GeneratorLayout",
     "OpOverload",
     "OpOverloadPacket",
+    "TensorSpec",
+    "PlainDispatchMode",
+    "OpTracer",
     "accumulates_into",
     "answering_equal",
     "arrived",
@@ -67,10 +71,12 @@ __all__ = [
     "compile_graph",
     "constant_in_trace",
     "constant_of",
+    "current_tracer",
     "dispatching_to",
     "end_of_graph",
     "fake_mode",
     "fast_callable",
+    "forward_mode",
     "fresh_script",
     "gradients",
     "hooks_made",
@@ -79,6 +85,7 @@ __all__ = [
     "in_transform",
     "is_composed",
     "is_fake",
+    "is_interpreted_alike",
     "is_read",
     "is_traced_by_jit",
     "items_from",
@@ -117,11 +124,13 @@ __all__ = [
     "sequence_number",
     "sequence_of",
     "static_fake_mode",
+    "settings_of_tensors",
     "step_hooks",
     "store_of_default_group",
     "swap_contents",
     "tell_of_scripts",
     "tell_worker",
+    "tensor_spec",
     "trace_kernel",
     "traced_on",
     "users_step_hooks",
@@ -336,6 +345,149 @@ def is_read(tensor: torch.Tensor) -> bool:
     mode = get_proxy_mode()
     slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
     return slot is None or any("actorflow.checked" not in str(user.target) for user in slot.proxy.node.users)
+
+
+TensorSpec = tuple[Any, ...]  # shape, strides, offset, dtype, device, and the keys by which torch dispatches its ops
+_INTERPRETED_ANEW = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
+
+
+def is_interpreted_alike(op: torch._ops.OpOverload) -> bool:
+    """Whether what becomes of an op in a trace depends only on the op, its plain arguments and its tensors' specs.
+
+    So it does for torch's own ops, but for those that look at values, change the shape of a tensor, or are composed of
+    others.
+    """
+    schema = op._schema
+    return (
+        op.namespace == "aten"
+        and _INTERPRETED_ANEW.isdisjoint(op.tags)
+        and "lift" not in schema.name
+        and bool(schema.returns)
+        and not is_composed(op)
+    )
+
+
+def tensor_spec(tensor: FakeTensor) -> TensorSpec:
+    """What the interpreter for tensors without memory goes by; TypeError for a tensor with symbolic sizes."""
+    if tensor._has_symbolic_sizes_strides:
+        raise TypeError
+    return (
+        tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.fake_device,
+        torch._C._dispatch_keys(tensor).raw_repr(),
+    )  # fmt: skip
+
+
+def settings_of_tensors() -> tuple[Any, ...]:
+    """The settings that new tensors depend on."""
+    return torch.get_default_dtype(), torch._C._get_default_device()
+
+
+class OpTracer:
+    """Adds ops to the current trace, and makes their results, as torch's tracer and its interpreter do."""
+
+    def __init__(self, proxies: Any, fakes: FakeTensorMode) -> None:
+        self._proxies, self._fakes, self._tracer = proxies, fakes, proxies.tracer
+        self._table = proxies.decomposition_table
+        self._graph: torch.fx.Graph = proxies.tracer.graph
+        self._attributes: dict[str, Any] | None = None  # of a tensor without memory
+
+    def interprets(self, op: torch._ops.OpOverload) -> bool:
+        """Whether the op goes to this trace and its interpreter, as it is and without a transform of ``torch.func``."""
+        modes, keys = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
+        return (
+            modes(keys.PROXY) is self._proxies
+            and modes(keys.FAKE) is self._fakes
+            and self._proxies.decomposition_table is self._table
+            and op not in self._table
+            and torch._C._functorch.peek_interpreter_stack() is None
+            and not self._fakes.in_kernel_invocation
+            and not torch.is_inference_mode_enabled()
+        )
+
+    def node(self, tensor: FakeTensor) -> torch.fx.Node | None:
+        """The node of a tensor that the trace has made, or was given; None if its values are known."""
+        slot = self._tracer.tensor_tracker.get(tensor)
+        known = slot is None or slot.constant is not None or tensor.constant is not None
+        return None if known or tensor.fake_mode is not self._fakes else slot.proxy.node
+
+    def last_node(self) -> torch.fx.Node:
+        """The last node of the graph so far; before the first, the root of its nodes."""
+        return self._graph._root.prev
+
+    def nodes_after(self, last: torch.fx.Node) -> list[torch.fx.Node]:
+        """The nodes that were added to the graph after ``last``."""
+        found: list[torch.fx.Node] = []
+        node = last.next
+        while node.op != "root":
+            found.append(node)
+            node = node.next
+        return found
+
+    def is_plain(self, tensor: FakeTensor) -> bool:
+        """Whether a result has no more to it than what ``make`` gives it."""
+        slot = self._tracer.tensor_tracker.get(tensor)
+        given = {key: value for key, value in vars(tensor).items() if value is not None}
+        return (
+            slot is not None
+            and slot.constant is None
+            and tensor.fake_mode is self._fakes
+            and not tensor.requires_grad
+            and not tensor.is_conj()
+            and not tensor.is_neg()
+            and given.keys() == {"_fake_device", "fake_mode"}
+        )
+
+    def memory(self, tensor: FakeTensor) -> int:
+        """As ``memory_of``."""
+        return int(tensor.untyped_storage()._cdata)
+
+    def memory_size(self, tensor: FakeTensor) -> int:
+        """The size of the memory that a tensor would have with its views, in bytes."""
+        return int(tensor.untyped_storage().nbytes())
+
+    def make(self, spec: TensorSpec, memory: FakeTensor | None) -> tuple[FakeTensor, FakeTensor]:
+        """A result of an op, and the same for the meta data of its node, in the memory of a tensor or of their own."""
+        shape, stride, offset, dtype, device, _ = spec
+        with torch._C._DisableTorchDispatch():
+            plain = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            if memory is not None:
+                plain.set_(memory.untyped_storage(), offset, shape, stride)
+        return self._fake(plain, device), self._fake(plain, device)
+
+    def _fake(self, plain: torch.Tensor, device: torch.device) -> FakeTensor:
+        if self._attributes is None:
+            self._attributes = {**vars(FakeTensor(self._fakes, plain, device))}
+        made: Any = torch.Tensor._make_subclass(
+            FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        if not self._fakes._allow_unsafe_data_ptr_access:
+            memory_is_refused(made)
+        attributes = vars(made)
+        attributes.update(self._attributes)
+        attributes["_fake_device"] = device
+        found: FakeTensor = made
+        return found
+
+    def add_node(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> torch.fx.Node:
+        """Add the node of an op to the graph, with the tags of the op that is traced."""
+        node = self._graph.create_node("call_function", op, args, kwargs, name)
+        tags = fx_traceback.current_meta.get("custom")
+        if tags is not None:
+            node.meta["custom"] = dict(tags)
+        return node
+
+    def track(self, tensor: FakeTensor, node: torch.fx.Node, value: FakeTensor) -> None:
+        """Note which node makes a tensor; ``value`` is the tensor as it is now."""
+        node.meta["val"] = value
+        slot = proxy_tensor._ProxyTensor(self._tracer.proxy(node), None)
+        proxy_tensor.set_proxy_slot(tensor, self._tracer, slot)
+
+
+def current_tracer() -> OpTracer | None:
+    """The tracer of the current trace; None outside of a trace over tensors without memory."""
+    proxies = get_proxy_mode()
+    fakes = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return OpTracer(proxies, fakes) if proxies is not None and isinstance(fakes, FakeTensorMode) else None
 
 
 def trace_kernel(
@@ -803,7 +955,20 @@ def modes_around() -> list[str]:
     return [mode.__qualname__ for mode in others if mode.__module__.partition(".")[0] not in known]
 
 
-class _Before(TorchDispatchMode):
+class PlainDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    """Base class of modes whose ``__torch_dispatch__`` is called directly.
+
+    Torch calls that of others through a function that keeps dynamo off, which takes longer than most modes themselves.
+    Where a step is captured, dynamo is not at work: it leaves code alone that runs in a dispatch mode.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks this as a subclass is made."""
+        return False
+
+
+class _Before(PlainDispatchMode):
     def __init__(self, call: Callable[[Any, tuple[Any, ...]], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self._call = call
@@ -821,7 +986,7 @@ def before_each_op(call: Callable[[Any, tuple[Any, ...]], None]) -> contextlib.A
     return _Before(call)
 
 
-class _DispatchingTo(TorchDispatchMode):
+class _DispatchingTo(PlainDispatchMode):
     def __init__(self, call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self._call = call
@@ -840,26 +1005,21 @@ def dispatching_to(
     return _DispatchingTo(call)
 
 
-class _WithoutMeta(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
-        self._begun = False
+def forward_mode() -> bool:
+    """Whether forward-mode AD is under way."""
+    return forward_ad._current_level >= 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the op on the device of its tensors that have memory."""
-        kwargs = kwargs or {}
-        self._begun |= forward_ad._current_level >= 0  # from there on tangents may be zeros, in a backward pass, too
-        if not self._begun:
-            return func(*args, **kwargs)
-        if (device := kwargs.get("device")) is not None and torch.device(device).type == "meta":
-            kwargs = {name: value for name, value in kwargs.items() if name != "device"}
-        given = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        if any(tensor.device.type == "meta" for tensor in given):
-            here = next((tensor.device for tensor in given if tensor.device.type != "meta"), torch.device("cpu"))
-            args = tuple(_placed(arg, here) for arg in args)
-        return func(*args, **kwargs)
+
+def without_meta(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an op, with those on the meta device as zeros on the device of the others, else on the CPU."""
+    found = dict(kwargs)
+    if (device := found.get("device")) is not None and torch.device(device).type == "meta":
+        del found["device"]
+    given = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if any(tensor.device.type == "meta" for tensor in given):
+        here = next((tensor.device for tensor in given if tensor.device.type != "meta"), torch.device("cpu"))
+        args = tuple(_placed(arg, here) for arg in args)
+    return args, found
 
 
 def _placed(value: Any, here: torch.device) -> Any:
@@ -867,14 +1027,6 @@ def _placed(value: Any, here: torch.device) -> Any:
     if not isinstance(value, torch.Tensor) or value.device.type != "meta":
         return value
     return torch.zeros(value.shape, dtype=value.dtype, device=here)
-
-
-def without_meta() -> contextlib.AbstractContextManager[Any]:
-    """Keep forward-mode AD off the meta device, on which it finds the shapes of sums with tangents of zeros.
-
-    The sum of a tensor that is traced without memory would stay on that device.
-    """
-    return _WithoutMeta()
 
 
 class _AnsweringEqual(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here

@@ -39,7 +39,8 @@ class UserLines:
     """Finds the user's line again and again, and remembers for each code object whether it is the user's."""
 
     def __init__(self) -> None:
-        self._paths: dict[CodeType, str] = {}  # the user's code → its file, as shown to people; "" for other code
+        self._paths: dict[int, str] = {}  # by id, as hashes of code take long: its file, if it is the user's, else ""
+        self._codes: list[CodeType] = []  # keeps the ids
         self._folder = os.getcwd()
 
     def here(self) -> str:
@@ -50,9 +51,10 @@ class UserLines:
         frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
-            path = self._paths.get(code)
+            path = self._paths.get(id(code))
             if path is None:
-                path = self._paths[code] = self._written(code.co_filename)
+                path = self._paths[id(code)] = self._written(code.co_filename)
+                self._codes.append(code)
             if path:
                 return f"{path}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]  # None ends it

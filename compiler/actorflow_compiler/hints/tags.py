@@ -20,6 +20,7 @@ from actorflow_compiler.core.user_code import UserLines
 
 _active: TagRecorder | None = None
 NO_VISIT = -1
+BeforeOp = Callable[[Any, tuple[Any, ...]], None]  # is called with an op and its arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class TagRecorder:
         self._lines: dict[int, str] = {}  # autograd sequence number → the user's line of the forward op
         self.called: set[int] = set()  # ids of modules
         self.during_backward: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self.before_each_op: Callable[[BeforeOp], contextlib.AbstractContextManager[None]] = before_each_op
 
     def enter(self, placement: Placement | None, where: str) -> dict[str, Any] | None:
         """Open a scope; returns the state that ``leave`` restores."""
@@ -103,7 +105,7 @@ class TagRecorder:
 
     def following_lines(self) -> contextlib.AbstractContextManager[Any]:
         """Tag each op that is traced inside with the innermost line of the user's own code."""
-        return before_each_op(self._tag_line)
+        return self.before_each_op(self._tag_line)
 
     def _tag_line(self, *_: Any) -> None:
         custom = fx_traceback.current_meta.get("custom") or {}
@@ -140,7 +142,7 @@ class TagRecorder:
                 hooks.append(node.register_hook(lambda *_: self._set({"phase": Phase.BACKWARD})))
         self._set({"phase": Phase.BACKWARD})
         try:
-            with self.during_backward(), before_each_op(self._tag_recomputed):
+            with self.during_backward(), self.before_each_op(self._tag_recomputed):
                 return engine(roots, *args, **kwargs)
         finally:
             self._set(before)
