@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +29,14 @@ class OpCall:
     kwargs: tuple[tuple[str, Arg], ...]
     ins: tuple[Meta, ...]  # of each operand
     outs: tuple[Meta | None, ...]  # None: nobody uses this output
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        """Computed once, as it takes as long as the shapes and arguments are many."""
+        if self._hash is None:
+            object.__setattr__(self, "_hash", hash((self.op, self.args, self.kwargs, self.ins, self.outs)))
+        assert self._hash is not None
+        return self._hash
 
 
 class SignatureSource(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -25,8 +26,8 @@ def origins_of(
             place_of.update(dict.fromkeys(item.writes, SourceLocation(item.where, item.line)))
     steps = []
     for actor, (built, items) in made.items():
-        lines = [item.line for item in items if item.line]
-        most = SourceLocation("", max(dict.fromkeys(lines), key=lines.count)) if lines else None
+        lines = Counter(item.line for item in items if item.line)
+        most = SourceLocation("", max(lines, key=lines.__getitem__)) if lines else None
         found = []
         for step in built.body.steps:
             outs = [built.values[o] for o in step.outs if o >= 0]

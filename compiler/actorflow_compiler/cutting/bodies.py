@@ -54,7 +54,8 @@ class _InPlaceRewriter:
         self, steps: Sequence[Step], outputs: Sequence[tuple[int, Target]], variables: Mapping[int, str]
     ) -> None:
         self.steps, self.variables = steps, variables
-        self.outputs = list(outputs)
+        self._outputs = dict.fromkeys(outputs)  # but for the variables that are updated in place
+        self.outputs: list[tuple[int, Target]] = []  # of the new body
         self.updated: list[str] = []
         self.final: list[Step] = []
         self.alias: dict[int, int] = {}  # new value → the variable that holds it after the update
@@ -77,11 +78,12 @@ class _InPlaceRewriter:
             elif not self.counter(k, step):
                 self.final.append(self.renamed(step))
         self.flush()
-        for i, (value, target) in enumerate(self.outputs):
+        for value, target in self._outputs:
             if value in self.alias:  # other actors need the new value: give a copy, as the variable itself will change
                 copy = self.new(value)
                 self.final.append(Step("aten.clone.default", (Ref(self.alias[value]),), (), (copy,)))
-                self.outputs[i] = (copy, target)
+                value = copy
+            self.outputs.append((value, target))
         return self.final
 
     def new(self, value: int) -> int:
@@ -97,9 +99,9 @@ class _InPlaceRewriter:
         """Let step k update ``variable`` in place to its result ``new``; False if that is not possible."""
         name = self.variables.get(variable)
         pair = (new, OfVariable(name)) if name is not None else None
-        if pair is None or pair not in self.outputs or self.last_read.get(variable, k) > k:
+        if pair is None or pair not in self._outputs or self.last_read.get(variable, k) > k:
             return False
-        self.outputs.remove(pair)
+        del self._outputs[pair]
         self.updated.append(self.variables[variable])
         self.alias[new] = variable
         return True

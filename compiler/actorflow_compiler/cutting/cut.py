@@ -104,6 +104,7 @@ class _Cutter:
         self.number: dict[object, int] = {}  # key of a draft → its number
         self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
         self.joins: dict[tuple[int, int], tuple[int, Combine]] = {}  # (joined value, rank) → (value of the pieces, how)
+        self.joined: dict[tuple[int, int], list[int]] = {}  # (value of the pieces, rank) → the values joined from it
         self.updated_by: dict[int, tuple[str, ...]] = {}  # actor → variables that its body updates in place
         self.views = views_of_variables(self.program)
         self.made: dict[int, tuple[BuiltBody, list[ProgramItem]]] = {}  # actor → its body and the items of it
@@ -111,6 +112,8 @@ class _Cutter:
     def plan(self) -> Plan:
         self.draft_actors()
         self.draft_sinks()
+        for (joined, rank), (source, _) in self.joins.items():
+            self.joined.setdefault((self.find(source, rank), rank), []).append(joined)
         writes = self.written_variables()
         registers, at = self.make_registers(writes)
         bodies: dict[Body, int] = {}
@@ -407,9 +410,7 @@ class _Cutter:
         return pairs
 
     def _joins_of(self, value: int, rank: int) -> list[int]:
-        return [
-            joined for (joined, r), (source, _) in self.joins.items() if r == rank and self.find(source, rank) == value
-        ]
+        return self.joined.get((value, rank), [])
 
     def comm_actor(
         self, number: int, draft: ActorDraft, at: Mapping[tuple[int, int], FromRegister],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.cutting.cut import PlanHeader, cut
 from actorflow_compiler.cutting.lower import LoweredProgram
 from actorflow_compiler.cutting.recompute import recompute_notes
@@ -22,6 +23,7 @@ class LoweredStep:
     program: LoweredProgram
     checkpoints: bool = False  # the backward pass recomputes forward values, because of the user's checkpoints
 
+    @young_only()
     def cut(self, variant: Variant = PLAIN) -> Plan:
         """The plan of all ranks, without slot counts and orders."""
         header = self.header

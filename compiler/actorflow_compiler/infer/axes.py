@@ -68,7 +68,8 @@ class _Inference:
             assert n.placement is not None
             self.placement.update({o: n.placement for o in n.outs if o >= 0})
         calls = [call_of(n, graph.metas) for n in graph.nodes]
-        self.calls = [c for c, _ in calls]
+        alike: dict[OpCall, OpCall] = {}  # one object for equal ones: what is known of them is found faster
+        self.calls = [alike.setdefault(c, c) for c, _ in calls]
         self.reads = [r for _, r in calls]
         self.value: dict[int, list[Sbp]] = {v: [] for v in self.placement}
         self.operands: list[list[list[Sbp]]] = [[[] for _ in reads] for reads in self.reads]

@@ -6,8 +6,9 @@ signature.  Layouts and needs are numbered, so that prices are looked up and not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from actorflow_compiler.boxing.routes import bytes_moved
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
@@ -34,7 +35,7 @@ class LayoutItem:
     """An op or a variable, which gets one of its options."""
 
     name: str  # module or variable
-    kind: Hashable  # op or variable kind; equal for items that may be tied
+    kind: int  # of op or variable; equal for items that may be tied, which have the same options
     placement: Placement
     phase: Phase
     reads: tuple[int, ...]
@@ -89,7 +90,12 @@ class Problem:
                 self.weights.add(n.outs[0])
         self.phase = {o: n.phase for n in graph.nodes for o in n.outs}
         self.items: list[LayoutItem] = []
+        numbers: dict[Hashable, int] = {}
+        self.value_kind = {  # value → a number; equal for values whose boxings and memory have the same prices
+            v: numbers.setdefault(self._value_kind(v), len(numbers)) for v in placement
+        }
         self._edges: dict[tuple[int, int, int], float] = {}
+        self._legal: dict[tuple[Any, ...], tuple[Signature, ...]] = {}  # the options of equal calls
         self._bytes: dict[tuple[int, int], float] = {}
         self._collect(calls, reads, ragged, variables)
         self.possible = {item.outs[0]: {s.outs[0] for s in item.options} for item in self.items if item.node < 0}
@@ -98,23 +104,25 @@ class Problem:
             for v in set(item.reads):
                 self.readers.setdefault(v, []).append(i)
         self.producer = {o: i for i, item in enumerate(self.items) for o in item.outs if o >= 0}
-        self.makes = [[[self.layout_id(o) for o in s.outs] for s in item.options] for item in self.items]
-        self.wants = [
-            [
-                sorted({(v, self.need_id(v, sbp, item)) for v, sbp in zip(item.reads, s.ins, strict=True)})
-                for s in item.options
-            ]
-            for item in self.items
-        ]
-        self.kept = [
-            [
-                sorted(
-                    {(v, self.layout_id(sbp)) for v, sbp in zip(item.reads, s.ins, strict=True) if self.waits(v, item)}
-                )
-                for s in item.options
-            ]
-            for item in self.items
-        ]
+        made: dict[int, list[list[int]]] = {}  # by kind
+        self.makes: list[list[list[int]]] = []
+        self.wants: list[list[list[tuple[int, int]]]] = []
+        self.kept: list[list[list[tuple[int, int]]]] = []
+        wanted_at: dict[Hashable, list[list[int]]] = {}  # for items alike: the need of each operand, option by option
+        for item in self.items:
+            if item.kind not in made:
+                made[item.kind] = [[self.layout_id(o) for o in s.outs] for s in item.options]
+            self.makes.append(made[item.kind])
+            key = (item.kind, tuple(v in self.variables for v in item.reads))
+            if key not in wanted_at:
+                pairs = [zip(item.reads, s.ins, strict=True) for s in item.options]
+                wanted_at[key] = [[self.need_id(v, sbp, item) for v, sbp in pair] for pair in pairs]
+            self.wants.append([sorted({*zip(item.reads, needs, strict=True)}) for needs in wanted_at[key]])
+            waits = [self.waits(v, item) for v in item.reads]
+            self.kept.append([
+                sorted({(v, self.layout_id(sbp)) for v, sbp, w in zip(item.reads, s.ins, waits, strict=True) if w})
+                for s in (item.options if any(waits) else ())
+            ] or [[] for _ in item.options])  # fmt: skip
 
     def state(self, i: int) -> bool:
         """Whether an item is optimizer state: a variable that only ops of the optimizer's phase read."""
@@ -126,6 +134,13 @@ class Problem:
         """Whether an item is the op by which a phase reads a variable, and at which the variable may be gathered."""
         item = self.items[i]
         return item.node >= 0 and self.graph.nodes[item.node].op == CONSTRAIN and item.reads[0] in self.variables
+
+    def _value_kind(self, value: int) -> Hashable:
+        """What the prices of a value's boxings and memory depend on."""
+        return (
+            self.metas[value], self.placement[value], self.rate.get(value, 1), self.alive.get(value, 1),
+            value in self.variables, value in self.weights, value in self.free, self.free.get(value),
+        )  # fmt: skip
 
     def size(self, placement: Placement) -> int:
         """Devices of a placement along this axis."""
@@ -171,6 +186,7 @@ class Problem:
         new = dict(self.graph.updates)
         names = {i.value: i.name for i in self.graph.inputs}
         found, natural = self._options(calls, reads, ragged, variables)
+        numbers: dict[Hashable, int] = {}
         for value, layouts in variables.items():
             if len(layouts) > 1:
                 layouts += tuple(natural.get(value, ()))
@@ -178,15 +194,23 @@ class Problem:
             options = tuple(Signature((s,) * len(updated), (s,), None) for s in layouts)
             kind: Hashable = ("variable", self.metas[value], layouts)
             where, costs = self.placement[value], (0.0,) * len(options)
-            item = LayoutItem(names[value], kind, where, Phase.OPTIMIZER, updated, (value,), options, costs, -1)
+            number = numbers.setdefault(kind, len(numbers))
+            item = LayoutItem(names[value], number, where, Phase.OPTIMIZER, updated, (value,), options, costs, -1)
             self.items.append(item)
+        priced: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}  # (kind, rate) → work, price of each option
         for k, (n, call) in enumerate(zip(self.graph.nodes, calls, strict=True)):
             assert n.placement is not None
             rate = self.rate.get(n.outs[0], 1)
-            work = flops_of(call) * rate
-            own = tuple(self._own(call, s, n.placement, work, rate) for s in found[k])
             kind = (call, n.phase, n.placement, found[k])
-            self.items.append(LayoutItem(n.where, kind, n.placement, n.phase, reads[k], n.outs, found[k], own, k, work))
+            number = numbers.setdefault(kind, len(numbers))
+            if (number, rate) not in priced:
+                work = flops_of(call) * rate
+                own = tuple(self._own(call, s, n.placement, work, rate) for s in found[k])
+                priced[(number, rate)] = work, own
+            work, own = priced[(number, rate)]
+            self.items.append(
+                LayoutItem(n.where, number, n.placement, n.phase, reads[k], n.outs, found[k], own, k, work)
+            )
 
     def _options(
         self,
@@ -217,12 +241,11 @@ class Problem:
             if n.op == CONSTRAIN:
                 cuts |= {s for s in [wanted(call, self.axis)] if isinstance(s, Split)}
                 begins = True
-            options = signatures(call, parts, wanted=tuple(cuts), inner=self.inner_cost is not None)
-            options = tuple(s for s in options if not _splits_ragged(ragged[k], s))
-            if n.phase == Phase.OPTIMIZER:
-                options = tuple(s for s in options if not _rounds_sums(call, s))
-            found[k] = options = honoured(call, self.axis, options)
-            for s in options:
+            key = (call, parts, n.phase == Phase.OPTIMIZER, frozenset(cuts), frozenset(ragged[k]))
+            if key not in self._legal:
+                self._legal[key] = self._legal_options(*key)
+            found[k] = options = self._legal[key]
+            for s in options if begins or cuts else ():
                 layouts = (*s.ins, *s.outs)
                 if not begins and not any(x in natural.get(v, ()) for v, x in zip(values, layouts, strict=True)):
                     continue
@@ -241,6 +264,16 @@ class Problem:
                     if begins or any(v in natural for v in (*reads[k], *self.graph.nodes[k].outs)):
                         look(k, begins)
         return found, natural
+
+    def _legal_options(
+        self, call: OpCall, parts: int, optimizer: bool, cuts: frozenset[Split], ragged: frozenset[tuple[int, int]]
+    ) -> tuple[Signature, ...]:
+        """The signatures that an op may have, of the optimizer's phase or another, where neighbours have these cuts."""
+        options = signatures(call, parts, wanted=tuple(cuts), inner=self.inner_cost is not None)
+        options = tuple(s for s in options if not _splits_ragged(ragged, s))
+        if optimizer:
+            options = tuple(s for s in options if not _rounds_sums(call, s))
+        return honoured(call, self.axis, options)
 
     def _follow(self, value: int, cut: Split, parts: int) -> bool:
         """Whether a cut has blocks or units and leaves no device without a part."""
@@ -274,7 +307,7 @@ class Problem:
 
     def edge(self, value: int, have: int, need: int) -> float:
         """Seconds of boxing from layout ``have`` of a value to ``need``."""
-        key = (value, have, need)
+        key = (self.value_kind[value], have, need)
         found = self._edges.get(key)
         if found is None:
             found = self._edges[key] = self._edge(value, self.layouts[have], self.needs[need])
@@ -304,7 +337,7 @@ class Problem:
 
     def held_bytes(self, value: int, layout: int) -> float:
         """Bytes on one device of a value in a layout."""
-        key = (value, layout)
+        key = (self.value_kind[value], layout)
         found = self._bytes.get(key)
         if found is None:
             meta, parts, sbp = self.metas[value], self.size(self.placement[value]), self.layouts[layout]
@@ -322,6 +355,6 @@ def _rounds_sums(call: OpCall, signature: Signature) -> bool:
     return any(isinstance(s, PartialSum) and m is not None and m.dtype in FEW_BITS for s, m in outs)
 
 
-def _splits_ragged(ragged: set[tuple[int, int]], s: Signature) -> bool:
+def _splits_ragged(ragged: Collection[tuple[int, int]], s: Signature) -> bool:
     """Whether a signature splits a dim whose size an earlier axis has made different on different devices."""
     return any(isinstance(x, Split) and (i, x.dim) in ragged for i, x in enumerate((*s.ins, *s.outs)))

@@ -20,12 +20,13 @@ def group_repeated(names: Sequence[tuple[str, Hashable]], producers: Sequence[Se
     a module, if they have the same kind and read equal items.
     """
     blocks = repeated_modules(name for name, _ in names)
+    plain = {name: without_numbers(name, blocks) for name in {name for name, _ in names}}
     seen: Counter[tuple[str, Hashable]] = Counter()
     colours: list[Hashable] = []
     for name, kind in names:
         number = seen[(name, kind)]
         seen[(name, kind)] += 1
-        colours.append((without_numbers(name, blocks), kind, number if name else -1))
+        colours.append((plain[name], kind, number if name else -1))
     nameless = [i for i, (name, _) in enumerate(names) if not name]
     for _ in range(ROUNDS):
         numbers: dict[Hashable, int] = {}

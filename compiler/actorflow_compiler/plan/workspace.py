@@ -6,6 +6,7 @@ are not part of it, as their sizes are not known.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from actorflow_compiler.core.views import is_view
@@ -19,7 +20,8 @@ def products(body: Body, outputs: Collection[int]) -> tuple[int, ...]:
     """Which of ``outputs`` (positions) are products that nothing else uses, so that they can go into sums in place."""
     read = {value for step in body.steps for value in step.reads()}
     made = {step.outs[0] for step in body.steps if step.op in INTO}
-    once = {value for value in made - read if body.outputs.count(value) == 1}
+    times = Counter(body.outputs)
+    once = {value for value in made - read if times[value] == 1}
     return tuple(at for at in sorted(outputs) if body.outputs[at] in once)
 
 
