@@ -168,3 +168,63 @@ def test_a_collate_that_makes_another_form_of_several_samples_is_named_or_given_
     said = r"collate .*counts \(.*:\d+\) of 3 samples gave the batch: float32\[3,2\]; the batch: float32\[rows,1\] was"
     with pytest.raises(flow.DataError, match=said):
         [batch.whole() for batch in flow.data.loader(rows, 3, collate=counts)]
+
+
+def seldom(index: int) -> float:
+    """Most samples draw nothing."""
+    return float(np.random.rand()) if index % 7 == 3 else 0.0
+
+
+def seeds_itself(index: int) -> float:
+    random.seed(index)
+    return random.random() + float(np.random.rand())
+
+
+def looks_at_states(index: int) -> float:
+    numpy = np.random.get_state(legacy=False)["state"]["key"]
+    return float(sum(random.getstate()[1][:-1]) + int(numpy.sum()) + int(torch.get_rng_state().long().sum()))
+
+
+def puts_states_back(index: int) -> float:
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        found = random.random() + float(np.random.rand()) + float(torch.rand((), dtype=torch.float64))
+    random.setstate(python)
+    np.random.set_state(numpy)
+    return found
+
+
+def of_one_in_another(index: int) -> float:
+    return OUTER.generator.generator.random() if index % 2 else OF_MODULE.random()
+
+
+OUTER = Jitter(Jitter(np.random.RandomState(0)))
+
+
+class Drawing:
+    """Samples of what a function draws for each."""
+
+    def __init__(self, draw: Callable[[int], float]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(self.draw(index), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("draw", [seldom, seeds_itself, looks_at_states, puts_states_back, of_one_in_another])
+def test_samples_that_do_odd_things_with_generators_depend_on_their_place_alone(draw: Callable[[int], float]) -> None:
+    def read(batch: int, workers: int = 0, start: int = 0) -> list[float]:
+        loader = flow.data.loader(Drawing(draw), batch, seed=4, workers=workers)
+        loader.load_state_dict({**loader.state_dict(), "row": start})
+        return [float(value) for rows in loader for value in rows.whole()]
+
+    expected = read(ROWS)
+    random.random()  # the script's own numbers are of no account
+    assert read(3) == expected
+    assert read(2, workers=2) == expected
+    assert read(1, start=4) == expected[4:]
+    drew = len({value for value in expected if value})
+    assert drew == (1 if draw is seldom else ROWS)
