@@ -6,7 +6,7 @@ So augmentation gives the same samples whichever process reads them, and beside 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -24,11 +24,22 @@ class ElementRandom:
     """The random generators that reading a dataset may draw from: the global ones, and those that its objects hold."""
 
     def __init__(self, *holders: Any) -> None:
-        found: dict[int, Any] = {}
-        seen: set[int] = set()
-        for holder in holders:
-            _find(holder, found, seen, _DEPTH)
-        self._own = tuple(found.values())
+        self._holders: tuple[Any, ...] | None = holders
+        self._own = _generators(holders)
+
+    def found_more(self) -> bool:
+        """Whether the objects hold a generator that they did not hold before; only the first call looks.
+
+        A dataset may make its generators when its first sample is read, in each worker.
+        """
+        if self._holders is None:
+            return False
+        before = {id(generator) for generator in self._own}  # they are kept, so that no other has their ids
+        found, self._holders = _generators(self._holders), None
+        more = any(id(generator) not in before for generator in found)
+        if more:
+            self._own = found
+        return more
 
     def seed(self, *numbers: int) -> None:
         """Seed all generators with a number made of these."""
@@ -75,14 +86,14 @@ class ElementRandom:
     def aside(self, own: bool = True) -> Iterator[None]:
         """A context behind which all generators (with ``own`` false: the global ones) are as they were before."""
         here, python, numpy = torch.default_generator.get_state(), random.getstate(), np.random.get_state(legacy=False)
-        kept = [_saved(generator) for generator in self._own] if own else []
+        kept = [(generator, _saved(generator)) for generator in self._own] if own else []
         try:
             yield
         finally:
             torch.default_generator.set_state(here)
             random.setstate(python)
             np.random.set_state(numpy)
-            for generator, state in zip(self._own, kept, strict=False):
+            for generator, state in kept:
                 _put_back(generator, state)
 
 
@@ -105,6 +116,14 @@ def _mixed_in(found: int, number: int) -> int:
     found = (found ^ found >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     found = (found ^ found >> 27) * 0x94D049BB133111EB & _MASK
     return found ^ found >> 31
+
+
+def _generators(holders: Iterable[Any]) -> tuple[Any, ...]:
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    for holder in holders:
+        _find(holder, found, seen, _DEPTH)
+    return tuple(found.values())
 
 
 def _find(value: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:

@@ -191,7 +191,7 @@ class SampleReader:
                     f"__getitems__ of {type(self.dataset).__name__} returned {len(fetched)} samples for "
                     f"{len(indices)} indices ({_some(indices)}); one for each was expected"
                 )
-            self._draws = self.random.state() != before
+            self._draws = self.random.state() != before or self.random.found_more()
             if not self._draws:
                 found |= {place: sample for (place, _), sample in zip(missing, fetched, strict=True)}
                 missing = []
@@ -235,6 +235,13 @@ class SampleReader:
 
     def _sample(self, request: ReadRequest, place: int, index: Any) -> Any:
         self.random.seed(request.seed, request.epoch, place)
+        sample = self._fetched(request, place, index)
+        if self.random.found_more():
+            self.random.seed(request.seed, request.epoch, place)
+            sample = self._fetched(request, place, index)
+        return sample
+
+    def _fetched(self, request: ReadRequest, place: int, index: Any) -> Any:
         try:
             if callable(getattr(self.dataset, "__getitems__", None)):
                 return next(iter(self.dataset.__getitems__([index])))

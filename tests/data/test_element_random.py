@@ -214,6 +214,39 @@ class Drawing:
         return torch.tensor(self.draw(index), dtype=torch.float64)
 
 
+class MadeLate(Drawing):
+    """Makes its generator when its first sample is read."""
+
+    def __init__(self) -> None:
+        super().__init__(self.late)
+        self.generator: np.random.Generator | None = None
+        self.before = np.random.default_rng()
+
+    def late(self, index: int) -> float:
+        if self.generator is None:
+            self.generator = np.random.default_rng()
+        return float(self.generator.random() + self.before.random())
+
+
+class MadeLateAllAtOnce(MadeLate):
+    """Fetches many samples at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [MadeLate, MadeLateAllAtOnce])
+def test_generators_that_the_first_sample_makes_are_seeded_too(kind: type[MadeLate]) -> None:
+    def read(batch: int, workers: int = 0) -> list[float]:
+        loader = flow.data.loader(kind(), batch, seed=4, workers=workers)
+        return [float(value) for _ in range(2) for rows in loader for value in rows.whole()]
+
+    expected = read(ROWS)
+    assert read(3) == expected
+    assert read(2, workers=2) == expected
+    assert len({*expected}) == 2 * ROWS
+
+
 @pytest.mark.parametrize("draw", [seldom, seeds_itself, looks_at_states, puts_states_back, of_one_in_another])
 def test_samples_that_do_odd_things_with_generators_depend_on_their_place_alone(draw: Callable[[int], float]) -> None:
     def read(batch: int, workers: int = 0, start: int = 0) -> list[float]:
