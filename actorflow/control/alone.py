@@ -48,10 +48,11 @@ class Alone:
         assert payloads is not None
         return payloads[0]
 
-    def announce_call(self, call: int, digest: str, text: str, dropped: DropSet = NO_DROPS) -> None:
+    def announce_call(self, call: int, digest: str, text: str, dropped: DropSet = NO_DROPS) -> int:
         """Report at once that all ranks have made the call."""
         self.calls += 1
         self._agreed_calls(call, dropped)
+        return 0
 
     def goodbye(self) -> None:
         """Nothing to wait for."""

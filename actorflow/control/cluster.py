@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from hashlib import blake2b
 from typing import Any, ParamSpec, TypeVar
 
 import uvloop
@@ -62,6 +63,7 @@ class Cluster:
         self.world = settings.world
         self.failed = threading.Event()
         self.calls = 0  # announced so far
+        self._history = 0  # digest of these
         self._host = settings.local_host
         self._base = own_ticket(settings)
         self._steps = 0  # common steps so far
@@ -128,16 +130,20 @@ class Cluster:
         """Give every rank its payload; the master has one for each rank, the others None."""
         return self._wait(self._control_plane.scatter(self._next(), tag, payloads))
 
-    def announce_call(self, call: int, digest: str, text: str, dropped: DropSet = NO_DROPS) -> None:
+    def announce_call(self, call: int, digest: str, text: str, dropped: DropSet = NO_DROPS) -> int:
         """Announce a call of this rank, and the plans and variables ``dropped`` since the last one; returns at once.
 
         The callback of ``on_call_agreed`` is called when every rank has made it with the same digest.  ``call`` is any
         number that is equal on all ranks; ``text`` is the call as source text.  A difference ends
-        the run with a CallError that shows both ranks' texts.
+        the run with a CallError that shows both ranks' texts.  Returns a 63-bit digest of all calls of this rank so
+        far.
         """
         self._next()
         self.calls += 1
+        before = b"%d %d %s" % (self._history, call, digest.encode())
+        self._history = int.from_bytes(blake2b(before, digest_size=8).digest(), "little") >> 1
         self._soon(self._control_plane.issue, CommonStep(StepKind.CALL, f"{call} {digest}", text, call, dropped))
+        return self._history
 
     def goodbye(self) -> None:
         """Serve other ranks until every rank has come to the end of its script; then close all links."""

@@ -34,7 +34,7 @@ from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.waiting_nodes import lost_node
 from actorflow.support.requests import Request
 from actorflow.transport.abandon import Coordinator, Order, Word
-from actorflow.transport.messages import Credit, Line, Message
+from actorflow.transport.messages import Credit, Line, Message, Stamp
 from actorflow_compiler.core.errors import CallError, ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
@@ -325,6 +325,8 @@ class ControlPlane:
                 self._on_message(link.peer, Credit(item.credit.plan, item.credit.register))
             elif kind == "ready":
                 self._on_message(link.peer, proto.ready_from(item.ready))
+            elif kind == "stamp":
+                self._on_message(link.peer, Stamp(item.stamp.call, item.stamp.history))
             else:
                 self._items[kind](link, getattr(item, kind))
         except Exception as e:  # a bug in actorflow or a callback must end the run, not just stop the link
@@ -414,9 +416,9 @@ class ControlPlane:
             ticket = self.tickets[rank]
             self.fail(Failure(rank, ticket.host, ticket.pid, FailureKind.CALL, str(e), 0))
             return
-        self._dropped.report(rank, step.dropped)
+        self._dropped.report(rank, step.dropped, step.call)
         if complete and step.kind is StepKind.CALL:
-            agreed = self._dropped.agreed()
+            agreed = self._dropped.agreed(step.call)
             self._tell_all(proto.go_to(step.call, agreed))
             self._on_go(step.call, agreed)
         elif complete and step.kind is StepKind.END:

@@ -40,26 +40,30 @@ class DropTally:
     """Collects the drops that each rank reports, and returns those that all ranks have reported.
 
     >>> tally = DropTally(world=2)
-    >>> tally.report(0, DropSet(variables=frozenset({"w"})))
-    >>> bool(tally.agreed())
+    >>> tally.report(0, DropSet(variables=frozenset({"w"})), call=3)
+    >>> tally.report(1, DropSet(variables=frozenset({"w"})), call=5)
+    >>> bool(tally.agreed(4))
     False
-    >>> tally.report(1, DropSet(variables=frozenset({"w"})))
-    >>> sorted(tally.agreed().variables)
+    >>> sorted(tally.agreed(5).variables)
     ['w']
     """
 
     def __init__(self, world: int) -> None:
         self._by = [NO_DROPS] * world
+        self._later: dict[int, list[tuple[int, DropSet]]] = {}  # call → reports that came with it
         self._news = False
 
-    def report(self, rank: int, drops: DropSet) -> None:
-        """Add a rank's report."""
+    def report(self, rank: int, drops: DropSet, call: int) -> None:
+        """Add a rank's report, which came with a call of it."""
         if drops:
-            self._by[rank] |= drops
-            self._news = True
+            self._later.setdefault(call, []).append((rank, drops))
 
-    def agreed(self) -> DropSet:
-        """Remove and return the drops that every rank has reported."""
+    def agreed(self, call: int) -> DropSet:
+        """Remove and return the drops that every rank has reported with calls up to this one."""
+        for at in [at for at in self._later if at <= call]:
+            for rank, drops in self._later.pop(at):
+                self._by[rank] |= drops
+                self._news = True
         if not self._news:
             return NO_DROPS
         self._news = False
@@ -72,3 +76,6 @@ class DropTally:
         """Remove drops that all ranks have already carried out."""
         if drops:
             self._by = [one - drops for one in self._by]
+            self._later = {
+                call: [(rank, found - drops) for rank, found in reports] for call, reports in self._later.items()
+            }

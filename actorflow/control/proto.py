@@ -9,7 +9,7 @@ from actorflow.control.ledger import CommonStep, StepKind
 from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.rendezvous.roster import Ticket
 from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
-from actorflow.transport.messages import Credit, Message, Ready
+from actorflow.transport.messages import Credit, Message, Ready, Stamp
 from actorflow_protos import runtime_pb2 as pb
 
 CHUNK = 1 << 20  # most bytes of a payload in one message
@@ -17,7 +17,9 @@ CHUNK = 1 << 20  # most bytes of a payload in one message
 
 def message_to_item(message: Message) -> pb.Item:
     """A register message as an item of a link; messages about shared memory go over Unix sockets only."""
-    assert isinstance(message, Ready | Credit)
+    assert isinstance(message, Ready | Credit | Stamp)
+    if isinstance(message, Stamp):
+        return pb.Item(stamp=pb.Stamp(call=message.call, history=message.history))
     if isinstance(message, Credit):
         return pb.Item(credit=pb.Credit(plan=message.plan, register=message.register))
     ready = pb.Ready(plan=message.plan, register=message.register, sequence=message.sequence, nbytes=message.nbytes)

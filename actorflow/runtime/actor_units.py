@@ -72,6 +72,7 @@ class ActorUnit:
     results: tuple[tuple[int, int, bool], ...] = ()  # (output, result, whether it must be copied)
     borrows: tuple[int, ...] = ()  # registers read in shared memory: outputs that are views of their tokens get copied
     changes: frozenset[str] = frozenset()  # variables that it changes
+    agrees: tuple[int, ...] = ()  # ranks that must have made the same call before it fires
     undone: tuple[str, ...] = ()  # those of them whose old values are kept in case the call is given up
 
     @property

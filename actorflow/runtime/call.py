@@ -15,6 +15,7 @@ from torch import Tensor
 from actorflow.devices import Device, Mark
 from actorflow.standins.logical_batch import ArrivingInput
 from actorflow.support import background
+from actorflow.transport.messages import Stamp
 from actorflow_compiler.core.errors import ActorError, ActorflowError, CallError
 
 
@@ -48,9 +49,11 @@ class Call:
         "before",
         "begun",
         "by_rows",
+        "common",
         "ended",
         "failed_at",
         "fired",
+        "free",
         "inputs",
         "issued",
         "leaves",
@@ -61,6 +64,7 @@ class Call:
         "plan",
         "results",
         "scalars",
+        "stamp",
         "start",
         "told",
         "undo",
@@ -79,8 +83,13 @@ class Call:
         device: Device,
         leaves: Sequence[str] = (),
         undo: TakesBack | None = None,
+        stamp: Stamp | None = None,
+        free: bool = True,
     ) -> None:
         self.number = number  # counted from 0 over all plans of the run
+        self.stamp = stamp  # shows other ranks that the call is made; None: no other rank asks
+        self.common = number if stamp is None else stamp.call  # its number as all ranks count calls
+        self.free = free  # it may begin before all ranks have made it
         self.plan = plan
         self.inputs = dict(inputs)  # those that arrive are replaced by their rows when a source takes them
         self.by_rows = frozenset(name for name, given in inputs.items() if isinstance(given, ArrivingInput))

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from actorflow.devices import Device, Mark
 from actorflow.runtime.actor_units import ActorUnit, ComputeUnit
 from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call, told
+from actorflow.runtime.call_stamps import CallStamps
 from actorflow.runtime.collective_order import CollectiveOrder
 from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.installed_plan import InstalledPlan
@@ -34,7 +35,7 @@ from actorflow.runtime.stream_events import NO_MEMORY
 from actorflow.runtime.transfers import Task, Transfers
 from actorflow.standins.logical_batch import RowsRead
 from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
-from actorflow.transport.messages import Credit, Filled, Line, Message, Ready, Region, Transport
+from actorflow.transport.messages import Credit, Filled, Line, Message, Ready, Region, Stamp, Transport
 from actorflow.transport.shared import owned
 from actorflow.transport.small_tensors import decode
 from actorflow_compiler.plan.plan import VariableKind
@@ -51,7 +52,7 @@ class Compute:
 
     Any thread may call the public methods, which return at once, except ``join``.
 
-    ``variables`` are the tensors that plans read and write, by name.  If ``gated``, call n waits for ``permit(n)``.
+    ``variables`` are the tensors that plans read and write, by name.  A call that is not ``free`` waits for ``permit``.
     ``installed(number)`` waits for the plan of that number and returns None if the run ends first.  ``is_last(number)``
     says whether no later call was issued.  Callbacks: ``fired`` for each call whose actors have all fired, ``lost`` for
     each call that is given up, ``fail`` with the error that ended the thread.
@@ -65,7 +66,6 @@ class Compute:
         record: Recorder | None,
         cores: Set[int],
         variables: dict[str, Tensor],
-        gated: bool,
         installed: Callable[[int], InstalledPlan | None],
         fired: Callable[[Call], None],
         lost: Callable[[Call], None],
@@ -73,14 +73,15 @@ class Compute:
         fail: Callable[[BaseException], None],
     ) -> None:
         self._rank, self._on, self._transport, self._record = rank, on, transport, record
-        self._variables, self._gated = variables, gated
+        self._variables = variables
         self._fired, self._lose, self._is_last, self._fail = fired, lost, is_last, fail
         self.say: Callable[[Word], object] | None = None  # sends the coordinator what this rank says of failed calls
         self._jobs: dict[int, InstalledPlan] = {}
         self._pending: deque[tuple[InstalledPlan, ActorUnit, Fire]] = deque()  # firings for this thread
         self._order: CollectiveOrder[Task] = CollectiveOrder()  # communications that all ranks launch in one order
         self._waiting: deque[tuple[InstalledPlan, Call]] = deque()  # issued, not begun
-        self._permits: set[int] = set()
+        self._permitted = -1  # the last call that every rank is known to have made
+        self._stamps = CallStamps()
         self._early: dict[int, list[tuple[int, Message]]] = {}  # messages for plans that are not installed
         self._dropped: set[int] = set()  # numbers of plans
         self._current: InstalledPlan | None = None  # the plan of the calls under way
@@ -125,7 +126,7 @@ class Compute:
         self._inbox.put(self._add_snapshot, snapshot)
 
     def permit(self, number: int) -> None:
-        """Let call ``number`` begin: every rank has issued it."""
+        """Let calls up to ``number`` begin: every rank has made them alike."""
         self._inbox.put(self._allow, number)
 
     def obey(self, order: Order) -> None:
@@ -173,9 +174,13 @@ class Compute:
         """The rows of a data source without which a source cannot fire, as text; empty if none waits."""
         return next((f"{read.text} of {read.source}" for read in tuple(self._awaited.values())), "")
 
-    def waits_for_peers(self, number: int) -> bool:
-        """Whether a call that has not begun waits for other ranks to issue it."""
-        return self._gated and number not in self._permits
+    def waits_for_peers(self, call: Call) -> bool:
+        """Whether a call that has not begun waits for other ranks to make it."""
+        return not call.free and call.common > self._permitted
+
+    def missing_calls(self) -> Mapping[int, int]:
+        """Other rank → the first call, as all ranks count them, that something here waits for it to make."""
+        return self._stamps.missing()
 
     def explain(self) -> list[str]:
         """What every thread is doing, as lines of text."""
@@ -185,6 +190,8 @@ class Compute:
             *self._transfers.explain(),
             *([waiting] if waiting else []),
             *(f"{name} waits for {read.text} of {read.source}" for name, read in tuple(self._awaited.items())),
+            *(f"call {call} waits for rank {rank} to make it" for rank, call in sorted(self.missing_calls().items())),
+            *(f"rank {rank} has made another call {call}" for rank, call in tuple(self._stamps.differing.items())),
             *(f"call {number} has failed on some rank: it waits for the votes of all" for number in tuple(self._held)),
         ]
 
@@ -245,15 +252,17 @@ class Compute:
             self._current = None
 
     def _allow(self, number: int) -> None:
-        self._permits.add(number)
+        self._permitted = max(self._permitted, number)
+        self._stamps.agreed(number)
         self._begin()
 
     def _add_snapshot(self, snapshot: Snapshot) -> None:
         snapshot.begin(self._enqueued, self._unended)
         self._snapshots = [*(one for one in self._snapshots if not one.finished), snapshot]
 
-    def _before_change(self, call: Call, unit: ActorUnit) -> None:
-        """Have snapshots copy the variables that a firing is about to change."""
+    def _before_change(self, job: InstalledPlan, call: Call, unit: ActorUnit) -> None:
+        """Note the call that is about to change variables, and have snapshots copy these."""
+        job.changing[unit.actor.id] = call.common
         for snapshot in self._snapshots:
             snapshot.before_change(call.number, unit.changes)
 
@@ -261,19 +270,24 @@ class Compute:
         self._enqueued = call.number
         self._unended += 1
         self._waiting.append((job, call))
+        if call.stamp is not None:
+            for peer in job.stamps_to:
+                self._transport.send(peer, call.stamp)
+            self._stamps.made(call.stamp)
         self._begin()
 
     def _begin(self) -> None:
         """Begin the calls that may begin; a call of another plan waits until the calls of the current one are done."""
         while self._waiting:
             job, call = self._waiting[0]
-            if self._gated and call.number not in self._permits:
+            if self.waits_for_peers(call) or (self._stamps.differing and self._differs_by(call)):
                 return
             if self.active and job is not self._current:
                 return
+            if call.stamp is not None and not self._stamps.have(job.stamps_first, call.common):
+                return
             self._waiting.popleft()
             call.begun = True
-            self._permits.discard(call.number)
             job.join(self._current, call)
             if not job.firings:
                 if call.number in self._held:
@@ -292,7 +306,20 @@ class Compute:
             self._order.begin(job.number)
             self._apply(job, job.machine.handle(_ISSUED))
 
+    def _differs_by(self, call: Call) -> bool:
+        """Whether a rank has made another call before this one, or in its place: then the run is about to end."""
+        return any(number <= call.common for number in tuple(self._stamps.differing.values()))
+
     def _take_in(self, peer: int, message: Message) -> None:
+        if type(message) is Stamp:
+            self._stamps.arrived(peer, message)
+            self._begin()
+            return
+        if peer in self._stamps.differing:  # what it sends is not what its tokens are taken for here
+            if type(message) is Region:
+                os.close(message.descriptor)
+            return
+        assert not isinstance(message, Stamp)
         job = self._jobs.get(message.plan)
         if job is None and message.plan in self._dropped:  # such as a credit that nobody needs any more
             if isinstance(message, Region):
@@ -333,6 +360,8 @@ class Compute:
     def _arrive(
         self, job: InstalledPlan, register: int, sequence: int, token: Sequence[Tensor], mark: Mark | None = None
     ) -> None:
+        if self._stamps.differing and job.sources[register].rank in self._stamps.differing:
+            return
         if self._record is not None:
             self._record.arrived(job.number, register, sequence)
         job.slots[register].put(sequence, token)
@@ -355,6 +384,8 @@ class Compute:
     def _begin_firing(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> None:
         if unit.inputs and self._arriving(job, unit, fire):
             return
+        if unit.agrees and not self._have_agreed(job, unit, fire):
+            return
         if self._held and (held := self._holding(job.calls[fire.firing // unit.rate], unit)) is not None:
             held.append(partial(self._begin_firing, job, unit, fire))
         elif unit.inline:
@@ -368,6 +399,14 @@ class Compute:
                 self._inbox.put(self._credited, job, came)
         else:
             self._transfers.fire(self._task(job, unit, fire))
+
+    def _have_agreed(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> bool:
+        """Whether a firing may join a collective; if not, it begins when other ranks have made the call alike."""
+        stamp = job.calls[fire.firing // unit.rate].stamp
+        if stamp is None or self._stamps.have(unit.agrees, stamp.call):
+            return True
+        self._stamps.when(unit.agrees, stamp.call, partial(self._begin_firing, job, unit, fire))
+        return False
 
     def _arriving(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> bool:
         """Whether rows that a source takes are still being read; then it begins to fire when they are here."""
@@ -410,8 +449,8 @@ class Compute:
 
     def _task(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> Task:
         """A firing for another thread, with its operands and the marks that its queue must wait for."""
-        if self._snapshots and unit.changes:
-            self._before_change(job.calls[fire.firing // unit.rate], unit)
+        if unit.changes:
+            self._before_change(job, job.calls[fire.firing // unit.rate], unit)
         return job, unit, fire, self._gather(job, unit, fire), unit.stream.waits(fire)
 
     def _fire_in_context(self, job: InstalledPlan, unit: ActorUnit, fire: Fire) -> None:
@@ -434,8 +473,8 @@ class Compute:
             return
         if unit.undone:
             self._keep(job.calls[fire.firing // unit.rate], unit)
-        if self._snapshots and unit.changes:
-            self._before_change(job.calls[fire.firing // unit.rate], unit)
+        if unit.changes:
+            self._before_change(job, job.calls[fire.firing // unit.rate], unit)
         values = self._gather(job, unit, fire)
         memory = stream.place(values) if stream.moves else NO_MEMORY
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from actorflow.transport.small_tensors import decode
 from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
 from actorflow_compiler.core.ops import ITEM_BYTES
 from actorflow_compiler.plan.plan import OfInput, OfScalar, Plan, Send, TensorSpec, ToResult
+from actorflow_compiler.plan.stamping import stamps_from, stamps_to
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.machine import Machine
 
@@ -55,6 +56,10 @@ class InstalledPlan:
             constants = dict(zip((c.name for c in plan.constants), _constants(plan, device.where), strict=True))
         self.constants = constants
         self.nccl_calls = nccl_calls(self.plan, rank)  # of one iteration
+        self.stamps_to = stamps_to(plan, rank)
+        # the ranks whose stamps must be here before a call begins: NCCL receives without a message that comes first
+        self.stamps_first = stamps_from(plan, rank) if self.nccl_calls else ()
+        self.changing: dict[int, int] = {}  # actor → the last call, as all ranks count, in which it changed variables
         self.begun = 0  # number of iterations that have begun
         self.calls: dict[int, Call] = {}  # the calls under way, by iteration
         self.shared: dict[int, SharedSlots] = {}  # by register: slots in shared memory that this rank fills or reads
@@ -103,6 +108,12 @@ class InstalledPlan:
             if self.machine.finished(unit.actor.id) > iteration * unit.rate:
                 found |= self.plan.changed_by(unit.actor)
         return sorted(found)
+
+    def last_changes(self) -> Iterator[tuple[str, int]]:
+        """Variables with the last call, as all ranks count, in which an actor here has changed them or begun to."""
+        for id, call in tuple(self.changing.items()):
+            for name in self.units[id].changes:
+                yield name, call
 
     @property
     def carries(self) -> bool:

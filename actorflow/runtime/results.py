@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +41,7 @@ class ResultPart(Request):
 
     call: int  # number of the call, the same on all ranks
     index: int  # number of the result
+    history: int = -1  # digest of what the asking rank has done up to the call; -1: all ranks did the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,9 @@ class Peers(Protocol):
 class Results:
     """The results of one rank: makes handles, and keeps this rank's parts of results that others may read."""
 
-    def __init__(self, peers: Peers, on: Device) -> None:
-        self._peers = peers
+    def __init__(self, peers: Peers, on: Device, history: Callable[[int], int] = lambda calls: -1) -> None:
+        """``history``: the digest of what this rank has done up to its last of so many calls; see ``ResultPart``."""
+        self._peers, self._history = peers, history
         self._on = on
         self._device = on.where
         self._kept: dict[tuple[int, int], TensorFuture] = {}  # by (call, result): parts that other ranks may pull
@@ -104,7 +106,7 @@ class Results:
                 return LazyTensor.of(part, shape, dtype, self._device)
             with self._lock:
                 self._kept[number, index] = part
-        whole = TensorFuture(_Fetch(peers, number, call, part, result, self._device))
+        whole = TensorFuture(_Fetch(peers, number, call, part, result, self._device, self._history))
         dropped = partial(self._telling().put, (tuple(placement.ranks), number, index))
         return LazyTensor.of(whole, shape, dtype, self._device, dropped)
 
@@ -160,9 +162,10 @@ class _Fetch:
         part: TensorFuture | None,
         result: plans.Result,
         device: torch.device,
+        history: Callable[[int], int],
     ) -> None:
         self._peers, self._number, self._call, self._part = peers, number, call, part
-        self._result, self._device = result, device
+        self._result, self._device, self._history = result, device, history
 
     def __call__(self) -> Tensor:
         result, peers = self._result, self._peers
@@ -173,7 +176,7 @@ class _Fetch:
             if owner == peers.rank and self._part is not None:
                 return self._part.value()
             shape = device_shape(result.shape, result.sbp, result.placement, index)
-            asked = ResultPart(self._number, result.index)
+            asked = ResultPart(self._number, result.index, self._history(self._number + 1))
             return fetch_part(peers, owner, asked, shape, result.dtype, self._device)
 
         parts = {index: one(index) for index in sources(result.placement, result.sbp, peers.rank)}

@@ -52,6 +52,7 @@ from actorflow_compiler.plan.plan import (
     ToResult,
     VariableKind,
 )
+from actorflow_compiler.plan.stamping import stamps_before
 from actorflow_scheduler.machine import ActorFinished
 
 __all__ = ["UnitBuilder", "plane_of"]
@@ -140,6 +141,7 @@ class UnitBuilder:
             comm=collective,
             plane=plane_of(self._planes, self._plan, actor, collective),
             specs=tuple(self._spec(actor, i) for i in range(len(actor.targets))),
+            agrees=stamps_before(collective, self._rank),
             **self._common(actor, actor.operands, self._stores(actor, None)),
         )
 

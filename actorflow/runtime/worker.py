@@ -28,7 +28,7 @@ from actorflow.runtime.snapshot import Cut, Snapshot
 from actorflow.runtime.story import explain_plans
 from actorflow.standins.logical_batch import ArrivingInput
 from actorflow.transport.abandon import Order, Word
-from actorflow.transport.messages import DataPlane, Line, Message, Transport
+from actorflow.transport.messages import DataPlane, Line, Message, Stamp, Transport
 from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.machine import CallIssued
@@ -43,9 +43,9 @@ class Worker:
     """The runtime of one rank.
 
     All plans share the tensors in ``variables``.  At most ``in_flight`` calls are unfinished at a time.  If ``gated``,
-    call n waits for ``permit(n)``.  ``library`` holds the ops named ``actorflow.NAME`` (default: the compiler's).
-    ``record`` records firings and tokens with their times.  The compute thread is pinned to ``cores`` (empty: not
-    pinned).
+    a call that is not issued as ``free`` waits for ``permit``.  ``library`` holds the ops named ``actorflow.NAME``
+    (default: the compiler's).  ``record`` records firings and tokens with their times.  The compute thread is pinned to
+    ``cores`` (empty: not pinned).
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Worker:
         self._runs = BodyCompiler(self.on, self._kernels)
         self._changed = threading.Condition()  # guards the attributes below, up to ``_closed``
         self._jobs: dict[int, InstalledPlan] = {}
+        self._changes: dict[str, int] = {}  # variable → the last call of a dropped plan that has changed it
         self._before = 0  # the share of dropped plans in ``moved``
         self._issued = 0  # number of calls
         self._unfinished: deque[Call] = deque()  # calls with actors that have not fired
@@ -86,7 +87,7 @@ class Worker:
         self._closed = False
         self.record = record
         self._compute = Compute(
-            rank, self.on, transport, record, cores, self.variables, gated, self._installed, self._fired,
+            rank, self.on, transport, record, cores, self.variables, self._installed, self._fired,
             self._given_up, self._is_last, self.fail,
         )  # fmt: skip
         _open.add(self)
@@ -136,14 +137,17 @@ class Worker:
         scalars: Mapping[str, float] | None = None,
         leaves: Sequence[str] = (),
         undo: TakesBack | None = None,
+        stamp: Stamp | None = None,
+        free: bool = False,
     ) -> Call:
         """Call plan ``number`` once more; calls execute in the order in which they are issued.
 
         Returns at once, unless ``in_flight`` calls are unfinished; then it waits for the first of them.  ``inputs``
         must not change until the call is done.  ``leaves`` names changes in the script, beside variables, that cannot
-        be taken back: with any, the call cannot be given up.  ``undo`` takes back the script's other changes.  Raises
-        CallError for missing arguments, the error of an earlier call that was given up (then this call is not issued),
-        and the worker's failure.
+        be taken back: with any, the call cannot be given up.  ``undo`` takes back the script's other changes.
+        ``stamp`` goes to the ranks that the plan has something to do with; None where no other rank asks.  ``free``:
+        the call may begin before all ranks have made it.  Raises CallError for missing arguments, the error of an
+        earlier call that was given up (then this call is not issued), and the worker's failure.
         """
         self.check(NOT_MADE)
         inputs, scalars = dict(inputs or {}), dict(scalars or {})
@@ -162,7 +166,7 @@ class Worker:
             lost = self._lost_before()
             call = Call(
                 self._issued, number, inputs, scalars, job.results, job.firings, self._changed, lambda: self._failure,
-                self.on, leaves, undo,
+                self.on, leaves, undo, stamp, free or not self._gated,
             )  # fmt: skip
             if lost is None:
                 self._last = call
@@ -183,6 +187,8 @@ class Worker:
         """Remove plans that no rank calls any more and whose calls here are done.  Their variables stay."""
         with self._changed:
             jobs = [job for number in sorted(numbers) if (job := self._jobs.pop(number, None)) is not None]
+            for name, call in (one for job in jobs for one in job.last_changes()):
+                self._changes[name] = max(self._changes.get(name, -1), call)
             self._before += sum(job.machine.moved() for job in jobs)
         for job in jobs:
             self._compute.drop(job)
@@ -216,7 +222,7 @@ class Worker:
             snapshot.keep([name])
 
     def permit(self, number: int) -> None:
-        """Let call ``number`` begin: every rank has issued it."""
+        """Let calls up to ``number`` begin, as all ranks count them: every rank has made them alike."""
         self._compute.permit(number)
 
     def deliver(self, peer: int, message: Message) -> None:
@@ -323,8 +329,18 @@ class Worker:
     def standing(self) -> tuple[InstalledPlan | None, bool, str]:
         """The plan of the calls under way, whether the next call waits for other ranks, and the firing in progress."""
         call = next((c for c in tuple(self._unfinished) if not c.begun), None)
-        early = call is not None and self._compute.waits_for_peers(call.number)
+        early = call is not None and self._compute.waits_for_peers(call)
         return self._compute.current if self._compute.active else None, early, self._compute.doing
+
+    @property
+    def missing_calls(self) -> Mapping[int, int]:
+        """Other rank → the first call, as all ranks count them, that this one waits for it to make.  Any thread."""
+        return self._compute.missing_calls()
+
+    def last_change(self, variable: str) -> int:
+        """The last call, as all ranks count, that has changed a variable or begun to; -1 if none has.  Any thread."""
+        found = (call for job in tuple(self._jobs.values()) for name, call in job.last_changes() if name == variable)
+        return max([self._changes.get(variable, -1), *found])
 
     @property
     def awaited(self) -> str:

@@ -1,6 +1,6 @@
 """Track which calls this rank has issued and all ranks have made, and let threads wait for either.
 
-Threads that serve other ranks' pulls wait here until this rank has made the calls that the asking rank has made.
+Threads that serve other ranks' pulls wait here until this rank has made the calls that the asking rank has made, alike.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ class CallBarrier:
         self._changed = threading.Condition()
         self._issued: deque[tuple[int, Call]] = deque()  # calls that may be under way, by their number
         self._begun = 0
-        self._agreed: set[int] = set()  # calls that every rank has announced and this one has not issued yet
-        self._numbers: dict[int, int] = {}  # call → its number in the worker; removed when all ranks have made the call
+        self._histories: dict[int, int] = {}  # call → this rank's history up to it, of calls not yet known to be alike
         self._agreed_calls = 0  # calls that every rank has made
         self._dropped: deque[tuple[int, DropSet]] = deque()  # (call, all that all ranks had released)
 
@@ -37,23 +36,28 @@ class CallBarrier:
         """Calls issued so far."""
         return self._begun
 
-    def issue(self, number: int, call: Call) -> bool:
-        """Record that this rank has issued a call; returns whether every rank has made it, so that it may fire."""
+    @property
+    def agreed_calls(self) -> int:
+        """Calls that every rank is known to have made, all alike."""
+        return self._agreed_calls
+
+    def announce(self, number: int, history: int) -> None:
+        """Record that this rank announces a call, with the digest of its history up to it."""
+        with self._changed:
+            if number >= self._agreed_calls:
+                self._histories[number] = history
+
+    def issue(self, number: int, call: Call) -> None:
+        """Record that this rank has issued a call."""
         with self._changed:
             while self._issued and self._issued[0][1].done:
                 self._issued.popleft()
             self._issued.append((number, call))
             self._begun = number + 1
-            go = number in self._agreed
-            if go:
-                self._agreed.discard(number)
-            else:
-                self._numbers[number] = call.number
             self._changed.notify_all()
-        return go
 
-    def agreed(self, number: int, dropped: DropSet = NO_DROPS) -> int | None:
-        """Record that every rank has made a call; returns its number in the worker, or None if not issued here yet.
+    def agreed(self, number: int, dropped: DropSet = NO_DROPS) -> None:
+        """Record that every rank has made all calls up to one, alike.
 
         ``dropped`` are the plans and variables that every rank's script has released by then.
         """
@@ -61,11 +65,29 @@ class CallBarrier:
             self._agreed_calls = number + 1
             if dropped:
                 self._dropped.append((number, dropped))
+            while self._histories and (first := next(iter(self._histories))) <= number:
+                del self._histories[first]
             self._changed.notify_all()
-            mine = self._numbers.pop(number, None)
-            if mine is None:
-                self._agreed.add(number)
-        return mine
+
+    def history(self, calls: int) -> int:
+        """The digest of what this rank has done up to its last of so many calls; -1: all ranks did the same."""
+        with self._changed:
+            return self._histories.get(calls - 1, -1)
+
+    def wait_if_other(self, calls: int, history: int) -> None:
+        """Return if another rank's history after so many calls, from ``history``, is this rank's, else raise.
+
+        Which calls differ is found where all calls are compared; this waits for that.
+        """
+        ours = self.history(calls)
+        if ours != history and -1 not in (ours, history):
+            self.wait_until(lambda: False)
+
+    def forget(self, dropped: DropSet) -> None:
+        """Forget plans and variables that all ranks have dropped by another agreement."""
+        with self._changed:
+            left = [(number, found - dropped) for number, found in self._dropped]
+            self._dropped = deque((number, found) for number, found in left if found)
 
     def drops_by(self, calls: int) -> DropSet:
         """The plans and variables released on all ranks by the first ``calls`` calls; blocks until all made these."""

@@ -39,6 +39,7 @@ from actorflow_compiler.core.user_code import asks_for_types
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.plan.plan import Actor, OfInput, OfScalar, Plan, Variable, VariableKind
 from actorflow_compiler.plan.source_rows import argument_rows
+from actorflow_compiler.plan.stamping import stamp_peers
 from actorflow_compiler.values.gradients import NO_GRADIENTS
 
 __all__ = ["CompileClient"]
@@ -95,6 +96,7 @@ class CompileClient:
             rows=_argument_rows(actors, plan, prepared),
             bound=bind_script(job.type == JobType.TRAIN, guards, found, effects),
             mirrored=prepared.own is not None,
+            begins_freely=made.begins_freely,
             key=key,
             made=made.made,
         )
@@ -179,7 +181,7 @@ class CompileClient:
         """Give the worker this rank's part of a plan; returns its number there, and that part."""
         context = self._context
         plan = made.plan.for_rank(context.rank) if context.rank == 0 else made.plan
-        context.cluster.connect(plan.peers(context.rank))
+        context.cluster.connect(sorted({*plan.peers(context.rank), *stamp_peers(plan, context.rank)}))
         plan = unshare(plan, context.rank, context.cluster.local_peers)
         number = self._plans
         self._plans += 1

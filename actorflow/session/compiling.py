@@ -54,6 +54,7 @@ from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.plan.plan import OfVariable, Plan, VariableKind
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
+from actorflow_compiler.plan.stamping import begins_freely
 from actorflow_compiler.plan.text import to_text
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.plan.verify import verify
@@ -118,6 +119,7 @@ class RankPlan:
     kinds: tuple[str, ...]  # of device, for each rank
     written: frozenset[str]  # loose tensors and buffers that it changes
     gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
+    begins_freely: bool  # see ``stamping.begins_freely``
     made: CompileResult | None = None  # on the master: what was compiled, or found
 
     def to_bytes(self, rank: int) -> bytes:
@@ -130,6 +132,7 @@ class RankPlan:
             "kinds": self.kinds,
             "written": sorted(self.written),
             "gone": self.gone,
+            "freely": self.begins_freely,
         }
         return _pack(head, to_bytes(self.plan.for_rank(rank)))
 
@@ -191,6 +194,7 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
         on,
         changed,
         unused_on_all_ranks(reports),
+        begins_freely(plan),
         result,
     )
 
@@ -448,4 +452,5 @@ def _unpack(data: bytes, name: str) -> RankPlan:
         tuple(head["kinds"]),
         frozenset(head["written"]),
         tuple(head["gone"]),
+        head["freely"],
     )

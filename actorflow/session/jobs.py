@@ -81,6 +81,7 @@ class CompiledPlan:
     rows: Mapping[str, Runs]  # arguments that this rank's sources take → the rows of each (none of one without dims)
     bound: ScriptBinding  # set unless the plan is parked
     mirrored: bool  # each device draws its own random numbers
+    begins_freely: bool  # a call may begin before it is known that all ranks have made it
     key: tuple[Any, ...]
     sites: tuple[RebindingSite, ...] = ()  # the sites of rebound places, if they have one
     holders: frozenset[int] = frozenset()  # ids of the objects that its guards check

@@ -56,10 +56,12 @@ class Lifecycle:
         variables = VariableTable(
             cluster, context.names, worker.variables, device.where, worker.wait_all, lambda: context.barrier.begun,
             context.together, context.barrier.notify, lambda: context.capturing,
-            worker.before_write,
+            worker.before_write, context.barrier.history,
         )  # fmt: skip
-        runtime = PlanRuntime(worker, variables, Results(cluster, device), RebindingSites(variables), kinds, seed)
+        results = Results(cluster, device, context.barrier.history)
+        runtime = PlanRuntime(worker, variables, results, RebindingSites(variables), kinds, seed)
         context.runtime = runtime
+        worker.permit(context.barrier.agreed_calls - 1)
         context.barrier.notify()
         for observer in context.observers:
             observer.started(worker)
@@ -89,9 +91,9 @@ class Lifecycle:
 
     def _go(self, number: int, dropped: DropSet) -> None:
         """On agreement: every rank has made this call, and has released these plans and variables."""
-        mine = self._context.barrier.agreed(number, dropped)
-        if mine is not None and self._context.runtime is not None:
-            self._context.runtime.worker.permit(mine)
+        self._context.barrier.agreed(number, dropped)
+        if self._context.runtime is not None:
+            self._context.runtime.worker.permit(number)
 
     def _late(self, started: Started) -> None:
         """On a timeout of a transfer: fail with a report of what every queue of this rank waits for."""

@@ -19,7 +19,7 @@ from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["PlanRelease"]
 
-BEHIND = 8  # calls after which all ranks drop at the same call; ranks are never this many calls apart
+BEHIND = 8  # calls after which all ranks drop at the same call; one with something to drop is no further ahead
 
 
 class PlanRelease:
@@ -94,7 +94,8 @@ class PlanRelease:
                 used = self._gone.used()
                 self.drop(runtime, drop_set(plans, frozenset(variables.gone(used)) - used))
             return
-        agreed = self._context.barrier.drops_by(calls - BEHIND)
+        # all ranks agree only on what this one has told them, too
+        agreed = self._context.barrier.drops_by(calls - BEHIND) if self._told else NO_DROPS
         if agreed:
             self._told -= agreed
             plans = self._gone.among(agreed.plans)
@@ -128,6 +129,7 @@ class PlanRelease:
         """Drop plans and variables that all ranks have reported as droppable."""
         self.drop(runtime, gone)
         self._told, self._untold = self._told - gone, True
+        self._context.barrier.forget(gone)
         self._context.cluster.forget(gone)
 
     def drop(self, runtime: PlanRuntime, gone: DropSet) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from actorflow.runtime.results import ResultDropped, ResultPart
 from actorflow.session.context import PlanRuntime, SessionContext
 from actorflow.variables.variable_table import OfferedValue, VariablePart
+from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["PullServer"]
 
@@ -35,7 +36,17 @@ class PullServer:
             return known and (not request.writes or variables.writes >= request.writes)
 
         self._barrier.wait_until_done(request.calls, there)
-        return [self._running().variables.serve(request.name)]
+        self._barrier.wait_if_other(request.calls, request.history)
+        runtime = self._running()
+        found = runtime.variables.serve(request.name)
+        changed = runtime.worker.last_change(request.name)
+        if changed >= request.calls:
+            raise ClusterError(
+                f"{request.name} was asked for as {request.calls} calls have left it, and call {changed + 1} has "
+                f"changed it on rank {self._context.rank}, which holds it. A job does not wait for a rank that has no "
+                "part in it, unless every rank reads the value: read it on every rank, not in a branch of one"
+            )
+        return [found]
 
     def offered_value(self, request: OfferedValue) -> Iterable[bytes]:
         """A value that the master offers during a call."""
@@ -46,6 +57,7 @@ class PullServer:
     def result_part(self, request: ResultPart) -> Iterable[bytes]:
         """This rank's part of a result, when the call is done."""
         self._barrier.wait_until_done(request.call + 1)
+        self._barrier.wait_if_other(request.call + 1, request.history)
         return [self._running().results.serve(request.call, request.index)]
 
     def result_dropped(self, request: ResultDropped) -> Iterable[bytes]:

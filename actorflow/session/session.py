@@ -32,6 +32,7 @@ from actorflow.session.pull_server import PullServer
 from actorflow.session.undo import Undo
 from actorflow.standins.logical_batch import RowsRead
 from actorflow.support.script_error import mute_repeated_tracebacks
+from actorflow.transport.messages import Stamp
 from actorflow.variables.optimizer_state import count_as_stepped
 from actorflow_compiler.core.errors import ActorError, StateError
 from actorflow_compiler.core.expressions import Known
@@ -120,13 +121,14 @@ class Session:
                     compiled = self._find(job, arguments)
             if compiled is not None:  # it may pull parts of other ranks, which change once all have announced the call
                 self.runtime.rebound.make_way(compiled.sites, self.context.states)
-        number = self._announce(job, arguments, compiled)
+        stamp = self._announce(job, arguments, compiled)
+        number = stamp.call
         if compiled is None:
             if self.context.rank == 0 and (note := job.plans.note()):
                 print(f"actorflow: {note}", file=sys.stderr, flush=True)
             compiled = self._client.compile(job, prepared, number)
             job.plans.add(arguments, compiled)
-        return job.body.give(self._issue(job, compiled, arguments, number))
+        return job.body.give(self._issue(job, compiled, arguments, stamp))
 
     def plan_for(self, job: JobLike, arguments: CallArguments) -> CompiledPlan | None:
         """Take over the script's changes of variables, and find the valid plan for a call, by keys and guards."""
@@ -164,7 +166,7 @@ class Session:
                 return misfit
         return variables.values.changed(compiled.effects.decisions, compiled.bound.found.state)
 
-    def _issue(self, job: JobLike, compiled: CompiledPlan, arguments: CallArguments, number: int) -> Any:
+    def _issue(self, job: JobLike, compiled: CompiledPlan, arguments: CallArguments, stamp: Stamp) -> Any:
         runtime = self.runtime
         assert runtime is not None
         effects = compiled.effects
@@ -185,10 +187,10 @@ class Session:
         )
         leaves = (*compiled.leaves, *moved)
         undo = Undo.of(effects.changes, effects.stops, found.sources, known) if effects.changes else None
-        call = worker.issue(compiled.number, inputs, scalars, leaves, undo)
-        if self.context.barrier.issue(number, call):
-            worker.permit(call.number)
-        handles = runtime.results.handles(number, call, compiled.plan.results)
+        free = not variables.take_reads() and compiled.begins_freely
+        call = worker.issue(compiled.number, inputs, scalars, leaves, undo, stamp, free)
+        self.context.barrier.issue(stamp.call, call)
+        handles = runtime.results.handles(stamp.call, call, compiled.plan.results)
         compiled.calls += 1
         job.last = compiled
         lost: ActorError | None = None
@@ -241,16 +243,17 @@ class Session:
             self.context.together(f"check {self.calls}")
         raise _exception_of(check, job.name)
 
-    def _announce(self, job: JobLike, arguments: CallArguments, compiled: CompiledPlan | None) -> int:
-        """Announce the call to the other ranks, with a digest of what must be equal on all; returns its number."""
+    def _announce(self, job: JobLike, arguments: CallArguments, compiled: CompiledPlan | None) -> Stamp:
+        """Announce the call to the other ranks, with a digest of what must be equal on all."""
         number = self.calls
         self.calls += 1
         text = self._call_text(job, arguments, compiled) if self.context.world > 1 else ""
         digest = hashlib.sha256(f"{job.type} {text}".encode()).hexdigest()[:16]
         if text and compiled is None and job.plans.why:
             text += f" ({job.plans.why})"
-        self.context.cluster.announce_call(number, digest, text, self._release.to_tell(self.runtime))
-        return number
+        history = self.context.cluster.announce_call(number, digest, text, self._release.to_tell(self.runtime))
+        self.context.barrier.announce(number, history)
+        return Stamp(number, history)
 
     def _call_text(self, job: JobLike, arguments: CallArguments, compiled: CompiledPlan | None) -> str:
         """The call for people, with all that must be equal on all ranks."""

@@ -22,14 +22,14 @@ def edges(standings: Mapping[int, RankStatus]) -> dict[int, dict[int, str]]:
     found: dict[int, dict[int, str]] = {rank: {} for rank in standings}
     inside = {(s.rank, w.meets) for s in standings.values() for w in s.waits if w.meets}
     for rank, standing in standings.items():
-        for wait in standing.waits:
-            for other in wait.ranks:
-                if not wait.meets or (other, wait.meets) not in inside:
-                    found[rank].setdefault(other, f"{wait.actor} {wait.why}")
         if standing.early:
             for late in standings.values():
                 if late.calls < standing.calls:
                     found[rank].setdefault(late.rank, f"call {late.calls}, which it has not made")
+        for wait in standing.waits:
+            for other in wait.ranks:
+                if not wait.meets or (other, wait.meets) not in inside:
+                    found[rank].setdefault(other, f"{wait.actor} {wait.why}")
     return found
 
 

@@ -74,7 +74,7 @@ class RankStatus:
     pid: int
     line: str  # the script's line at which the main thread is; empty if it is not known
     calls: int = 0  # number of calls of jobs that the script has made
-    early: bool = False  # the next call waits for other ranks to make it
+    early: bool = False  # a call waits for other ranks to make it
     doing: str = ""  # the firing in progress on the compute thread
     busy: bool = False  # it computes, sends or reads, even if other queues wait
     rows: str = ""  # of a data source, which it waits for: rows 32-63 of epoch 0 of the loader of train.py:31
@@ -117,6 +117,7 @@ def own_status(rank: int) -> RankStatus:
     reads = session.reads
     rows = worker.awaited or ("" if reads is None else f"{reads.text} of {reads.source}")
     busy = bool(doing) or bool(rows) or (job is not None and _sends(job))
+    early = early or bool(worker.missing_calls)
     return RankStatus(*here, session.calls, early, doing, busy, rows, moved, waits, worker.explain())
 
 
@@ -125,6 +126,9 @@ def own_wait(rank: int, other: int) -> str:
     session = _observed()
     if session is None or session.worker is None:
         return ""
+    missing = session.worker.missing_calls
+    if other in missing:
+        return f"call {missing[other]}, which it has not made"
     job, early, _ = session.worker.standing()
     waits = () if job is None else tuple(waits_of(job, rank))
     found = next((f"{wait.actor} {wait.why}" for wait in waits if other in wait.ranks), "")

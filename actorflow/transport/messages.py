@@ -51,7 +51,15 @@ class Region:
     descriptor: int  # file descriptor of the memory; the receiver of the message closes it
 
 
-Message = Ready | Credit | Filled | Region
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Says that the sender has made a call; it comes before what the sender sends in this call."""
+
+    call: int  # number of the call, the same on all ranks
+    history: int  # 64-bit digest of all that the sender's script has done in common with others, up to the call
+
+
+Message = Ready | Credit | Filled | Region | Stamp
 
 
 class Transport(Protocol):

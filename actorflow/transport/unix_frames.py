@@ -5,6 +5,8 @@ then their bytes follow::
 
     kind  parts  plan  register  0  sequence  nbytes
      u16    u16   u32       u32 u32      u64     u64
+
+A stamp has the number of its call in place of the sequence, and its history in place of the bytes.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from __future__ import annotations
 import struct
 from collections import deque
 
-from actorflow.transport.messages import Credit, Filled, Message, Ready, Region
+from actorflow.transport.messages import Credit, Filled, Message, Ready, Region, Stamp
 from actorflow_compiler.core.errors import ClusterError
 
 FRAME = struct.Struct("<HHIIIQQ")
 SIZE = FRAME.size
-CREDIT, FILLED, READY, INLINE, REGION, BYE = range(1, 7)
+CREDIT, FILLED, READY, INLINE, REGION, BYE, STAMP = range(1, 8)
 BYE_FRAME = FRAME.pack(BYE, 0, 0, 0, 0, 0, 0)
 LARGEST = 1 << 32  # most bytes of a token inside a message; its size is checked against the plan later
 
@@ -30,6 +32,8 @@ def pack(message: Message) -> bytes:
         return FRAME.pack(FILLED, 0, message.plan, message.register, 0, message.sequence, 0)
     if type(message) is Region:
         return FRAME.pack(REGION, 0, message.plan, 0, 0, 0, message.nbytes)
+    if type(message) is Stamp:
+        return FRAME.pack(STAMP, 0, 0, 0, 0, message.call, message.history)
     assert type(message) is Ready
     payload = message.payload
     head = (message.plan, message.register, 0, message.sequence, message.nbytes)
@@ -75,6 +79,8 @@ class Parser:
                 at += 8 * parts + sum(map(len, payload))
             elif kind == REGION and self.descriptors:
                 found.append(Region(plan, nbytes, self.descriptors.popleft()))
+            elif kind == STAMP:
+                found.append(Stamp(sequence, nbytes))
             elif kind == BYE:
                 self.bye = True
             else:

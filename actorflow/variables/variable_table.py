@@ -37,6 +37,7 @@ from actorflow_compiler.capture.optimizer_state import is_torchs
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.plan.region import device_shape
+from actorflow_compiler.plan.stamping import whole_everywhere
 from actorflow_compiler.values.gradients import GRADIENT_SUFFIX, KEPT_GRADIENT
 from actorflow_compiler.values.variables import ScriptState, StateTensor
 
@@ -50,6 +51,7 @@ class VariablePart(Request):
     calls: int  # number of calls that the asking rank has issued: it wants the value after them
     writes: int  # number of writes of variables that its script has made
     name: str
+    history: int = -1  # digest of what the asking rank has done up to its last call; -1: all ranks did the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class VariableTable:
     rank issued is done; ``progress`` is the number of these calls.  ``together`` blocks until every rank has reached
     the same operation, which its argument names.  ``moved`` is called after each write and each offer.  ``capturing``
     is whether a step is being captured.  ``before_write`` is called with a variable's name before each write.
+    ``history`` is the digest of what this rank has done up to its last of so many calls (see ``VariablePart``).
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class VariableTable:
         moved: Callable[[], None],
         capturing: Callable[[], bool],
         before_write: Callable[[str], None] = lambda name: None,
+        history: Callable[[int], int] = lambda calls: -1,
     ) -> None:
         self.layouts: dict[str, Variable] = {}
         self.writes = 0  # number of writes so far; equal on all ranks
@@ -158,7 +162,8 @@ class VariableTable:
         self.values = HostValues(self)
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
         self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
-        self._capturing, self._before_write = capturing, before_write
+        self._capturing, self._before_write, self._history = capturing, before_write, history
+        self._read_apart = False  # since the last call, the script has read what some ranks must ask others for
         self._owned: dict[str, weakref.ref[OwnedTensor]] = {}
         self._dead: deque[str] = deque()  # names whose stand-ins died; any thread appends, in a garbage collection
         self._gone: dict[str, None] = {}  # the same in order, with their gradients
@@ -594,13 +599,14 @@ class VariableTable:
         layout = self.layouts[name]
         self._settled()
         calls, writes = self._progress(), self.writes
+        self._read_apart = self._read_apart or not whole_everywhere(layout, self._peers.world)
 
         def one(index: int) -> Tensor:
             owner = layout.placement.ranks[index]
             if owner == self._peers.rank:
                 return self._parts[name].clone()
             shape = device_shape(layout.shape, layout.sbp, layout.placement, index)
-            asked = VariablePart(calls, writes, name)
+            asked = VariablePart(calls, writes, name, self._history(calls))
             return fetch_part(self._peers, owner, asked, shape, layout.dtype, self._device)
 
         parts = {index: one(index) for index in sources(layout.placement, layout.sbp, self._peers.rank)}
@@ -624,6 +630,14 @@ class VariableTable:
         self.values.forget(name)
         self.writes += 1
         self._moved()
+
+    def take_reads(self) -> bool:
+        """Whether this rank's script has read, since the last time, what some ranks must ask others for.
+
+        As every rank runs the same script, others may be about to read the same.
+        """
+        found, self._read_apart = self._read_apart, False
+        return found
 
     def serve(self, name: str) -> bytes:
         """This rank's part of a variable as bytes, for a rank that reads the variable."""

@@ -12,7 +12,7 @@ class Batch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("ready", "credit", "issue", "part", "go", "hello", "welcome", "failure", "heard", "farewell", "bye", "near", "failed", "vote", "hold", "decision", "beat", "silent")
+    __slots__ = ("ready", "credit", "issue", "part", "go", "hello", "welcome", "failure", "heard", "farewell", "bye", "near", "failed", "vote", "hold", "decision", "beat", "silent", "stamp")
     READY_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     ISSUE_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Item(_message.Message):
     DECISION_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     credit: Credit
     issue: Issue
@@ -49,7 +50,8 @@ class Item(_message.Message):
     decision: Decision
     beat: Beat
     silent: Silent
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., issue: _Optional[_Union[Issue, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., near: _Optional[_Union[Near, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., silent: _Optional[_Union[Silent, _Mapping]] = ...) -> None: ...
+    stamp: Stamp
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., issue: _Optional[_Union[Issue, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., near: _Optional[_Union[Near, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., silent: _Optional[_Union[Silent, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("plan", "register", "sequence", "nbytes", "inline", "payload")
@@ -74,6 +76,14 @@ class Credit(_message.Message):
     plan: int
     register: int
     def __init__(self, plan: _Optional[int] = ..., register: _Optional[int] = ...) -> None: ...
+
+class Stamp(_message.Message):
+    __slots__ = ("call", "history")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    history: int
+    def __init__(self, call: _Optional[int] = ..., history: _Optional[int] = ...) -> None: ...
 
 class Issue(_message.Message):
     __slots__ = ("kind", "tag", "text", "call", "dropped")

@@ -67,15 +67,24 @@ def test_a_call_where_another_rank_gathers_is_an_error() -> None:
 
 def test_what_all_ranks_have_told_of_is_agreed_on_once() -> None:
     tally = DropTally(world=3)
-    tally.report(0, drop_set([1, 2], ["a", "b"]))
-    tally.report(1, drop_set([2], ["b", "c"]))
-    assert not tally.agreed()
-    tally.report(2, drop_set([2, 3], ["a", "b"]))
-    assert tally.agreed() == drop_set([2], ["b"])
-    tally.report(1, drop_set([1], []))
-    assert not tally.agreed()  # rank 2 still has it
-    tally.report(2, drop_set([1], []))
+    tally.report(0, drop_set([1, 2], ["a", "b"]), 0)
+    tally.report(1, drop_set([2], ["b", "c"]), 0)
+    assert not tally.agreed(0)
+    tally.report(2, drop_set([2, 3], ["a", "b"]), 1)
+    assert tally.agreed(1) == drop_set([2], ["b"])
+    tally.report(1, drop_set([1], []), 2)
+    assert not tally.agreed(2)  # rank 2 still has it
+    tally.report(2, drop_set([1], []), 3)
     tally.forget(drop_set([], ["a"]))
-    assert tally.agreed() == drop_set([1], [])
-    tally.report(1, drop_set([], ["a"]))
-    assert not tally.agreed()
+    assert tally.agreed(3) == drop_set([1], [])
+    tally.report(1, drop_set([], ["a"]), 4)
+    assert not tally.agreed(4)
+
+
+def test_what_a_rank_tells_with_a_later_call_is_not_agreed_on_with_an_earlier_one() -> None:
+    tally = DropTally(world=2)
+    tally.report(1, drop_set([1], ["a"]), 5)  # it is ahead
+    tally.report(0, drop_set([1], ["a"]), 2)
+    assert not tally.agreed(4)
+    tally.forget(drop_set([], ["a"]))
+    assert tally.agreed(5) == drop_set([1], [])

@@ -19,6 +19,7 @@ import warm
 from cluster.runs import Run
 
 HEAD = """
+import time
 import torch, torch.nn.functional as F
 from torch import nn
 import actorflow as flow
@@ -204,6 +205,74 @@ def test_a_rank_with_other_values_takes_those_of_the_master(run: Callable[..., E
     assert "took the master's values" in ended.text
 
 
+APART = """
+    from pathlib import Path
+    from actorflow.session.process import current
+    mark = Path(__file__).with_name("done")
+    flow.place(model, {"": flow.placement("cpu", [0, 1])})
+    @flow.global_function
+    def quiet(x, y):  # rank 2 has no part in it
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    quiet(*batch(0))
+    if rank == 2:
+        while not mark.exists():
+            time.sleep(0.01)
+        LATE
+    for i in range(1, 40):
+        quiet(*batch(i))
+    if rank == 0:
+        current().worker.wait_all()
+        mark.touch()
+"""
+
+
+def test_a_rank_without_a_part_in_a_job_may_stand_still_and_come_later(run: Callable[..., Ended]):
+    ended = run(
+        APART.replace("LATE", "print('late')")
+        + """
+    for i in range(40):
+        eager_step(*batch(i))
+    same(model.state_dict(), eager.state_dict())
+    print("equal")
+        """,
+        3,
+    )
+    assert ended.code == 0, ended.text
+    assert (ended.text.count("late"), ended.text.count("equal")) == (1, 3)
+
+
+def test_a_rank_without_a_part_that_reads_alone_what_others_have_changed_since_is_told(run: Callable[..., Ended]):
+    ended = run(APART.replace("LATE", "print(model[0].weight.detach().sum())"), 3)
+    assert ended.code != 0
+    assert "model.0.weight was asked for as 1 calls have left it" in ended.text
+    assert "read it on every rank, not in a branch of one" in ended.text
+
+
+def test_what_all_ranks_read_is_what_was_there_however_late_one_of_them_is(run: Callable[..., Ended]):
+    ended = run(
+        """
+        flow.place(model, {"": flow.placement("cpu", [0, 1])})
+        @flow.global_function
+        def quiet(x, y):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for i in range(12):
+            quiet(*batch(i))
+            eager_step(*batch(i))
+            if rank == 2 and i % 4 == 1:
+                time.sleep(0.3)  # the others could be far ahead by now
+            same(model.state_dict(), eager.state_dict())
+        print("equal")
+        """,
+        3,
+    )
+    assert ended.code == 0, ended.text
+    assert ended.text.count("equal") == 3
+
+
 BAD = {
     "another batch size": ("step(*batch(0, 12 + rank))", ["rank 0 made call 1", "float32[12,8]", "float32[13,8]"]),
     "other contents": ("step(*batch(rank))", ["rank 0 made call 1", "rank 1 made call 1", "contents"]),
@@ -226,6 +295,23 @@ BAD = {
     "another learning rate": (
         "step(*batch(0))\nif rank: optimizer.param_groups[0]['lr'] /= 2\nfloat(step(*batch(0)))",
         ["optimizer.0: lr 0.01,", "optimizer.0: lr 0.005,"],
+    ),
+    "more calls of a job that exchanges nothing": (
+        "flow.place(model, {'': flow.placement('cpu', [1])})\n"
+        "@flow.global_function\ndef quiet(x):\n    model(x).sum().backward()\n    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "for i in range(5 + 20 * rank): quiet(batch(i)[0])",
+        ["rank 0 came to the end of its script after 5 calls", "rank 1 made call 6: quiet("],
+    ),
+    "another job where ranks exchange nothing": (
+        "flow.place(model, {'': flow.placement('cpu', [1])})\n"
+        "@flow.global_function\ndef quiet(x):\n    model(x).sum().backward()\n    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "@flow.global_function\ndef other(x):\n    model(x).mean().backward()\n    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "x, _ = batch(0)\nquiet(x)\nother(x)\n"
+        "for i in range(30): (other if rank and i == 3 else quiet)(x)",
+        ["rank 0 made call 6: quiet(", "rank 1 made call 6: other("],
     ),
     "more placements than devices": (
         "flow.place(model, {'2': flow.placement('cpu', [2])})\nstep(*batch(0))",

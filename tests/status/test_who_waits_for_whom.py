@@ -288,7 +288,7 @@ def test_a_stuck_run_tells_whom_it_waits_for_to_the_command_and_to_the_signal(st
     text = told()
     assert f"run {launcher}: {run.script}, 2 ranks" in text
     assert "waits for rank 1: call 1, which it has not made" in text
-    assert "waits for the permit of all ranks" in text
+    assert "call 1 waits for rank 1 to make it" in text
     run.process.send_signal(signal.SIGUSR1)
     wait_for(run, lambda: sentence in run.output)
     pid = re.search(r"rank 1 \(.*, pid (\d+)\)", text)
