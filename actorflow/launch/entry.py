@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     In a launcher's fork server this goes on in its forks alone, of which each is a rank.
     """
     if is_fork_server():
-        become_rank()
+        become_rank(argv[0])
     script, arguments = argv[0], tuple(argv[1:])
     settings = replace(Settings.from_env(), script=script, argv=arguments)
     _die_with(settings.launcher_pid)
@@ -223,6 +223,15 @@ def _handle_signals(run: Cluster | Alone) -> None:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGUSR1, handle)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def in_child() -> None:
+        """A process that the script forks (a pool, a worker) is no rank: signals to it are its own."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            if signal.getsignal(number) is handle:
+                signal.signal(number, signal.SIG_DFL)
+
+    os.register_at_fork(after_in_child=in_child)
     threading.Thread(target=wait, name="actorflow-sigterm", daemon=True).start()
 
 

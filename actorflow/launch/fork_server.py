@@ -22,6 +22,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -43,6 +44,8 @@ __all__ = ["ForkServer", "NoForks", "become_rank", "is_fork_server"]
 
 SERVER = "ACTORFLOW_FORK_SERVER"  # the variable with the descriptor of its socket
 PRELOADED = ("numpy", "torch", "actorflow.job")  # what ranks need, each with all that it imports
+COMPILER = "torch._dynamo"  # which any optimizer of torch imports, and the capture of a step
+_SETS_COMPILER = re.compile(r"TORCH(DYNAMO|INDUCTOR|_COMPILE|_LOGS|_TRACE|_FX)")  # variables that it reads when loaded
 GO = b"g"
 _LENGTH = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1
@@ -145,12 +148,12 @@ def is_fork_server() -> bool:
     return SERVER in os.environ
 
 
-def become_rank() -> None:
+def become_rank(script: str) -> None:
     """Import, wait for the places, fork; returns in each fork, as the rank of its place, and never in the server."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # with the launcher
     channel = socket.socket(fileno=int(os.environ.pop(SERVER)))
     with without_collections():
-        for name in PRELOADED:
+        for name in _preloaded(script):
             importlib.import_module(name)
     gc.freeze()  # what a collection looks at is written to, and would be copied in each rank
     try:
@@ -173,6 +176,15 @@ def become_rank() -> None:
             return
         pids.append(pid)
     _answer(channel, pids)
+
+
+def _preloaded(script: str) -> Sequence[str]:
+    """The modules to import for a script: torch's compiler as well, unless the script may set its variables itself."""
+    try:
+        text = Path(script).read_text(errors="replace")
+    except OSError:  # the ranks say it
+        return PRELOADED
+    return PRELOADED if _SETS_COMPILER.search(text) else (*PRELOADED, COMPILER)
 
 
 def _answer(channel: socket.socket, said: Any) -> NoReturn:

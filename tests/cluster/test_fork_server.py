@@ -108,6 +108,17 @@ def test_a_thread_that_would_not_live_on_forbids_forks(start: Start, tmp_path: P
     assert "'profiler'" in run.output.splitlines()[-1]
 
 
+@pytest.mark.parametrize(("variable", "loaded"), [("TORCH_COMPILE_DISABLE", False), ("SOMETHING_ELSE", True)])
+def test_variables_of_torchs_compiler_that_a_script_sets_are_heeded(variable: str, loaded: bool, start: Start) -> None:
+    show = (
+        f"import os, sys; os.environ['{variable}'] = '1'; print('loaded', 'torch._dynamo' in sys.modules)\n"
+        "import torch._dynamo.config; print('disabled', torch._dynamo.config.disable)"
+    )
+    run = start(show, "--devices", "1")
+    assert run.wait() == 0, run.output
+    assert run.output.splitlines()[-2:] == [f"loaded {loaded}", f"disabled {not loaded}"]
+
+
 def test_forks_of_a_server_end_if_the_launcher_lets_go_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the launcher fails between the forks and its word."""
     script = tmp_path / "script.py"

@@ -50,6 +50,25 @@ def test_a_rank_keeps_the_memory_that_it_frees_but_for_what_the_user_says(start:
     assert str(kept) in run.output
 
 
+FORKS = """
+import os, signal
+pid = os.fork()
+if not pid:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(5)
+print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+from multiprocessing import get_context
+with get_context("fork").Pool(2) as pool:
+    print("pool", pool.map(abs, range(-2, 2)))  # whose processes are ended by SIGTERM
+"""
+
+
+def test_a_signal_to_a_process_that_the_script_forks_is_not_one_to_the_rank(start: Start) -> None:
+    run = start(FORKS, "--devices", "2", python=warm.python())
+    assert run.wait() == 0, run.output
+    assert "child -15\npool [2, 1, 0, 1]" in run.output
+
+
 def test_two_nodes_with_one_token_are_one_run(start: Start, tmp_path: Path) -> None:
     node = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     token = {"ACTORFLOW_TOKEN": "secret"}
