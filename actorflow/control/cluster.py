@@ -35,7 +35,7 @@ from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
 from actorflow.support.requests import AnyRequest, Request
 from actorflow.transport.abandon import Order, Word
-from actorflow.transport.messages import Filled, Line, Message, Region
+from actorflow.transport.messages import Contributed, Filled, Line, Message, Region
 from actorflow_compiler.core.errors import ActorflowError, ClusterError
 
 __all__ = ["Alone", "Cluster", "current", "joined", "process_settings", "use"]
@@ -197,7 +197,7 @@ class Cluster:
         if near is not None:
             near.send(message)
             return
-        if isinstance(message, Filled | Region):
+        if isinstance(message, Filled | Region | Contributed):
             raise ClusterError(f"rank {self.rank} shares no memory with rank {peer}: they have no Unix socket")
         try:
             self._control_plane.links[peer].send(message)

@@ -15,6 +15,7 @@ from torch import Tensor
 from actorflow.runtime.bodies.kernels import Kernel
 from actorflow.runtime.slots import Slots
 from actorflow.runtime.stream_events import ActorStream
+from actorflow.transport.contributions import Contribution
 from actorflow.transport.messages import DataPlane, Filled, Ready, Transport
 from actorflow.transport.shared import SharedSlots, fill
 from actorflow.transport.small_tensors import encode
@@ -29,6 +30,7 @@ __all__ = [
     "PassThroughUnit",
     "PlaneSendUnit",
     "SendUnit",
+    "SharedCollectiveUnit",
     "SharedSendUnit",
     "RegisterStore",
     "SummingKernel",
@@ -57,6 +59,7 @@ class ActorUnit:
 
     computes: ClassVar[bool] = False  # it runs a body, which may take long
     communicates: ClassVar[bool] = False
+    meets: ClassVar[bool] = False  # it ends when others have done their parts, and not when it has fired
 
     actor: Actor
     rate: int  # firings per call
@@ -205,3 +208,14 @@ class CollectiveUnit(ActorUnit):
     def outputs(self, operands: list[Any], fire: Fire, transport: Transport) -> Sequence[Any]:
         """See ``ActorUnit``."""
         return self.plane.collective(self.comm, operands, self.specs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCollectiveUnit(ActorUnit):
+    """This rank's part in a collective through memory that all of its ranks share (``group_progress.py``)."""
+
+    communicates: ClassVar[bool] = True
+    meets: ClassVar[bool] = True
+
+    comm: Collective
+    side: Contribution

@@ -23,6 +23,7 @@ from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call, told
 from actorflow.runtime.call_stamps import CallStamps
 from actorflow.runtime.collective_order import CollectiveOrder
+from actorflow.runtime.group_progress import GroupProgress
 from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.installed_plan import InstalledPlan
 from actorflow.runtime.lines import PeerSockets
@@ -35,7 +36,17 @@ from actorflow.runtime.stream_events import NO_MEMORY
 from actorflow.runtime.transfers import Task, Transfers
 from actorflow.standins.logical_batch import RowsRead
 from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
-from actorflow.transport.messages import Credit, Filled, Line, Message, Ready, Region, Stamp, Transport
+from actorflow.transport.messages import (
+    Contributed,
+    Credit,
+    Filled,
+    Line,
+    Message,
+    Ready,
+    Region,
+    Stamp,
+    Transport,
+)
 from actorflow.transport.shared import owned
 from actorflow.transport.small_tensors import decode
 from actorflow_compiler.plan.plan import VariableKind
@@ -189,10 +200,22 @@ class Compute:
             f"thread compute: {self.doing or 'waits for an event'}",
             *self._transfers.explain(),
             *([waiting] if waiting else []),
+            *self._met(),
             *(f"{name} waits for {read.text} of {read.source}" for name, read in tuple(self._awaited.items())),
             *(f"call {call} waits for rank {rank} to make it" for rank, call in sorted(self.missing_calls().items())),
             *(f"rank {rank} has made another call {call}" for rank, call in tuple(self._stamps.differing.items())),
             *(f"call {number} has failed on some rank: it waits for the votes of all" for number in tuple(self._held)),
+        ]
+
+    def _met(self) -> list[str]:
+        """The collectives in shared memory that are under way, as lines of text."""
+        job = self._current
+        if job is None:
+            return []
+        return [
+            f"{firing(*under_way[:2])} waits for ranks {list(group.waits_for())}"
+            for group in job.groups.values()
+            if (under_way := group.firing) is not None
         ]
 
     # --- the thread ---
@@ -333,8 +356,14 @@ class Compute:
                 self._credited(job, message.register)
         elif isinstance(message, Filled):
             self._take_filled(job, peer, message)
+        elif isinstance(message, Contributed):
+            group = job.group(peer, message.group)
+            group.hear(peer, message.step)
+            self._advance(job, group)
         elif isinstance(message, Region):
             job.borrow(peer, message)
+            if message.group >= 0:
+                self._advance(job, job.groups[message.group])
         else:
             job.expect(peer, message)
             payload = message.payload
@@ -476,6 +505,12 @@ class Compute:
         if unit.changes:
             self._before_change(job, job.calls[fire.firing // unit.rate], unit)
         values = self._gather(job, unit, fire)
+        if unit.meets:
+            group = job.group_of[unit.actor.id]
+            group.firing = unit, fire, self._start
+            group.begin(unit.actor.id, values)
+            self._advance(job, group)
+            return
         memory = stream.place(values) if stream.moves else NO_MEMORY
         try:
             if isinstance(unit, ComputeUnit):  # most firings: this saves a Python call
@@ -490,6 +525,27 @@ class Compute:
         self._finish(job, unit, fire, outputs)
         if job.stream_events.leaving:
             job.stream_events.sweep()
+
+    def _advance(self, job: InstalledPlan, group: GroupProgress) -> None:
+        """Go on with the collective of a group that is under way, if there is one, as far as other ranks have come."""
+        under_way = group.firing
+        if under_way is None:
+            return
+        unit, fire, began = under_way
+        self._doing = (unit, fire)
+        outputs = group.advance(partial(self._announce, job, group))
+        self._doing = None
+        if outputs is not None:
+            group.firing = None
+            self._start = began
+            self._finish(job, unit, fire, outputs)
+
+    def _announce(self, job: InstalledPlan, group: GroupProgress, step: int) -> None:
+        message = Contributed(job.number, group.id, step)
+        for rank in group.others:
+            self._transport.send(rank, message)
+        if self._lines:
+            self._lines.flush()  # others may wait for it, and this thread goes on with the next step
 
     def _broken(self, job: InstalledPlan, unit: ActorUnit, fire: Fire, error: Exception) -> None:
         """Handle the failure of a firing: give up its call if that leaves no changes behind, else end the run.

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from actorflow.devices import Device
-from actorflow.runtime.actor_units import ActorUnit, ComputeUnit
+from actorflow.runtime.actor_units import ActorUnit, ComputeUnit, SharedCollectiveUnit
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.prepare import prepare
 from actorflow.runtime.bodies.run import BodyCompiler, BodyRunner
 from actorflow.runtime.call import Call
 from actorflow.runtime.collective_order import nccl_calls
+from actorflow.runtime.group_progress import GroupProgress
 from actorflow.runtime.slots import Slots
 from actorflow.runtime.stream_events import StreamEvents, barrier
 from actorflow.runtime.unit_builder import UnitBuilder, plane_of
+from actorflow.transport.contributions import Contribution
 from actorflow.transport.messages import DataPlane, Filled, Ready, Region
 from actorflow.transport.shared import SharedSlots, make_region, map_region, region_bytes, shared_registers
 from actorflow.transport.small_tensors import decode
@@ -73,6 +75,8 @@ class InstalledPlan:
         )  # fmt: skip
         mine = [a for a in plan.actors if a.rank == rank]
         self.units = {a.id: builder.unit(a) for a in mine}
+        self.groups = {group.id: group for group in _groups(self.units.values(), rank)}
+        self.group_of = {id: group for group in self.groups.values() for id in group.actors}  # by actor
         self.queues = tuple({u.stream.queue.name: u.stream.queue for u in self.units.values()}.values())
         self.sources = {r.id: plan.actor(r.producer) for r in plan.registers if plan.actor(r.producer).rank != rank}
         self.firings = sum(a.rate for a in mine)  # of this rank in an iteration
@@ -157,16 +161,31 @@ class InstalledPlan:
                 descriptor = make_region(nbytes, self._rank, home)
                 self.shared.update(map_region(descriptor, registers))
                 made.append((home, Region(self.number, nbytes, descriptor)))
+        for group in self.groups.values():
+            made += [(r, Region(self.number, group.memory.nbytes, fd, group.id)) for r, fd in group.memory.make()]
         return made
 
     def borrow(self, peer: int, region: Region) -> None:
         """Map the shared memory that a peer fills.  Raises ClusterError if it does not have the plan's size."""
         try:
+            if region.group >= 0:
+                self.group(peer, region.group).memory.take(peer, region.descriptor, region.nbytes)
+                return
             self.shared.update(map_region(region.descriptor, shared_registers(self.plan, peer, self._rank)))
         except ClusterError as e:
             raise ClusterError(f"plan {self.plan.name!r}, from rank {peer} for rank {self._rank}: {e}") from None
         finally:
             os.close(region.descriptor)
+
+    def group(self, peer: int, number: int) -> GroupProgress:
+        """The group of that number; PlanError if a peer that names it is not in it."""
+        found = self.groups.get(number)
+        if found is None or peer not in found.others:
+            raise PlanError(
+                f"plan {self.plan.name!r}: rank {peer} takes part in collectives of group {number}, in which rank "
+                f"{self._rank} does not"
+            )
+        return found
 
     def token(self, peer: int, filled: Filled) -> Sequence[Tensor]:
         """The token in shared memory that a peer has announced; PlanError if the peer shares no such register."""
@@ -183,6 +202,14 @@ class InstalledPlan:
         source = self.sources[register]
         assert source.comm is not None
         return plane_of(self._planes, self.plan, source, source.comm)
+
+
+def _groups(units: Iterable[ActorUnit], rank: int) -> list[GroupProgress]:
+    of: dict[tuple[int, ...], dict[int, Contribution]] = {}
+    for unit in units:
+        if isinstance(unit, SharedCollectiveUnit):
+            of.setdefault(unit.comm.ranks, {})[unit.actor.id] = unit.side
+    return [GroupProgress(sides, rank) for sides in of.values()]
 
 
 def open_planes(plan: Plan, rank: int, planes: Mapping[str, DataPlane]) -> None:

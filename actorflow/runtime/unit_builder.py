@@ -16,6 +16,7 @@ from actorflow.runtime.actor_units import (
     PassThroughUnit,
     PlaneSendUnit,
     RegisterStore,
+    SharedCollectiveUnit,
     SharedSendUnit,
     SummingKernel,
 )
@@ -25,6 +26,7 @@ from actorflow.runtime.bodies.run import BodyCompiler, BodyRunner
 from actorflow.runtime.slots import Slots, of_one_firing
 from actorflow.runtime.source_kernel import SourceKernel
 from actorflow.runtime.stream_events import StreamEvents
+from actorflow.transport.contributions import contribution
 from actorflow.transport.messages import DataPlane
 from actorflow.transport.shared import SharedSlots
 from actorflow_compiler.core.errors import PlanError
@@ -136,13 +138,25 @@ class UnitBuilder:
         plane = plane_of(self._planes, self._plan, actor, send)
         return PlaneSendUnit(plane=plane, in_order=send.plane in ORDERED, **common)
 
-    def _collective(self, actor: Actor, collective: Collective) -> CollectiveUnit:
+    def _collective(self, actor: Actor, collective: Collective) -> CollectiveUnit | SharedCollectiveUnit:
+        specs = tuple(self._spec(actor, i) for i in range(len(actor.targets)))
+        stores = self._stores(actor, None)
+        agrees = stamps_before(collective, self._rank)
+        if collective.plane == Plane.SHARED:
+            if self._device.ahead:
+                raise PlanError(
+                    f"{self._where(actor)}: a collective in shared memory was found; {self._device.where} has memory "
+                    "of its own"
+                )
+            side = contribution(collective, self._rank, specs)
+            common = self._common(actor, actor.operands, stores, quick=True)
+            return SharedCollectiveUnit(comm=collective, side=side, agrees=agrees, **common)
         return CollectiveUnit(
             comm=collective,
             plane=plane_of(self._planes, self._plan, actor, collective),
-            specs=tuple(self._spec(actor, i) for i in range(len(actor.targets))),
-            agrees=stamps_before(collective, self._rank),
-            **self._common(actor, actor.operands, self._stores(actor, None)),
+            specs=specs,
+            agrees=agrees,
+            **self._common(actor, actor.operands, stores),
         )
 
     # ---- what the ways to fire have in common
@@ -254,7 +268,7 @@ class UnitBuilder:
 
     def _in_shared_memory(self, register: int) -> bool:
         comm = self._plan.actor(self._plan.register(register).producer).comm
-        return comm is not None and comm.plane == Plane.SHARED
+        return isinstance(comm, Send) and comm.plane == Plane.SHARED
 
     # ---- helpers of single ways to fire
 

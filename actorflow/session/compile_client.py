@@ -28,7 +28,7 @@ from actorflow.session.lifecycle import Lifecycle
 from actorflow.session.number_reads import NumberReads, fused
 from actorflow.session.plan_keys import PlanKeys, call_text, first_step_differs, refuse_mixed
 from actorflow.session.plan_release import PlanRelease
-from actorflow.session.planes import unshare
+from actorflow.session.planes import meet_groups, unshare
 from actorflow.session.shared_memory import refuse_shared, refuse_sparse
 from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow.variables.gradients import made_by_script, standing_before
@@ -182,7 +182,8 @@ class CompileClient:
         context = self._context
         plan = made.plan.for_rank(context.rank) if context.rank == 0 else made.plan
         context.cluster.connect(sorted({*plan.peers(context.rank), *stamp_peers(plan, context.rank)}))
-        plan = unshare(plan, context.rank, context.cluster.local_peers)
+        near = context.cluster.local_peers
+        plan = unshare(plan, context.rank, near, meet_groups(plan, context.rank, near, context.cluster.store))
         number = self._plans
         self._plans += 1
         for observer in context.observers:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
 
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Collective, Comm, Plan, Plane, Send
 from actorflow_scheduler.call_order import order_calls
 
-__all__ = ["RankLocation", "choose_planes", "share", "rank_locations", "unshare"]
+__all__ = ["RankLocation", "choose_planes", "meet_groups", "share", "rank_locations", "unshare"]
+
+NEVER = timedelta(days=1)  # the control plane notices ranks that do not come
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +28,18 @@ class RankLocation:
 def choose_planes(plan: Plan, spots: Sequence[RankLocation], hardware: Hardware = CPU_CORE) -> Plan:
     """A whole plan with a data plane for each communication, and the call order of planes that need one.
 
-    NCCL among GPUs, if each belongs to one rank; else shared memory between ranks of one machine; else Gloo, or inline
-    in the message for small tensors.  All but NCCL stage tensors of GPUs through host memory.
+    NCCL among GPUs, if each belongs to one rank; else shared memory among ranks of one machine; else Gloo, or inline
+    in the message for small tensors.  All but NCCL stage tensors of GPUs through host memory; collectives with any on a
+    GPU then use Gloo.
     """
 
     def plane(actor: Actor, comm: Comm) -> Plane:
         of = [spots[rank] for rank in comm.ranks]
         if all(spot.gpu and spot.nccl for spot in of) and len({spot.gpu for spot in of}) == len(of):
             return Plane.NCCL
-        near = isinstance(comm, Send) and bool(of[0].machine) and of[0].machine == of[1].machine
-        return Plane.SHARED if near else comm.plane
+        near = len(of) > 1 and bool(of[0].machine) and len({spot.machine for spot in of}) == 1
+        here = isinstance(comm, Send) or not any(spot.gpu for spot in of)
+        return Plane.SHARED if near and here else comm.plane
 
     return order_calls(_with_planes(plan, plane), Plane.NCCL, hardware)
 
@@ -46,14 +52,44 @@ def share(plan: Plan, machines: Sequence[str]) -> Plan:
     return choose_planes(plan, [RankLocation(machine) for machine in machines])
 
 
-def unshare(plan: Plan, rank: int, near: Collection[int]) -> Plan:
-    """Make a rank send to, and receive from, peers that are not ``near`` without shared memory."""
+def unshare(plan: Plan, rank: int, near: Collection[int], near_groups: Collection[tuple[int, ...]] = ()) -> Plan:
+    """Make a rank do without shared memory with peers that are not ``near`` and in groups that are not ``near_groups``.
+
+    Two ranks know of each other whether they are near.  The ranks of a group have to agree: see ``meet_groups``.
+    """
 
     def plane(actor: Actor, comm: Comm) -> Plane:
-        far = rank in comm.ranks and not set(comm.ranks) <= {rank, *near}
-        return Plane.GLOO if far and comm.plane == Plane.SHARED else comm.plane
+        if comm.plane != Plane.SHARED or rank not in comm.ranks:
+            return comm.plane
+        shares = comm.ranks in near_groups if isinstance(comm, Collective) else set(comm.ranks) <= {rank, *near}
+        return Plane.SHARED if shares else Plane.GLOO
 
     return _with_planes(plan, plane)
+
+
+def meet_groups(plan: Plan, rank: int, near: Collection[int], store: Callable[[], Any]) -> set[tuple[int, ...]]:
+    """The groups of a plan's collectives in shared memory in which this rank is, and whose ranks are all near others.
+
+    Each rank tells the others of its groups, by the run's ``store``, whether all of them are ``near`` it, and all of
+    them must call this; it blocks until they have.
+    """
+    groups = sorted({c.ranks for c in _collectives(plan) if c.plane == Plane.SHARED and rank in c.ranks})
+    if not groups:
+        return set()
+    met = store()
+    for group in groups:
+        met.set(_key(group, rank), str(int(set(group) <= {rank, *near})))
+    keys = {group: [_key(group, member) for member in group] for group in groups}
+    met.wait([key for of in keys.values() for key in of], NEVER)
+    return {group for group, of in keys.items() if all(met.get(key) == b"1" for key in of)}
+
+
+def _key(group: tuple[int, ...], rank: int) -> str:
+    return f"actorflow/near/{'.'.join(map(str, group))}/{rank}"
+
+
+def _collectives(plan: Plan) -> Iterator[Collective]:
+    return (actor.comm for actor in plan.actors if isinstance(actor.comm, Collective))
 
 
 def rank_locations(

@@ -41,14 +41,26 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Hands over shared memory for the slots of all registers of a plan that the sender fills on the receiver.
+    """Hands over shared memory that the sender fills: for registers of a plan, or for the collectives of a group.
 
-    It is sent before the first token of the plan, and only over a transport that can carry file descriptors.
+    The first is for the slots of all registers that the sender fills on the receiver, the second is the same for all
+    ranks of the group.  It is sent before the first message about what lies in it, and only over a transport that can
+    carry file descriptors.
     """
 
     plan: int
-    nbytes: int  # of the whole region; checked against the plan
+    nbytes: int  # of the whole region; checked against the plan, or against the memory's size
     descriptor: int  # file descriptor of the memory; the receiver of the message closes it
+    group: int = -1  # id of the first collective of the group; -1: it is for registers
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """The sender has done its part of a step of the collectives of a group, which its memory shows now."""
+
+    plan: int
+    group: int  # id of the first collective of the group
+    step: int  # number of the step since the plan was installed; every rank of the group counts the same steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +71,7 @@ class Stamp:
     history: int  # 64-bit digest of all that the sender's script has done in common with others, up to the call
 
 
-Message = Ready | Credit | Filled | Region | Stamp
+Message = Ready | Credit | Filled | Region | Contributed | Stamp
 
 
 class Transport(Protocol):

@@ -11,7 +11,6 @@ Tokens are read in place, so no tensor may refer to a token's memory once its sl
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,15 +55,16 @@ def region_bytes(registers: Sequence[Register]) -> int:
     return sum(register.slots * _slot_bytes(register) for register in registers)
 
 
-def make_region(nbytes: int, rank: int, home: int) -> int:
-    """Make a region of zeros and return its file descriptor.
+def make_region(nbytes: int, rank: int, *homes: int) -> int:
+    """Make a region of zeros, which this rank fills for the ranks ``homes``, and return its file descriptor.
 
     Raises ClusterError if the machine, or the memory limit of this process's control group, has too little memory left.
     """
     free = available_memory()
+    whom = f"rank {homes[0]}" if len(homes) == 1 else f"ranks {list(homes)}"
     if nbytes > free:
         raise ClusterError(
-            f"rank {rank} needs {nbytes / 1e6:,.1f} MB of shared memory for what it sends to rank {home}, and "
+            f"rank {rank} needs {nbytes / 1e6:,.1f} MB of shared memory for what it sends to {whom}, and "
             f"{free / 1e6:,.1f} MB are left on this machine, or below its limit. Use smaller micro-batches or fewer "
             "slots, or more machines."
         )
@@ -77,10 +77,22 @@ def make_region(nbytes: int, rank: int, home: int) -> int:
         if descriptor >= 0:
             os.close(descriptor)
         raise ClusterError(
-            f"rank {rank} could not make {nbytes / 1e6:,.1f} MB of shared memory for what it sends to rank {home}: "
+            f"rank {rank} could not make {nbytes / 1e6:,.1f} MB of shared memory for what it sends to {whom}: "
             f"{e}. Run with --no-local (ACTORFLOW_LOCAL=0) to do without."
         ) from e
     return descriptor
+
+
+def map_bytes(descriptor: int, nbytes: int) -> Tensor:
+    """Map a region as a flat uint8 tensor, which is unmapped when the last tensor that lies in it dies.
+
+    Raises ClusterError if the region does not have ``nbytes`` bytes, or is not sealed against resizing.
+    """
+    found = os.fstat(descriptor).st_size
+    if found != nbytes or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        raise ClusterError(f"shared memory of {found} bytes was found; the plan says {nbytes}, sealed")
+    # unlike mmap.mmap it keeps no descriptor, of which a process may have few, and plans have many regions
+    return torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=nbytes, dtype=torch.uint8)
 
 
 def map_region(descriptor: int, registers: Sequence[Register]) -> dict[int, SharedSlots]:
@@ -88,10 +100,7 @@ def map_region(descriptor: int, registers: Sequence[Register]) -> dict[int, Shar
 
     Raises ClusterError if the region does not have the size of the registers, or is not sealed against resizing.
     """
-    wanted, found = region_bytes(registers), os.fstat(descriptor).st_size
-    if found != wanted or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-        raise ClusterError(f"shared memory of {found} bytes was found; the plan says {wanted}, sealed")
-    flat = torch.frombuffer(mmap.mmap(descriptor, wanted), dtype=torch.uint8)
+    flat = map_bytes(descriptor, region_bytes(registers))
     slots_of: dict[int, SharedSlots] = {}
     start = 0
     for register in registers:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import struct
 from collections import deque
 
-from actorflow.transport.messages import Credit, Filled, Message, Ready, Region, Stamp
+from actorflow.transport.messages import Contributed, Credit, Filled, Message, Ready, Region, Stamp
 from actorflow_compiler.core.errors import ClusterError
 
 FRAME = struct.Struct("<HHIIIQQ")
 SIZE = FRAME.size
-CREDIT, FILLED, READY, INLINE, REGION, BYE, STAMP = range(1, 8)
+CREDIT, FILLED, READY, INLINE, REGION, BYE, STAMP, CONTRIBUTED = range(1, 9)
 BYE_FRAME = FRAME.pack(BYE, 0, 0, 0, 0, 0, 0)
 LARGEST = 1 << 32  # most bytes of a token inside a message; its size is checked against the plan later
 
@@ -31,9 +31,11 @@ def pack(message: Message) -> bytes:
     if type(message) is Filled:
         return FRAME.pack(FILLED, 0, message.plan, message.register, 0, message.sequence, 0)
     if type(message) is Region:
-        return FRAME.pack(REGION, 0, message.plan, 0, 0, 0, message.nbytes)
+        return FRAME.pack(REGION, 0, message.plan, message.group + 1, 0, 0, message.nbytes)
     if type(message) is Stamp:
         return FRAME.pack(STAMP, 0, 0, 0, 0, message.call, message.history)
+    if type(message) is Contributed:
+        return FRAME.pack(CONTRIBUTED, 0, message.plan, message.group, 0, message.step, 0)
     assert type(message) is Ready
     payload = message.payload
     head = (message.plan, message.register, 0, message.sequence, message.nbytes)
@@ -78,9 +80,11 @@ class Parser:
                 found.append(Ready(plan, register, sequence, nbytes, payload))
                 at += 8 * parts + sum(map(len, payload))
             elif kind == REGION and self.descriptors:
-                found.append(Region(plan, nbytes, self.descriptors.popleft()))
+                found.append(Region(plan, nbytes, self.descriptors.popleft(), register - 1))
             elif kind == STAMP:
                 found.append(Stamp(sequence, nbytes))
+            elif kind == CONTRIBUTED:
+                found.append(Contributed(plan, register, sequence))
             elif kind == BYE:
                 self.bye = True
             else:

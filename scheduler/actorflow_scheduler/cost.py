@@ -70,14 +70,16 @@ def waits(plan: Plan, actor: Actor) -> int:
     """How many message latencies a communication waits for, one after the other, before its queue is free.
 
     With Gloo, a rank sends data only on request: a send takes two messages (announcement and answer), and so does a
-    collective (requests and data).  A ring all-reduce does this 2 (n-1) times.  On other planes a send does not wait,
-    and a collective is a tree.
+    collective (requests and data).  A ring all-reduce does this 2 (n-1) times.  On other planes a send does not wait.
+    In a collective in shared memory every rank tells all others at once; with NCCL it is a tree.
     """
     comm = actor.comm
     assert comm is not None
     n = len(comm.ranks)
     if comm.plane != Plane.GLOO:
-        return 0 if isinstance(comm, Send) else max(1, math.ceil(math.log2(n)))
+        if isinstance(comm, Send):
+            return 0
+        return 1 if comm.plane == Plane.SHARED else max(1, math.ceil(math.log2(n)))
     if isinstance(comm, Send):
         return 2 if actor.operands else 0
     if comm.kind != CollectiveKind.ALL_REDUCE or comm.exchanges:

@@ -22,8 +22,6 @@ from actorflow.transport.shared import ALIGN, fill, make_region, map_region, own
 from actorflow_compiler.core.errors import ClusterError, PlanError
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import (
-    Collective,
-    CollectiveKind,
     OfInput,
     OfPiece,
     Plan,
@@ -125,15 +123,6 @@ def test_ranks_of_one_machine_share_and_those_that_could_not_connect_do_not() ->
     for rank in range(2):
         assert planes(unshare(both.for_rank(rank), rank, {1 - rank})) == ["shared", "shared"]
         assert planes(unshare(both.for_rank(rank), rank, ())) == ["gloo", "gloo"]
-
-
-def test_a_collective_through_shared_memory_is_no_legal_plan() -> None:
-    p = Program()
-    (a,) = p.actor("a", OfInput("x"), out=[spec(2)], kind="source", queue="source")
-    comm = Collective(CollectiveKind.ALL_REDUCE, 5, (0,), plane="shared")
-    p.actor("sum", a, out=[spec(2)], kind="boxing", queue="comm", comm=comm)
-    with pytest.raises(PlanError, match='plane "shared" was found for all_reduce'):
-        verify(p.plan())
 
 
 class Scribbler:

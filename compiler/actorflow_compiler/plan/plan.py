@@ -467,11 +467,12 @@ class Plan:
         return self.actor(register.producer).rank
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """The ranks that exchange register messages with ``rank``, ascending."""
+        """The ranks that exchange messages with ``rank``, about registers or shared memory, ascending."""
         found: set[int] = set()
         for actor in self.actors:
-            if isinstance(actor.comm, Send) and rank in actor.comm.ranks:
-                found.update(actor.comm.ranks)
+            comm = actor.comm
+            if comm is not None and rank in comm.ranks and (isinstance(comm, Send) or comm.plane == Plane.SHARED):
+                found.update(comm.ranks)
         return tuple(sorted(found - {rank}))
 
     def for_rank(self, rank: int) -> Plan:

@@ -12,10 +12,8 @@ from actorflow_compiler.plan.plan import (
     Actor,
     ActorKind,
     Body,
-    Collective,
     FromRegister,
     Plan,
-    Plane,
     Read,
     Register,
     Send,
@@ -87,8 +85,6 @@ def _verify_actor(plan: Plan, actor: Actor, fail: Fail) -> None:
         fail(where, f"unknown kind {actor.kind!r}; known: {', '.join(KINDS)}")
     if actor.rank >= plan.world:
         fail(where, f"rank {actor.rank} was found, the world has {plan.world}")
-    if isinstance(actor.comm, Collective) and actor.comm.plane == Plane.SHARED:
-        fail(where, f'plane "shared" was found for {actor.comm.kind}; it carries only what is sent to one rank')
     if plan.ranks and actor.rank not in plan.ranks:
         return
     reads = {r.id for r in plan.inputs_of[actor.id]}

@@ -1,0 +1,298 @@
+"""What the ranks of one machine put into shared memory for a collective, and where each finds what it needs there.
+
+All that one rank puts in for another is a stream of bytes: the boxes of its tensors one after the other, in a run for
+each dtype.  Ranks that get the same boxes read the same stream.  Rank and reader compute the same stream from the boxes
+that the plan tells each of them, so nothing but where it begins has to be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actorflow.transport.redistribution import cut, dtype_of
+from actorflow_compiler.core.sbp import numel
+from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
+
+__all__ = ["ALIGN", "Assembly", "Contribution", "FlatSums", "Part", "Run", "Stream", "add_terms", "contribution", "put"]
+
+ALIGN = 64  # bytes; streams and runs begin at multiples of it
+BLOCK = 1 << 18  # bytes; sums of more than two terms are made in blocks of this size, which stay in a core's cache
+JOINED = 1 << 15  # bytes; tensors smaller than this on average are copied by one op instead of one each
+# torch adds no unsigned integers but uint8; those of two's complement have the same bits
+_ADDED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of a tensor within a run."""
+
+    tensor: int  # its number in the collective
+    box: Box
+    start: int  # number of its first element in the run
+    count: int  # elements
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The boxes of one dtype in a stream, end to end."""
+
+    dtype: torch.dtype
+    start: int  # byte of the stream
+    count: int  # elements
+    parts: tuple[Part, ...]
+
+    def within(self, first: int, last: int) -> Iterator[tuple[Part, int, int]]:
+        """The parts that have elements in a range of the run, each with that range (start, stop) of its elements."""
+        for part in self.parts:
+            start, stop = max(first, part.start), min(last, part.start + part.count)
+            if start < stop:
+                yield part, start - part.start, stop - part.start
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What one rank puts in for some others."""
+
+    runs: tuple[Run, ...]
+    nbytes: int  # a multiple of ``ALIGN``
+
+    @classmethod
+    def of(cls, boxes: Sequence[Sequence[Box]], dtypes: Sequence[torch.dtype]) -> Stream:
+        """The stream of some boxes of each tensor; boxes without elements are left out."""
+        runs: list[Run] = []
+        at = 0
+        for dtype in dict.fromkeys(dtypes):
+            parts: list[Part] = []
+            count = 0
+            for tensor, (of, own) in enumerate(zip(boxes, dtypes, strict=True)):
+                for box in of if own == dtype else ():
+                    if size := numel(box.size):
+                        parts.append(Part(tensor, box, count, size))
+                        count += size
+            if parts:
+                runs.append(Run(dtype, at, count, tuple(parts)))
+                at += -(-count * dtype.itemsize // ALIGN) * ALIGN
+        return cls(tuple(runs), at)
+
+    def between(self, low: int, high: int) -> Iterator[tuple[Run, int, int]]:
+        """The runs that have bytes in a range of the stream, with that range (first, last) of their elements."""
+        for run in self.runs:
+            size = run.dtype.itemsize
+            first = max(0, low - run.start) // size
+            last = min(run.count, (high - run.start) // size)
+            if first < last:
+                yield run, first, last
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One rank's side of a collective: the streams that it puts in, one after the other, and those that it reads.
+
+    ``sums``: every member puts in a term for all of each output, and the terms are added.  ``whole``: besides, the
+    outputs are equal on all members, so that each may add up a share of them for all.
+    """
+
+    comm: Collective
+    me: int  # position in the group
+    specs: tuple[TensorSpec, ...]  # of the outputs
+    exchanges: tuple[Exchange, ...]
+    leaving: tuple[Stream, ...]
+    stream_for: tuple[int, ...]  # for each member, the number of its stream in ``leaving``; -1: it gets none
+    coming: tuple[Stream, ...]  # from each member
+    sums: bool
+    whole: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all streams that the rank puts in."""
+        return sum(stream.nbytes for stream in self.leaving)
+
+    @property
+    def reads_own(self) -> bool:
+        """Whether it reads its own terms where it has put them; else it reads them where they were."""
+        return any(len(run.parts) > 1 for run in self.coming[self.me].runs)
+
+
+def contribution(comm: Collective, rank: int, specs: Sequence[TensorSpec]) -> Contribution:
+    """One rank's side of a collective; ``specs`` are those of its outputs."""
+    me, size = comm.ranks.index(rank), len(comm.ranks)
+    exchanges = comm.exchanges
+    reduces = comm.kind == CollectiveKind.ALL_REDUCE
+    if reduces:
+        boxes = [((_all(spec),),) * size for spec in specs]
+        exchanges = tuple(Exchange(of, of, add=True) for of in boxes)
+    dtypes = [dtype_of(spec.dtype) for spec in specs]
+    adds = any(exchange.add for exchange in exchanges)
+    leaving: dict[tuple[tuple[Box, ...], ...], int] = {}
+    stream_for = []
+    for member in range(size):
+        wanted = tuple(exchange.send[member] for exchange in exchanges)
+        # what a rank keeps for itself counts where terms are added: then the streams of all members have equal sizes
+        stream_for.append(leaving.setdefault(wanted, len(leaving)) if member != me or adds else -1)
+    whole = all(
+        exchange.add and all([box for box in of if numel(box.size)] == _boxes(spec) for of in exchange.receive)
+        for exchange, spec in zip(exchanges, specs, strict=True)
+    )
+    return Contribution(
+        comm,
+        me,
+        tuple(specs),
+        exchanges,
+        tuple(Stream.of(boxes, dtypes) for boxes in leaving),
+        tuple(stream_for),
+        tuple(Stream.of([exchange.receive[m] for exchange in exchanges], dtypes) for m in range(size)),
+        sums=whole,
+        whole=whole and reduces,
+    )
+
+
+def _all(spec: TensorSpec) -> Box:
+    return Box((0,) * len(spec.shape), spec.shape)
+
+
+def _boxes(spec: TensorSpec) -> list[Box]:
+    return [_all(spec)] if numel(spec.shape) else []
+
+
+def put(
+    place: Tensor, run: Run, first: int, last: int, tensors: Sequence[Tensor], flats: dict[tuple[int, Box], Tensor]
+) -> None:
+    """Copy elements ``first`` to ``last`` of a run of ``tensors`` to ``place``, a flat tensor of as many elements.
+
+    ``flats`` keeps the flat copies of boxes that are copied in several ranges.
+    """
+    if (first, last) == (0, run.count):
+        views = [cut(tensors[part.tensor], (part.box,))[0] for part in run.parts]
+        small = (last - first) * run.dtype.itemsize < JOINED * len(views)
+        if len(views) > 1 and small and all(view.is_contiguous() for view in views):
+            torch.cat([view.view(-1) for view in views], out=place)
+            return
+        for part, view in zip(run.parts, views, strict=True):
+            place[part.start : part.start + part.count].view(part.box.size).copy_(view)
+        return
+    at = 0
+    for part, start, stop in run.within(first, last):
+        flat = flats.get((part.tensor, part.box))
+        if flat is None:
+            flat = flats[part.tensor, part.box] = cut(tensors[part.tensor], (part.box,))[0].reshape(-1)
+        place[at : at + stop - start].copy_(flat[start:stop])
+        at += stop - start
+
+
+def add_terms(place: Tensor, terms: Sequence[Tensor]) -> None:
+    """Write the sum of flat ``terms``, at least one, to ``place``, added in their order.
+
+    The result depends on the terms alone, bit by bit: not on how they are cut, and not on who adds them.
+    """
+    as_other = _ADDED_AS.get(place.dtype)
+    if as_other is not None:
+        place, terms = place.view(as_other), [term.view(as_other) for term in terms]
+    if len(terms) == 1:
+        place.copy_(terms[0])
+        return
+    step = place.numel() if len(terms) == 2 else max(1, BLOCK // place.dtype.itemsize)
+    for start in range(0, place.numel(), step):
+        block = place[start : start + step]
+        torch.add(terms[0][start : start + step], terms[1][start : start + step], out=block)
+        for term in terms[2:]:
+            block.add_(term[start : start + step])
+
+
+class Assembly:
+    """The outputs of one collective whose boxes are placed or added one by one.
+
+    Boxes from all members, ``contribution.coming``, may come in ranges.  ``adds`` tells for each exchange.
+    """
+
+    def __init__(self, side: Contribution, tensors: Sequence[Tensor], ranges: bool) -> None:
+        self._side = side
+        self._fresh: list[bool] = []  # by output: the first member's boxes are copied, as they cover all of it
+        self.outputs: list[Tensor] = []
+        self._waiting: dict[tuple[int, int, Box], Tensor] = {}  # (member, output, box) → what has come of it
+        for exchange, spec in zip(side.exchanges, side.specs, strict=True):
+            whole = numel(spec.shape)
+            sizes = [sum(numel(box.size) for box in boxes) for boxes in exchange.receive]
+            covered = (sizes[0] == whole and not ranges) if exchange.add else sum(sizes) == whole
+            make = torch.empty if covered else torch.zeros
+            self.outputs.append(make(spec.shape, dtype=dtype_of(spec.dtype), device="cpu"))
+            self._fresh.append(exchange.add and covered)
+        self._tensors = tensors
+
+    def take_own(self) -> None:
+        """Place or add what this rank keeps for itself."""
+        me = self._side.me
+        for i, (exchange, tensor) in enumerate(zip(self._side.exchanges, self._tensors, strict=True)):
+            for box, piece in zip(exchange.receive[me], cut(tensor, exchange.send[me]), strict=True):
+                self._place(me, i, box, piece)
+
+    def take(self, member: int, run: Run, first: int, last: int, flat: Tensor) -> None:
+        """Place or add elements ``first`` to ``last`` of a run that came from a member, which are in ``flat``."""
+        at = 0
+        for part, start, stop in run.within(first, last):
+            piece = flat[at : at + stop - start]
+            at += stop - start
+            if stop - start == part.count:
+                self._place(member, part.tensor, part.box, piece.view(part.box.size))
+                continue
+            target = cut(self.outputs[part.tensor], (part.box,))[0]
+            if target.is_contiguous():
+                self._join(self._side.exchanges[part.tensor].add, target.view(-1)[start:stop], piece)
+                continue
+            key = (member, part.tensor, part.box)
+            waiting = self._waiting.get(key)
+            if waiting is None:
+                waiting = self._waiting[key] = torch.empty(part.count, dtype=run.dtype)
+            waiting[start:stop].copy_(piece)
+            if stop == part.count:
+                self._place(member, part.tensor, part.box, self._waiting.pop(key).view(part.box.size))
+
+    def _place(self, member: int, output: int, box: Box, piece: Tensor) -> None:
+        target = cut(self.outputs[output], (box,))[0]
+        adds = self._side.exchanges[output].add and not (self._fresh[output] and member == 0)
+        self._join(adds, target, piece.view(target.shape))
+
+    def _join(self, adds: bool, target: Tensor, piece: Tensor) -> None:
+        if not adds:
+            target.copy_(piece)
+        elif (as_other := _ADDED_AS.get(target.dtype)) is not None:
+            target.view(as_other).add_(piece.view(as_other))
+        else:
+            target.add_(piece)
+
+
+class FlatSums:
+    """The outputs of one collective that adds terms: views of one flat tensor for each dtype."""
+
+    def __init__(self, side: Contribution, tensors: Sequence[Tensor]) -> None:
+        self.stream = side.coming[side.me]
+        self.flats: Mapping[int, Tensor] = {  # by where a run begins
+            run.start: torch.empty(run.count, dtype=run.dtype) for run in self.stream.runs
+        }
+        self._side = side
+        self._own: dict[int, Tensor] = {}  # this rank's terms where they lie, if they are not read where it put them
+        if not side.reads_own:
+            for run in self.stream.runs:
+                (part,) = run.parts
+                (box,) = (box for box in side.exchanges[part.tensor].send[side.me] if numel(box.size))
+                self._own[run.start] = cut(tensors[part.tensor], (box,))[0].reshape(-1)
+
+    def own(self, run: Run) -> Tensor | None:
+        """This rank's own terms of a run; None if they are read where it has put them."""
+        return self._own.get(run.start)
+
+    def outputs(self) -> list[Tensor]:
+        """The sums in the shapes of the outputs."""
+        specs = self._side.specs
+        found = {
+            part.tensor: self.flats[run.start][part.start : part.start + part.count].view(specs[part.tensor].shape)
+            for run in self.stream.runs
+            for part in run.parts
+        }
+        return [
+            found[i] if i in found else torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
+            for i, spec in enumerate(specs)
+        ]

@@ -1,0 +1,348 @@
+"""Collectives of ranks of one machine through shared memory: each rank fills its slots, and all read them in place.
+
+Each rank of a group has a region (see ``shared.py``) for the collectives of a plan, which all others map.  A collective
+goes in steps.  In a step every rank copies what it has for the others to a slot of its region, or a range of that where
+the slot is too short for all, and announces it.  When all have announced the step, each reads the slots of the others.
+Terms are added in the order of the group, so results do not depend on who came first, and are equal on all ranks.
+
+In an all-reduce every rank adds up all terms by itself, which takes a single step.  Where that would be more work than
+a second step, each adds up its share of the elements instead, writes the sums over its own terms in its slot, and
+announces this; in a step in which nobody fills a slot, all read the shares.
+
+Nobody has to say that a slot is free again.  A rank announces step k only after it has read step k - 1, so all have
+announced that, and have read k - 2: with two slots, what was in the one that is filled has been read by all.  Where
+collectives go in ranges, a rank fills a slot one step ahead of the one that it reads, so that ranks do not wait for
+each other in turns.  Then it has read step k - 2 and others k - 4, and there are four slots.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actorflow.transport.contributions import ALIGN, Assembly, Contribution, FlatSums, Run, Stream, add_terms, put
+from actorflow.transport.redistribution import check
+from actorflow.transport.shared import make_region, map_bytes
+from actorflow_compiler.core.errors import ClusterError, PlanError
+from actorflow_compiler.plan.plan import Box
+
+__all__ = ["GroupMemory", "SharedCollective"]
+
+LONGEST = 1 << 23  # bytes of a slot at most: what is longer goes in ranges
+SHARED_OUT = 1 << 17  # bytes from which ranks add up shares of an all-reduce, if they are more than two
+_ENTRY = 4  # numbers that a rank tells each other one about each collective: see ``_Told``
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a rank tells another about its part in a collective."""
+
+    offset: int  # byte of the slot at which the stream for the other begins
+    stride: int  # bytes of that stream that are in the slot in one step
+    steps: int  # that it needs to put in all it has; all ranks take as many as the one that needs most
+    nbytes: int  # of the whole stream for the other
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of a collective."""
+
+    number: int  # of the range of the streams
+    fills: bool  # the ranks put in a range of their streams; else they only tell that their shares are added up
+    after: int  # the number of steps that must have been read before
+
+
+class GroupMemory:
+    """The memory that one rank fills, and that of the others, for the collectives of a plan in one group.
+
+    ``sides`` are all of these collectives, in an order that is the same on all ranks of the group.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], rank: int, sides: Sequence[Contribution]) -> None:
+        self.ranks, self.me = ranks, ranks.index(rank)
+        self.sides = tuple(sides)
+        longest = max((side.nbytes for side in sides), default=0)
+        self._slot = min(LONGEST, longest)
+        self._count = 2 if longest <= LONGEST else 4  # of slots of this rank
+        self._slots: list[list[Tensor]] = [[] for _ in ranks]  # by member
+        self._tables: list[Tensor | None] = [None for _ in ranks]  # by member: [reader, collective, entry]
+        self._head = -(-(1 + len(ranks) * len(sides) * _ENTRY) * 8 // ALIGN) * ALIGN
+
+    @property
+    def nbytes(self) -> int:
+        """The size of this rank's region."""
+        return self._head + self._count * self._slot
+
+    @property
+    def complete(self) -> bool:
+        """Whether the memory of all ranks is here."""
+        return all(table is not None for table in self._tables)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether slots are filled one step ahead of the one that is read; all memory is here."""
+        return self._used > 2
+
+    @property
+    def _used(self) -> int:
+        """How many slots of each rank are used: as many as all of them have."""
+        return min(map(len, self._slots))
+
+    def make(self) -> list[tuple[int, int]]:
+        """Make this rank's region; returns pairs of another rank and a file descriptor for it, which it must close.
+
+        Raises ClusterError if there is too little memory.
+        """
+        others = [rank for m, rank in enumerate(self.ranks) if m != self.me]
+        descriptor = make_region(self.nbytes, self.ranks[self.me], *others)
+        try:
+            table = self._map(self.me, descriptor, self.nbytes, self._count)
+            for at, side in enumerate(self.sides):
+                for member in range(len(self.ranks)):
+                    told = _told(side, member, self._slot)
+                    table[member, at] = torch.tensor([told.offset, told.stride, told.steps, told.nbytes])
+            return [(rank, os.dup(descriptor)) for rank in others]
+        finally:
+            os.close(descriptor)
+
+    def take(self, rank: int, descriptor: int, nbytes: int) -> None:
+        """Map the region of another rank.  Raises ClusterError if it is none for these collectives."""
+        if rank not in self.ranks or nbytes < self._head:
+            raise ClusterError(f"shared memory of {nbytes} bytes was found for the group of ranks {list(self.ranks)}")
+        self._map(self.ranks.index(rank), descriptor, nbytes)
+
+    def place(self, number: int) -> int:
+        """The slot of each rank that is filled as number ``number``; all memory is here."""
+        return number % self._used
+
+    def slot(self, member: int, place: int) -> Tensor:
+        """A member's slot, as flat bytes."""
+        return self._slots[member][place]
+
+    def told(self, member: int, collective: int) -> _Told:
+        """What a member has told this rank about a collective, by its position in ``sides``."""
+        table = self._tables[member]
+        assert table is not None
+        return _Told(*map(int, table[self.me, collective]))
+
+    def _map(self, member: int, descriptor: int, nbytes: int, slots: int = 0) -> Tensor:
+        """Map a member's region, which says how many slots it has, or is made to say so; returns its table."""
+        flat = map_bytes(descriptor, nbytes)
+        numbers = flat[: self._head].view(torch.int64)
+        if slots:
+            numbers[0] = slots
+        count = int(numbers[0])
+        if count not in (2, 4):
+            raise ClusterError(f"shared memory with {count} slots was found for the group of ranks {list(self.ranks)}")
+        size = (nbytes - self._head) // count
+        self._slots[member] = [flat[self._head + n * size : self._head + (n + 1) * size] for n in range(count)]
+        shape = (len(self.ranks), len(self.sides), _ENTRY)
+        table = self._tables[member] = numbers[1 : 1 + len(self.ranks) * len(self.sides) * _ENTRY].view(shape)
+        return table
+
+
+def _areas(side: Contribution, slot: int) -> tuple[list[int], int]:
+    """Where the streams of a rank begin in its slots, and how many bytes of each are there in one step; 0: all."""
+    if side.nbytes > slot:  # all streams go on in each step, so that their readers have equal work
+        stride = slot // len(side.leaving) // ALIGN * ALIGN
+        return [n * stride for n in range(len(side.leaving))], stride
+    starts, at = [], 0
+    for stream in side.leaving:
+        starts.append(at)
+        at += stream.nbytes
+    return starts, 0
+
+
+def _told(side: Contribution, member: int, slot: int) -> _Told:
+    starts, stride = _areas(side, slot)
+    longest = max((stream.nbytes for stream in side.leaving), default=0)
+    number = side.stream_for[member]
+    steps = -(-longest // stride) if stride else int(longest > 0)
+    offset, nbytes = (starts[number], side.leaving[number].nbytes) if number >= 0 else (0, 0)
+    return _Told(offset, stride or longest, steps, nbytes)
+
+
+class SharedCollective:
+    """A collective of a plan, which is carried out again and again, one step after the other.
+
+    ``begin`` starts it, ``fill`` and ``read`` do the parts of a step, and ``end`` gives the outputs.  The caller says
+    when: it fills no slot that others still read, and reads when all have announced the step.
+    """
+
+    def __init__(self, memory: GroupMemory, at: int) -> None:
+        self.side = memory.sides[at]
+        self._memory, self._at = memory, at
+        self.steps: tuple[_Step, ...] = ()
+        self._told: list[_Told] = []  # by member
+        self._ranges = 0  # into which the longest stream is cut
+        self._flat = self._shares = False
+        self._put_in: Sequence[int] = ()  # numbers of the streams that anybody reads in this rank's slots
+        self._starts, self._stride = _areas(self.side, memory._slot)
+        self._sums: FlatSums | None = None
+        self._boxes: Assembly | None = None
+        self._tensors: Sequence[Tensor] = ()
+        self._flats: dict[tuple[int, Box], Tensor] = {}
+        self._filled = 0  # number of this collective's first slot
+        self._views: dict[tuple[int, int, int, int, int], Tensor] = {}  # of slots, for collectives of one range
+
+    def begin(self, tensors: Sequence[Tensor], filled: int) -> None:
+        """Start to carry it out; all memory is here, and ``filled`` slots have been filled before, on each rank.
+
+        Raises PlanError unless the tensors fit the plan.
+        """
+        side = self.side
+        check(side.comm, tensors, side.specs)
+        if not self._told:
+            self._plan_steps()
+        self._tensors, self._filled, self._flats = tensors, filled, {}
+        if self._flat:
+            self._sums = FlatSums(side, tensors)
+        else:
+            self._boxes = Assembly(side, tensors, ranges=self._ranges > 1)
+            if self._ranges != 1:  # else in the order of the group
+                self._boxes.take_own()
+
+    def fill(self, step: int) -> None:
+        """Do this rank's part of a step, which the caller then announces."""
+        here = self.steps[step]
+        if not here.fills:
+            return
+        memory, side = self._memory, self.side
+        for number in self._put_in:
+            stream = side.leaving[number]
+            low, high = self._range(here.number, stream, self._stride or stream.nbytes)
+            for run, first, last in stream.between(low, high):
+                offset = self._starts[number] - low
+                place = self._view(memory.me, here.number, run, first, last, offset)
+                put(place, run, first, last, self._tensors, self._flats)
+
+    def read(self, step: int) -> None:
+        """Read what all have put in, or the shares that others have added up."""
+        here = self.steps[step]
+        if self._sums is None:
+            self._read_boxes(here.number)
+        elif not self._shares:
+            self._add(here.number, None)
+        elif here.fills:
+            self._add(here.number, self._memory.me)
+        else:
+            self._read_shares(here.number)
+
+    def end(self) -> list[Tensor]:
+        """The outputs, after the last step."""
+        outputs = self._boxes.outputs if self._boxes is not None else self._sums.outputs()  # type: ignore[union-attr]
+        self._boxes = self._sums = None
+        self._tensors, self._flats = (), {}
+        return outputs
+
+    @property
+    def filling(self) -> int:
+        """The number of steps in which slots are filled."""
+        return self._ranges
+
+    # ---- how it goes, which is known when the memory of all ranks is here
+
+    def _plan_steps(self) -> None:
+        memory, side = self._memory, self.side
+        self._told = [memory.told(member, self._at) for member in range(len(memory.ranks))]
+        for member, (told, stream) in enumerate(zip(self._told, side.coming, strict=True)):
+            if member != side.me and told.nbytes != stream.nbytes:
+                raise PlanError(
+                    f"{side.comm.label} {side.comm.id}: rank {memory.ranks[member]} puts in {told.nbytes} bytes for "
+                    f"rank {memory.ranks[side.me]}; the plan says {stream.nbytes}"
+                )
+        self._ranges = max(told.steps for told in self._told)
+        # all see the same streams of an all-reduce; those of a reduce-scatter may be in slots of several sizes
+        self._flat = side.sums and len({told.stride for told in self._told}) == 1
+        read = {number for member, number in enumerate(side.stream_for) if member != side.me}
+        if self._flat and side.reads_own:
+            read.add(side.stream_for[side.me])
+        self._put_in = sorted(read - {-1})
+        self._shares = side.whole and len(memory.ranks) > 2 and side.nbytes >= SHARED_OUT
+        steps: list[_Step] = []
+        if not self._shares:
+            self.steps = tuple(_Step(n, True, 0) for n in range(self._ranges))
+            return
+        read_at: dict[int, int] = {}  # by range: the number of its step
+        for n in range(self._ranges + 1):  # the shares of a range follow the next range, which is on its way meanwhile
+            if n < self._ranges:
+                read_at[n] = len(steps)
+                steps.append(_Step(n, True, 0))
+            if n:
+                steps.append(_Step(n - 1, False, read_at[n - 1] + 1))
+        self.steps = tuple(steps)
+
+    # ---- parts of slots
+
+    def _range(self, number: int, stream: Stream, stride: int) -> tuple[int, int]:
+        return min(number * stride, stream.nbytes), min((number + 1) * stride, stream.nbytes)
+
+    def _view(self, member: int, number: int, run: Run, first: int, last: int, offset: int) -> Tensor:
+        """Elements of a run in the slot of a member; the stream's byte 0 would lie at byte ``offset`` of the slot."""
+        slot = self._memory.place(self._filled + number)
+        key = (member, slot, number, offset + run.start, first)
+        found = self._views.get(key)
+        if found is None or found.numel() != last - first:
+            size = run.dtype.itemsize
+            start = offset + run.start + first * size
+            flat = self._memory.slot(member, slot)[start : start + (last - first) * size]
+            found = flat.view(run.dtype)
+            if self._ranges == 1:
+                self._views[key] = found
+        return found
+
+    def _coming(self, member: int, number: int, run: Run, first: int, last: int) -> Tensor:
+        """Elements of a run that a member has put in for this rank."""
+        told = self._told[member]
+        return self._view(member, number, run, first, last, told.offset - number * told.stride)
+
+    # ---- reading
+
+    def _add(self, number: int, share: int | None) -> None:
+        """Add up a range of the terms, or a member's ``share`` of it, which is then put over this rank's terms."""
+        sums, me = self._sums, self.side.me
+        assert sums is not None
+        low, high = self._range(number, sums.stream, self._told[me].stride)
+        if share is not None:
+            low, high = _share(low, high, share, len(self._memory.ranks))
+        for run, first, last in sums.stream.between(low, high):
+            own = sums.own(run)
+            terms = [
+                own[first:last] if m == me and own is not None else self._coming(m, number, run, first, last)
+                for m in range(len(self._memory.ranks))
+            ]
+            place = sums.flats[run.start][first:last]
+            add_terms(place, terms)
+            if share is not None:
+                self._coming(me, number, run, first, last).copy_(place)
+
+    def _read_shares(self, number: int) -> None:
+        sums, me = self._sums, self.side.me
+        assert sums is not None
+        low, high = self._range(number, sums.stream, self._told[me].stride)
+        for member in range(len(self._memory.ranks)):
+            if member != me:
+                for run, first, last in sums.stream.between(*_share(low, high, member, len(self._memory.ranks))):
+                    sums.flats[run.start][first:last].copy_(self._coming(member, number, run, first, last))
+
+    def _read_boxes(self, number: int) -> None:
+        boxes, me = self._boxes, self.side.me
+        assert boxes is not None
+        for member, stream in enumerate(self.side.coming):
+            if member == me:
+                if self._ranges == 1:
+                    boxes.take_own()
+                continue
+            low, high = self._range(number, stream, self._told[member].stride)
+            for run, first, last in stream.between(low, high):
+                boxes.take(member, run, first, last, self._coming(member, number, run, first, last))
+
+
+def _share(low: int, high: int, member: int, members: int) -> tuple[int, int]:
+    """A member's share of a range of bytes; it begins at a multiple of ``ALIGN``, as ``low`` does."""
+    size = -(-(high - low) // members // ALIGN) * ALIGN
+    return min(low + member * size, high), min(low + (member + 1) * size, high)

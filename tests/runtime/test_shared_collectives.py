@@ -1,0 +1,316 @@
+"""Collectives in shared memory give what their boxes say, bit-equal on all ranks, in whatever order ranks come."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from actorflow.runtime.group_progress import GroupProgress
+from actorflow.session.planes import share, unshare
+from actorflow.testing.local_cluster import LocalCluster
+from actorflow.transport import group_memory, shared
+from actorflow.transport.contributions import add_terms, contribution
+from actorflow.transport.group_memory import GroupMemory
+from actorflow_compiler.core.errors import ClusterError, PlanError
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.core.sbp import share as part_of
+from actorflow_compiler.plan.plan import (
+    Box,
+    Collective,
+    CollectiveKind,
+    Exchange,
+    OfInput,
+    OfPiece,
+    Plan,
+    TensorSpec,
+)
+from actorflow_compiler.plan.verify import verify
+from runtime.meetings import Meeting, Part
+from runtime.programs import V0, V1, Program, body, on, spec, step
+
+DTYPES = (
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.uint16, torch.uint32, torch.bool, torch.complex64,
+)  # fmt: skip
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), "")
+
+
+def numbers(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
+    """Small whole numbers, so that sums are exact in every dtype; half of them are not contiguous."""
+    made = torch.randint(0, 5, tuple(reversed(shape)), generator=torch.Generator().manual_seed(seed))
+    found = made.to(dtype).permute(*reversed(range(len(shape))))
+    return found if seed % 2 else found.contiguous()
+
+
+def total(terms: Sequence[Tensor]) -> Tensor:
+    """The sum by way of a dtype that torch can add."""
+    wide = torch.complex64 if terms[0].is_complex() else torch.float64
+    found = sum((t.to(wide) for t in terms[1:]), terms[0].to(wide))
+    return (found != 0) if terms[0].dtype == torch.bool else found.to(terms[0].dtype)
+
+
+def rows(whole: int, members: int, member: int, rest: tuple[int, ...]) -> tuple[Box, ...]:
+    """The rows that a member has of a tensor; none if it has none."""
+    low, high = part_of(whole, members, member)
+    return (Box((low, *(0 for _ in rest)), (high - low, *rest)),) if high > low else ()
+
+
+def columns(shape: tuple[int, int], members: int, member: int) -> tuple[Box, ...]:
+    """The columns that a member has of a matrix; none if it has none."""
+    low, high = part_of(shape[1], members, member)
+    return (Box((0, low), (shape[0], high - low)),) if high > low else ()
+
+
+def from_zero(boxes: tuple[Box, ...]) -> tuple[Box, ...]:
+    return tuple(Box((0,) * len(box.start), box.size) for box in boxes)
+
+
+Drawn = tuple[CollectiveKind, list[tuple[tuple[int, int], torch.dtype]]]  # a kind, and the tensors of all together
+
+
+def parts_of(
+    drawn: Drawn, id: int, ranks: tuple[int, ...], seed: int
+) -> tuple[dict[int, Part], dict[int, list[Tensor]]]:
+    """Each rank's part in a collective, and its outputs by plain torch."""
+    kind, tensors = drawn
+    n = len(ranks)
+    parts: dict[int, Part] = {}
+    wanted: dict[int, list[Tensor]] = {}
+    terms = [
+        [numbers(shape, dtype, seed + 10 * m + 100 * i) for m in range(n)] for i, (shape, dtype) in enumerate(tensors)
+    ]
+    for me, rank in enumerate(ranks):
+        exchanges, inputs, outputs = [], [], []
+        for (shape, _), of in zip(tensors, terms, strict=True):
+            row = [rows(shape[0], n, m, shape[1:]) for m in range(n)]
+            if kind == CollectiveKind.ALL_REDUCE:
+                inputs.append(of[me])
+                outputs.append(total(of))
+            elif kind == CollectiveKind.ALL_GATHER:
+                low, high = part_of(shape[0], n, me)
+                inputs.append(of[0][low:high])
+                outputs.append(of[0].contiguous())
+                exchanges.append(Exchange((from_zero(row[me]),) * n, tuple(row)))
+            elif kind == CollectiveKind.REDUCE_SCATTER:
+                low, high = part_of(shape[0], n, me)
+                inputs.append(of[me])
+                outputs.append(total(of)[low:high])
+                exchanges.append(Exchange(tuple(row), (from_zero(row[me]),) * n, add=True))
+            else:  # rows of a matrix become columns
+                low, high = part_of(shape[0], n, me)
+                inputs.append(of[0][low:high])
+                first, last = part_of(shape[1], n, me)
+                outputs.append(of[0][:, first:last].contiguous())
+                send = tuple(columns((high - low, shape[1]), n, m) if high > low else () for m in range(n))
+                receive = tuple(
+                    (Box((row[m][0].start[0], 0), (row[m][0].size[0], last - first)),)
+                    if row[m] and last > first
+                    else ()
+                    for m in range(n)
+                )
+                exchanges.append(Exchange(send, receive))
+        comm = Collective(kind, id, ranks, tuple(exchanges), plane="shared")
+        parts[rank] = comm, inputs, [TensorSpec(tuple(o.shape), spec_of(o).dtype, "") for o in outputs]
+        wanted[rank] = outputs
+    return parts, wanted
+
+
+shapes = st.tuples(st.integers(0, 9), st.integers(1, 40))
+collectives = st.tuples(
+    st.sampled_from(list(CollectiveKind)),
+    st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_size=5),
+)
+
+
+@settings(max_examples=150)
+@given(
+    ranks=st.sampled_from([(0, 1), (1, 0), (2, 0, 1), (0, 1, 2, 3), (3, 5, 4, 9)]),
+    drawn=st.lists(collectives, min_size=1, max_size=7),
+    longest=st.sampled_from([256, 512, 2048, 1 << 23]),
+    shared_out=st.sampled_from([1, 300, 1 << 17]),
+    seed=st.integers(0, 1000),
+)
+def test_any_collectives_in_any_order_of_events_give_what_torch_gives(
+    ranks: tuple[int, ...], drawn: list[Drawn], longest: int, shared_out: int, seed: int
+) -> None:
+    made = [parts_of(one, id, ranks, seed + id) for id, one in enumerate(drawn)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_memory, "LONGEST", longest)
+        patch.setattr(group_memory, "SHARED_OUT", shared_out)
+        meeting = Meeting({r: [parts[r] for parts, _ in made] for r in ranks}, random.Random(seed))
+        before = {r: [[t.clone() for t in parts[r][1]] for parts, _ in made] for r in ranks}
+        found = meeting.run()
+    for r in ranks:
+        assert len(found[r]) == len(drawn), f"rank {r} has done {len(found[r])} of {len(drawn)}"
+        for at, (parts, wanted) in enumerate(made):
+            for output, right in zip(found[r][at], wanted[r], strict=True):
+                assert (output.dtype, output.shape) == (right.dtype, right.shape)
+                assert torch.equal(output, right), (drawn[at], r)
+            assert all(torch.equal(a, b) for a, b in zip(before[r][at], parts[r][1], strict=True)), "an input changed"
+
+
+@pytest.mark.parametrize("shared_out", [1, 1 << 30], ids=["in shares", "each all"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+def test_sums_that_are_rounded_are_equal_bit_by_bit_on_all_ranks_and_in_all_orders(
+    dtype: torch.dtype, shared_out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = (1, 3, 0, 2)
+    terms = [torch.randn(1013, generator=torch.Generator().manual_seed(m)).to(dtype) for m in range(4)]
+    expected = terms[0] + terms[1] + terms[2] + terms[3]
+    comm = Collective(CollectiveKind.ALL_REDUCE, 0, ranks, plane="shared")
+    monkeypatch.setattr(group_memory, "SHARED_OUT", shared_out)
+    for seed, longest in enumerate([1 << 23, 1 << 10, 192]):
+        monkeypatch.setattr(group_memory, "LONGEST", longest)
+        parts = {r: [(comm, [terms[m]], [spec_of(terms[m])])] for m, r in enumerate(ranks)}
+        for ((output,),) in Meeting(parts, random.Random(seed)).run().values():
+            assert torch.equal(output, expected)
+
+
+def test_terms_are_added_in_blocks_as_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = [torch.randn(1000, generator=torch.Generator().manual_seed(m)) for m in range(3)]
+    monkeypatch.setattr("actorflow.transport.contributions.BLOCK", 256)
+    place = torch.empty(1000)
+    add_terms(place, terms)
+    assert torch.equal(place, terms[0] + terms[1] + terms[2])
+
+
+def test_who_waits_says_for_whom_and_nothing_ends_without_all() -> None:
+    comm = Collective(CollectiveKind.ALL_REDUCE, 4, (0, 1, 2), plane="shared")
+    parts = {r: [(comm, [torch.ones(3)], [spec_of(torch.ones(3))])] for r in range(3)}
+    meeting = Meeting(parts, random.Random(1))
+    assert meeting.run(stopped=2) == {0: [], 1: [], 2: []}
+    assert [meeting.progress[r].waits_for() for r in range(3)] == [(2,), (2,), ()]
+    assert next(out for ((out,),) in meeting.run().values()).tolist() == [3.0] * 3
+    assert [meeting.progress[r].waits_for() for r in range(3)] == [(), (), ()]
+
+
+def test_a_step_that_is_not_the_next_one_is_an_error() -> None:
+    comm = Collective(CollectiveKind.ALL_REDUCE, 4, (0, 1), plane="shared")
+    progress = GroupProgress({0: contribution(comm, 0, [spec(3)])}, 0)
+    progress.hear(1, 0)
+    with pytest.raises(PlanError, match=r"rank 1 announces step 0 .* ranks \[0, 1\]; step 1 was expected"):
+        progress.hear(1, 0)
+    with pytest.raises(PlanError, match="rank 7 announces step 0"):
+        progress.hear(7, 0)
+
+
+def test_ranks_whose_plans_differ_are_told_so() -> None:
+    comm = Collective(CollectiveKind.ALL_REDUCE, 4, (0, 1), plane="shared")
+    parts = {r: [(comm, [torch.ones(9 + 20 * r)], [spec(9 + 20 * r)])] for r in range(2)}
+    with pytest.raises(PlanError, match=r"all_reduce 4: rank \d puts in \d+ bytes for rank \d; the plan says \d+"):
+        Meeting(parts, random.Random(1)).run()
+
+
+def test_memory_that_is_no_groups_is_refused() -> None:
+    comm = Collective(CollectiveKind.ALL_REDUCE, 4, (0, 1), plane="shared")
+    memory = GroupMemory((0, 1), 0, [contribution(comm, 0, [spec(3)])])
+    descriptor = shared.make_region(memory.nbytes, 1, 0)
+    with pytest.raises(ClusterError, match="with 0 slots"):
+        memory.take(1, descriptor, memory.nbytes)
+    with pytest.raises(ClusterError, match="the plan says"):
+        memory.take(1, descriptor, memory.nbytes + 64)
+    os.close(descriptor)
+
+
+def mapped() -> int:
+    """How many pieces of shared memory this process maps."""
+    return sum("memfd:actorflow" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def opened() -> int:
+    """How many descriptors of shared memory this process holds."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += "memfd:actorflow" in os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+    return found
+
+
+TAKEN = body(2, step("actorflow.row", V0, V1, outs=[2]), outputs=[2])
+LIBRARY: Mapping[str, Callable[..., Tensor]] = {"row": lambda x, piece: x[piece]}
+
+
+def summing(pieces: int, size: int, ranks: int = 3) -> Plan:
+    """Rows of x, one for each micro-batch, are summed over all ranks, and then over pairs, and put side by side."""
+    p = Program(pieces)
+    groups = tuple(range(ranks)), (0, 1)
+    made = [Collective(CollectiveKind.ALL_REDUCE, id, group) for id, group in enumerate(groups)]
+    for rank in range(ranks):
+        (x,) = p.actor(
+            "x", OfInput("x"), OfPiece(), body=TAKEN, out=[spec(size)], kind="source", queue="source", rank=rank,
+            rate=pieces, slots=2,
+        )  # fmt: skip
+        for comm in made:
+            if rank in comm.ranks:
+                (x,) = p.actor(
+                    f"sum {comm.id}", x, out=[spec(size)], kind="boxing", queue="comm", rank=rank, rate=pieces,
+                    slots=pieces, comm=comm,
+                )  # fmt: skip
+        (kept,) = p.actor(
+            "keep", x, body=body(1, step("aten.mul.Tensor", V0, 2.0, outs=[1]), outputs=[1]),
+            out=[spec(size * pieces, combine="cat:0")], rank=rank, rate=pieces, fill=pieces,
+        )  # fmt: skip
+        p.result(kept, on(rank), (B,), (size * pieces,), rank=rank)
+    plan = p.plan()
+    return replace(plan, results=plan.results[:ranks])
+
+
+@pytest.mark.parametrize("size", [7, 300_000])
+def test_workers_sum_over_several_groups_micro_batches_and_calls(size: int) -> None:
+    plan = verify(share(summing(4, size), ["a"] * 3))
+    assert {a.comm.plane for a in plan.actors if a.comm is not None} == {"shared"}
+    x = torch.arange(4.0 * size).view(4, size) % 11
+    before = mapped(), opened()
+    with LocalCluster(plan, library=LIBRARY, trace=None) as cluster:
+        calls = [cluster.issue({"x": x + n}) for n in range(3)]
+        for n, call in enumerate(calls):
+            found = [call[rank].result(rank, 100) for rank in range(3)]
+            assert all(torch.equal(found[rank], (x + n).flatten() * (12 if rank < 2 else 6)) for rank in range(3))
+        one = mapped()
+        assert one > before[0]
+        for worker in cluster.workers:
+            worker.drop({0})
+        for worker in cluster.workers:
+            worker.install(1, plan.for_rank(worker.rank))
+        calls = [[worker.issue(1, {"x": x}) for worker in cluster.workers]]
+        assert all(call.result(rank, 100).shape == (4 * size,) for rank, call in enumerate(calls[0]))
+        assert mapped() == one, "the memory of a plan that was dropped is still there"
+    del cluster, worker, calls, call, found
+    gc.collect()
+    assert (mapped(), opened()) == before
+
+
+def test_too_little_memory_for_the_collectives_of_a_plan_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = share(summing(1, 1_000_000), ["a"] * 3)
+    monkeypatch.setattr(shared, "available_memory", lambda: 3_000_000)
+    with pytest.raises(ClusterError, match=r"rank 0 needs 8\.0 MB .* ranks \[1, 2\], and 3\.0 MB are left"):
+        LocalCluster(plan, library=LIBRARY)
+
+
+def test_ranks_that_cannot_all_share_memory_use_gloo_in_that_group() -> None:
+    plan = summing(1, 8)
+
+    def chosen(plan: Plan) -> set[tuple[tuple[int, ...], str]]:
+        return {(a.comm.ranks, str(a.comm.plane)) for a in plan.actors if isinstance(a.comm, Collective)}
+
+    both = share(replace(plan, actors=plan.actors), ["a", "a", "b"])
+    assert chosen(both) == {((0, 1, 2), "gloo"), ((0, 1), "shared")}
+    whole = share(plan, ["a"] * 3)
+    assert chosen(unshare(whole, 2, {0}, {(0, 1)})) == {((0, 1, 2), "gloo"), ((0, 1), "shared")}
+    assert whole.peers(2) == (0, 1)
+    assert plan.peers(2) == ()
