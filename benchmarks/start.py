@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +59,21 @@ def main(layers: int, ranks: tuple[int, ...], rounds: int, seconds: float) -> No
 
 def measure(layers: int, ranks: int, rounds: int, end: float) -> None:
     """Start both on so many ranks, round after round, and print a table."""
+    found = take_turns(layers, ranks, fitting(rounds, end))
+    print(f"\nA GPT of {layers} layers on {ranks} ranks, medians of {len(found[PEER])} rounds")
+    print(f"{'':18}{'to the first step':>24}{'to the end':>24}{'CPU':>24}")
+    for name, runs in found.items():
+        cells = []
+        for field in ("step", "end", "cpu"):
+            value, peer = (statistics.median(getattr(run, field) for run in some) for some in (runs, found[PEER]))
+            cells.append(f"{value:10.2f} s, ratio {value / peer:4.2f}")
+        print(f"{name:18}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
+
+
+def take_turns(layers: int, ranks: int, rounds: Iterable[int]) -> dict[str, list[Start]]:
+    """Start both on so many ranks, in each of the rounds; the runs of each."""
     found: dict[str, list[Start]] = {PEER: [], FIRST: [], SECOND: []}
-    for number in fitting(rounds, end):
+    for number in rounds:
         for name in turned([PEER, FIRST], number):
             if name == PEER:
                 found[PEER].append(start(torchrun(ranks), layers, {}))
@@ -69,14 +83,7 @@ def measure(layers: int, ranks: int, rounds: int, end: float) -> None:
                     found[again].append(start(ours(ranks), layers, {"ACTORFLOW_CACHE": plans}))
         losses = [runs[-1].loss for runs in found.values()]
         assert all(math.isclose(loss, losses[0], rel_tol=1e-5) for loss in losses), losses
-    print(f"\nA GPT of {layers} layers on {ranks} ranks, medians of {len(found[PEER])} rounds")
-    print(f"{'':18}{'to the first step':>24}{'to the end':>24}{'CPU':>24}")
-    for name, runs in found.items():
-        cells = []
-        for field in ("step", "end", "cpu"):
-            value, peer = (statistics.median(getattr(run, field) for run in some) for some in (runs, found[PEER]))
-            cells.append(f"{value:10.2f} s, ratio {value / peer:4.2f}")
-        print(f"{name:18}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
+    return found
 
 
 def torchrun(ranks: int) -> list[str]:

@@ -34,7 +34,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parent / "peers"))
 
-from contest import Record, contest, cores, idle, task_of
+from contest import Record, contest, cores, idle, starts, task_of
 from results import RESULTS, Figures, figures, write
 from turns import Lost, fitting
 from workloads import BY_NAME, WORKLOADS, Workload
@@ -61,36 +61,41 @@ def main(
     print(f"{'':18}{'ours':22}{'theirs':26}rounds   time (least … most)    CPU   memory (steps)   at most", flush=True)
     end, failed = time.monotonic() + 60 * minutes if minutes else float("inf"), False
     folder = results or (None if quick else RESULTS)
-    for number, workload in enumerate(chosen):
+    left = chosen
+    while left:
+        together = [one for one in left if one.kind == "start"] if left[0].kind == "start" else left[:1]
         now = time.monotonic()
-        share = now + (end - now) / (len(chosen) - number)
+        share = now + (end - now) * len(together) / len(left)
+        left = [one for one in left if one not in together]
         try:
-            record = measured(workload, rounds or (3 if quick else 12), share, quick)
+            records = measured(together, rounds or (3 if quick else 12), share, quick)
         except Lost as error:
-            print(f"{workload.name:18}{error}", flush=True)
+            print(f"{together[0].name:18}{error}", flush=True)
             failed = True
             continue
-        if record is None:
-            continue
-        print(line(figures(workload, record)), flush=True)
-        for name, why in record["left out"].items():
-            print(f"{'':18}left out, {name}: {why.strip().splitlines()[-1]}")
-        if folder is not None:
-            write(record, folder)
+        for record in records:
+            print(line(figures(BY_NAME[record["workload"]], record)), flush=True)
+            for name, why in record["left out"].items():
+                print(f"{'':18}left out, {name}: {why.strip().splitlines()[-1]}")
+            if folder is not None:
+                write(record, folder)
     sys.exit(failed)
 
 
-def measured(workload: Workload, rounds: int, end: float, quick: bool) -> Record | None:
-    """What is found of a workload; nothing where its peer is not installed, which is said."""
+def measured(workloads: list[Workload], rounds: int, end: float, quick: bool) -> list[Record]:
+    """What is found of workloads that are measured together; where their peer is not installed, that is said."""
+    workload = workloads[0]
     if workload.kind == "hand-over" and importlib.util.find_spec("ray") is None:
         print(f"{workload.name:18}left out: Ray is not installed (pip install 'actorflow[bench]')", flush=True)
-        return None
+        return []
+    task = task_of(workload)
+    if workload.kind == "start":
+        return starts(workloads, task, fitting(rounds, end))
     with tempfile.TemporaryDirectory(prefix="plans-") as cache:
         os.environ["ACTORFLOW_CACHE"] = cache  # what was measured or planned on another day does not count
-        task = task_of(workload)
         if workload.kind == "idle":
-            return idle(workload, task, 5.0 if quick else 20.0, fitting(min(rounds, 3), end))
-        return contest(workload, lambda: fitting(rounds, end), {"ours": task, "theirs": task})
+            return [idle(workload, task, 5.0 if quick else 20.0, fitting(min(rounds, 3), end))]
+        return [contest(workload, lambda: fitting(rounds, end), {"ours": task, "theirs": task})]
 
 
 def line(found: Figures) -> str:

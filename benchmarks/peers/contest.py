@@ -124,6 +124,35 @@ def idle(workload: Workload, task: Task, seconds: float, rounds: Iterable[int]) 
     }
 
 
+def starts(workloads: Sequence[Workload], task: Task, rounds: Iterable[int]) -> list[Record]:
+    """Start both sides' commands in turn, as start.py does, and write down the records of both workloads of it."""
+    import start as starting  # benchmarks/start.py
+
+    before, begun = os.getloadavg()[0], datetime.now(UTC)
+    try:
+        found = starting.take_turns(task.layers, task.processes, rounds)
+    except (SystemExit, AssertionError) as error:
+        raise Lost(str(error)) from error
+    kept = {
+        name: {
+            "seconds": [round(one.step, 3) for one in runs],
+            "cpu": [round(one.cpu, 2) for one in runs],
+            "losses": [round(one.loss, 6) for one in runs],
+            "memory": [],
+        }
+        for name, runs in found.items()
+    }
+    return [
+        _circumstances(workload, task, begun, before)
+        | {
+            "left out": {},
+            "contenders": {f"ours: {workload.ours[0]}": kept[workload.ours[0]]}
+            | {f"theirs: {workload.theirs[0]}": kept[workload.theirs[0]]},
+        }
+        for workload in workloads
+    ]
+
+
 def _circumstances(workload: Workload, task: Task, begun: datetime, load: float) -> Record:
     """What a record says of when, where and of what it was measured."""
     return {
@@ -211,4 +240,4 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-__all__ = ["Record", "contest", "cores", "idle", "launch", "task_of", "versions"]
+__all__ = ["Record", "contest", "cores", "idle", "launch", "starts", "task_of", "versions"]

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # these are imported on both sides before memory is looked at, whoever needs them
+import torch.distributed.fsdp
+import torch.distributed.optim
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
 import torch.nn.functional as F
+import torch.nn.parallel
 from torch import Tensor, nn
 
 sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in (".", "pipelines"))

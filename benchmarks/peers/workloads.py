@@ -26,7 +26,7 @@ class Workload:
     sizes: MappingProxyType[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # of the setting
     steps: int = 4  # in a turn
     together: bool = False  # contenders of a side share processes, as they are many: memory is measured apart
-    kind: str = "training"  # or "hand-over", "idle"
+    kind: str = "training"  # or "hand-over", "start", "idle"
 
 
 def _pipeline(processes: int, micro_batches: int) -> Workload:
@@ -125,6 +125,26 @@ WORKLOADS = (
         ("Ray, 8 in flight",),
         steps=2,
         kind="hand-over",
+    ),
+    Workload(
+        "start-first",
+        "from the command to the end of the first step",
+        "torchrun + DDP",
+        1.3,
+        ("first start",),
+        ("torchrun + DDP",),
+        steps=1,
+        kind="start",
+    ),
+    Workload(
+        "start-second",
+        "the same of an unchanged script that ran before",
+        "torchrun + DDP",
+        1.1,
+        ("second start",),
+        ("torchrun + DDP",),
+        steps=1,
+        kind="start",
     ),
     Workload("idle", "run that waits for its script, share of a core", "–", 0.01, ("data",), kind="idle"),
 )
