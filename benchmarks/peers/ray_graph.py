@@ -1,4 +1,8 @@
-"""Ray's compiled graph that passes tensors of 64 bytes to an actor and takes what it answers: suite.py starts it."""
+"""Ray's compiled graph that passes tensors of 64 bytes to an actor and takes what it answers: suite.py starts it.
+
+A tensor is passed to the actor and a number back, so that it is two hand-overs, where a plan of ours hands on a tensor
+and gets its slot back.  What Python does for each of them is within both.
+"""
 
 from __future__ import annotations
 

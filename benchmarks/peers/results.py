@@ -36,9 +36,8 @@ class Figures:
     @property
     def kept(self) -> bool:
         """Whether all targets are."""
-        within = (
-            self.memory is None or self.workload.memory_target is None or self.memory <= self.workload.memory_target
-        )
+        most = self.workload.memory_target
+        within = most is None or (self.memory is not None and self.memory <= most)
         return within and self.time <= self.workload.target
 
 
