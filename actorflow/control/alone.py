@@ -54,6 +54,9 @@ class Alone:
         self._agreed_calls(call, dropped)
         return 0
 
+    def want_agreement(self) -> None:
+        """Nothing to do: no other rank has to agree."""
+
     def goodbye(self) -> None:
         """Nothing to wait for."""
         report_to_launcher(self.settings.launcher, RankFinished(self.rank))

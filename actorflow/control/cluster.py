@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from hashlib import blake2b
 from typing import Any, ParamSpec, TypeVar
 
 import uvloop
@@ -24,7 +23,7 @@ from actorflow.control.alone import Alone
 from actorflow.control.buffered_callback import BufferedCallback
 from actorflow.control.control_plane import ControlPlane
 from actorflow.control.drops import NO_DROPS, DropSet
-from actorflow.control.ledger import CommonStep, StepKind
+from actorflow.control.step_log import CommonStep, StepKind
 from actorflow.rendezvous import start
 from actorflow.rendezvous.elastic import torch_run_settings, torch_settings
 from actorflow.rendezvous.failure import Failure, FailureKind, ProcessEnd
@@ -63,7 +62,6 @@ class Cluster:
         self.world = settings.world
         self.failed = threading.Event()
         self.calls = 0  # announced so far
-        self._history = 0  # digest of these
         self._host = settings.local_host
         self._base = own_ticket(settings)
         self._steps = 0  # common steps so far
@@ -133,17 +131,19 @@ class Cluster:
     def announce_call(self, call: int, digest: str, text: str, dropped: DropSet = NO_DROPS) -> int:
         """Announce a call of this rank, and the plans and variables ``dropped`` since the last one; returns at once.
 
-        The callback of ``on_call_agreed`` is called when every rank has made it with the same digest.  ``call`` is any
-        number that is equal on all ranks; ``text`` is the call as source text.  A difference ends
-        the run with a CallError that shows both ranks' texts.  Returns a 63-bit digest of all calls of this rank so
-        far.
+        The callback of ``on_call_agreed`` is called some time after every rank has made it with the same digest.
+        ``call`` is any number that is equal on all ranks; ``text`` is the call as source text.  A difference ends
+        the run with a CallError that shows both ranks' texts.  Returns a digest, as a number of 63 bits, of all that
+        this rank has done in common with others up to the call.
         """
         self._next()
         self.calls += 1
-        before = b"%d %d %s" % (self._history, call, digest.encode())
-        self._history = int.from_bytes(blake2b(before, digest_size=8).digest(), "little") >> 1
-        self._soon(self._control_plane.issue, CommonStep(StepKind.CALL, f"{call} {digest}", text, call, dropped))
-        return self._history
+        return self._control_plane.announce(CommonStep(StepKind.CALL, digest, text, call), dropped)
+
+    def want_agreement(self) -> None:
+        """Have this rank told as soon as all ranks have made the calls that it has announced; returns at once."""
+        self._control_plane.steps.want()
+        self._soon(self._control_plane.tell)
 
     def goodbye(self) -> None:
         """Serve other ranks until every rank has come to the end of its script; then close all links."""
@@ -166,7 +166,10 @@ class Cluster:
         return number
 
     def on_call_agreed(self, callback: Callable[[int, DropSet], object]) -> None:
-        """Call back, in order, with the number of each call that all ranks have made, and the drops of all ranks."""
+        """Call back with the number of a call when all ranks have made it and those before, and the drops of all ranks.
+
+        It is called in order, but not for each call.
+        """
         self._agreed_calls.attach(callback)
 
     def say(self, word: Word) -> None:

@@ -19,14 +19,15 @@ from actorflow.control import channels as door
 from actorflow.control import join_hints as join_hints
 from actorflow.control import proto as proto
 from actorflow.control.channels import PeerServicer, PeerStub, add_servicer, grpc
-from actorflow.control.drops import DropSet, DropTally
+from actorflow.control.drops import NO_DROPS, DropSet, DropTally
 from actorflow.control.join import Reception
-from actorflow.control.ledger import CommonStep, Ledger, StepKind
+from actorflow.control.ledger import Ledger, StepDifference, differs
 from actorflow.control.link import PeerLink
 from actorflow.control.local_links import LocalLinks
 from actorflow.control.payloads import Payloads
 from actorflow.control.peer_watch import PeerWatch
 from actorflow.control.pull import PullService
+from actorflow.control.step_log import CommonStep, Described, StepBatch, StepKind, StepLog
 from actorflow.rendezvous.failure import LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import LogsKept, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
@@ -35,11 +36,12 @@ from actorflow.rendezvous.waiting_nodes import lost_node
 from actorflow.support.requests import Request
 from actorflow.transport.abandon import Coordinator, Order, Word
 from actorflow.transport.messages import Credit, Line, Message, Stamp
-from actorflow_compiler.core.errors import CallError, ClusterError
+from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
 T = TypeVar("T")
 
+SPACING, FOR_EACH = 0.05, 0.001  # seconds, and for each rank, from one time that a rank tells of its steps to the next
 CLOSING = 3.0  # seconds for links to close after all have said goodbye
 NOTICING = 6.0  # seconds until the loss of a peer whose connection has broken is known
 BACKSTOP = 2.0  # times the limit of the watch over peers after which gRPC ends what has no link, such as a pull
@@ -74,7 +76,17 @@ class ControlPlane:
         self.local_links = LocalLinks(settings, on_line, self._line_ended)
         self._make_ticket = ticket
         self._on_go, self._on_message, self._on_failure, self._on_order = on_go, on_message, on_failure, on_order
-        self._ledger = Ledger(settings.world)
+        self.steps = StepLog()  # of this rank
+        self._telling = False  # the master will be told of its new steps soon
+        self._tells: asyncio.TimerHandle | None = None
+        self._hurry = 0  # steps that some rank waits for, so that the master is told of them at once
+        self._ledger = Ledger(settings.world)  # this and what follows are the master's
+        self._alike = 0  # steps that all ranks have been told to be alike
+        self._settles: asyncio.TimerHandle | None = None
+        self._wanted: set[int] = set()  # steps of which some rank wants to know when all have done them
+        self._hurried: dict[int, int] = {}  # rank → steps of which it was asked to tell at once
+        self._difference: StepDifference | None = None
+        self._described: dict[int, Described] = {}  # by rank: what the two have done that differ
         self._coordinator = Coordinator(settings.world)  # the master's
         self._dropped = DropTally(settings.world)
         self._reception: Reception | None = None  # the master's
@@ -90,12 +102,15 @@ class ControlPlane:
             self.links,
             self.tickets,
             lambda peer: self._spawn(self._silent_for_long(peer)),
-            self._ledger.missing_step,
+            self._missing_step,
         )
         self._items: dict[str, Callable[[PeerLink, Any], None]] = {
-            "issue": lambda link, item: self._issued(link.peer, proto.step_from(item)),
+            "steps": lambda link, item: self._add_steps(link.peer, proto.steps_from(item)),
             "part": lambda link, item: self._payloads.add(link.peer, item),
-            "go": lambda _, item: self._on_go(*proto.go_from(item)),
+            "alike": lambda _, item: self._are_alike(*proto.alike_from(item)),
+            "hurry": lambda _, item: self._hurry_up(item.steps),
+            "tell": lambda link, item: self._describe(link, item.step),
+            "told": lambda link, item: self._is_described(link.peer, proto.told_from(item)),
             "hello": self._hello,
             "welcome": lambda _, item: self._welcome(item),
             "failure": self._told_of_failure,
@@ -402,28 +417,128 @@ class ControlPlane:
 
     # -- common steps ----------------------------------------------------------------------------
 
-    def issue(self, step: CommonStep) -> None:
-        """Issue this rank's next common step."""
-        if self.rank == 0:
-            self._issued(0, step)
-        else:
-            self.links[0].put(proto.step_to(step))
+    def announce(self, step: CommonStep, dropped: DropSet) -> int:
+        """Add a step of this rank, of which the master is told in a while; returns its history.  On any thread."""
+        history = self.steps.add(step, dropped)
+        if not self._telling:
+            self._telling = True
+            with suppress(RuntimeError):  # the loop is closed: the run is over
+                self._loop.call_soon_threadsafe(self._tell_soon)
+        return history
 
-    def _issued(self, rank: int, step: CommonStep) -> None:
-        try:
-            complete = self._ledger.issue(rank, step)
-        except CallError as e:
-            ticket = self.tickets[rank]
-            self.fail(Failure(rank, ticket.host, ticket.pid, FailureKind.CALL, str(e), 0))
+    def issue(self, step: CommonStep) -> None:
+        """Add a step of this rank, and tell the master at once."""
+        self.steps.add(step)
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell the master of this rank's new steps."""
+        if self._tells is not None:
+            self._tells.cancel()
+            self._tells = None
+        self._telling = False  # before the steps are taken, so that one which is added meanwhile is told of
+        batch = self.steps.take()
+        if batch is None:
             return
-        self._dropped.report(rank, step.dropped, step.call)
-        if complete and step.kind is StepKind.CALL:
-            agreed = self._dropped.agreed(step.call)
-            self._tell_all(proto.go_to(step.call, agreed))
-            self._on_go(step.call, agreed)
-        elif complete and step.kind is StepKind.END:
+        if self.rank == 0:
+            self._add_steps(0, batch)
+        else:
+            self.links[0].put(proto.steps_to(batch))
+
+    @property
+    def _spacing(self) -> float:
+        """Seconds between two times that a rank tells of its steps, so that the master hears no more of more ranks."""
+        return max(SPACING, FOR_EACH * self.settings.world)
+
+    def _tell_soon(self) -> None:
+        if self.steps.told < self._hurry:
+            self.tell()
+        elif self._tells is None:
+            self._tells = self._loop.call_later(self._spacing, self.tell)
+
+    def _hurry_up(self, steps: int) -> None:
+        self._hurry = max(self._hurry, steps)
+        self.tell()
+
+    def _add_steps(self, rank: int, batch: StepBatch) -> None:
+        """On the master: take in the next steps of a rank."""
+        if self._difference is not None:
+            return
+        self._difference = self._ledger.add(rank, batch.digests, batch.ended)
+        if self._difference is not None:
+            for one in (self._difference.first, self._difference.second):
+                if one:
+                    self.links[one].put(pb.Item(tell=pb.Tell(step=self._difference.step)))
+                else:
+                    self._is_described(0, self.steps.describe(self._difference.step))
+            return
+        for call, dropped in batch.dropped:
+            self._dropped.report(rank, dropped, call)
+        if batch.wanted > self._alike:
+            self._wanted.add(batch.wanted)
+        if self._wanted or self._ledger.over:
+            self._settle()
+        elif self._settles is None:
+            self._settles = self._loop.call_later(self._spacing, self._settle)
+        if self._ledger.over:
             self._tell_all(pb.Item(farewell=pb.Farewell()))
             self._farewell()
+
+    def _settle(self) -> None:
+        """On the master: tell all ranks which steps all have done; ask for news of those that some rank waits for."""
+        if self._settles is not None:
+            self._settles.cancel()
+            self._settles = None
+        alike = self._ledger.alike()
+        if alike > self._alike:
+            self._alike = alike
+            self._wanted = {steps for steps in self._wanted if steps > alike}
+            call = self.steps.last_call(alike)
+            agreed = NO_DROPS if call < 0 else self._dropped.agreed(call)
+            self._tell_all(proto.alike_to(alike, agreed))
+            self._are_alike(alike, agreed)
+        if self._wanted:
+            steps = min(self._wanted)
+            for rank in self._ledger.late(steps):
+                if self._hurried.get(rank, 0) >= steps:
+                    continue
+                self._hurried[rank] = steps
+                if rank:
+                    self.links[rank].put(pb.Item(hurry=pb.Hurry(steps=steps)))
+                else:
+                    self._loop.call_soon(self._hurry_up, steps)
+
+    def _are_alike(self, steps: int, dropped: DropSet) -> None:
+        call = self.steps.forget(steps)
+        if call >= 0:
+            self._on_go(call, dropped)
+
+    def _describe(self, link: PeerLink, step: int) -> None:
+        found = self.steps.describe(step)
+        if found is not None:
+            link.put(proto.told_to(found))
+
+    def _is_described(self, rank: int, step: Described | None) -> None:
+        """On the master: end the run when both ranks that differ have said what they have done."""
+        if step is None or self._difference is None:
+            return
+        self._described[rank] = step
+        first, second = self._difference.first, self._difference.second
+        if first in self._described and second in self._described:
+            text = differs(self._difference, self._described[first], self._described[second])
+            ticket = self.tickets[second]
+            self.fail(Failure(second, ticket.host, ticket.pid, FailureKind.CALL, text, 0))
+
+    def _missing_step(self, rank: int) -> str:
+        """On the master: what a rank has not done and another one has, as text; empty where it has done all."""
+        found = self._ledger.missing(rank)
+        if found is None:
+            return ""
+        step, other = found
+        own = self.steps.describe(step)
+        if own is None:
+            return f"rank {other} has gone further in its script"
+        return f"rank 0 {own.text.partition(' [')[0]}, which it has not"  # without what guards it
 
     def say(self, word: Word) -> None:
         """Tell the master the state, on this rank, of a call that has failed on some rank."""
@@ -466,7 +581,10 @@ class ControlPlane:
             self.links[peer].put(item)
 
     async def _payload(self, peer: int, number: int) -> bytes:
-        return await self._unless_failed(self._payloads.take(peer, number))
+        found = await self._unless_failed(self._payloads.take(peer, number))
+        if self._difference is not None:  # ranks have not come here in the same way: the run is about to end
+            await self._unless_failed(self._loop.create_future())
+        return found
 
     # -- goodbye ---------------------------------------------------------------------------------
 

@@ -1,119 +1,102 @@
-"""Check that all ranks issue the same common steps in the same order.
+"""Check that all ranks do the same common steps in the same order.
 
-The ledger is on the master.  It uses no clock and no I/O.
+The ledger is on the master.  It gets the digests of steps in batches, and compares each batch at once, so that it has
+as much to do for many steps as for one.  It uses no clock and no I/O.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from dataclasses import dataclass
 
-from actorflow.control.drops import NO_DROPS, DropSet
-from actorflow_compiler.core.errors import CallError
+from actorflow.control.step_log import DIGEST, Described, StepKind
 
-
-class StepKind(enum.StrEnum):
-    """The kinds of common steps."""
-
-    CALL = "call"  # of a job
-    GATHER = "gather"
-    SCATTER = "scatter"
-    END = "end"  # of the script
+__all__ = ["Ledger", "StepDifference", "differs"]
 
 
 @dataclass(frozen=True, slots=True)
-class CommonStep:
-    """Something that every rank must do in the same order: a call, a gather, a scatter, or the end of its script."""
+class StepDifference:
+    """Two ranks have done different things as their step of the same number."""
 
-    kind: StepKind
-    tag: str = ""  # a text that must be equal on all ranks
-    text: str = ""  # the call as source text
-    call: int = 0  # number of the call, as the frontend counts
-    dropped: DropSet = NO_DROPS  # with a call: plans and variables that this rank's script has released
+    step: int
+    first: int  # the rank that told of its step first
+    second: int
 
 
 class Ledger:
     """Compares the n-th step of every rank with the n-th of all others.
 
     >>> ledger = Ledger(world=2)
-    >>> ledger.issue(0, CommonStep(StepKind.GATHER, "plans"))
-    False
-    >>> ledger.issue(1, CommonStep(StepKind.GATHER, "plans"))
-    True
+    >>> ledger.add(0, b"digest 1digest 2")
+    >>> ledger.alike()
+    0
+    >>> ledger.add(1, b"digest 1other  2")
+    StepDifference(step=1, first=0, second=1)
     """
 
     def __init__(self, world: int) -> None:
-        self._issued = [0] * world  # steps of each rank
-        self._calls = [0] * world  # calls of each rank
-        self._ended = [False] * world
-        self._open: deque[_OpenStep] = deque()  # steps that some ranks have yet to issue
-        self._completed = 0
+        self._done = [0] * world  # steps that each rank has told of
+        self._ended: set[int] = set()
+        self._digests = bytearray()  # of the steps that not all ranks have done; as the first rank told each
+        self._first = 0  # number of the first of these
+        self._from: deque[tuple[int, int]] = deque()  # step → the rank that told of it, and of those after it
 
-    def issue(self, rank: int, step: CommonStep) -> bool:
-        """Record a rank's next step; returns True if all ranks have issued this step now.
+    def add(self, rank: int, digests: bytes, ended: bool = False) -> StepDifference | None:
+        """Record a rank's next steps; returns the first that differs from another rank's, if any does."""
+        start = self._done[rank]
+        at = (start - self._first) * DIGEST
+        theirs = self._digests[at : at + len(digests)]
+        if digests[: len(theirs)] != theirs:
+            step = next(n for n in range(len(theirs) // DIGEST) if _at(digests, n) != _at(theirs, n))
+            return StepDifference(start + step, self._teller(start + step), rank)
+        if len(digests) > len(theirs):
+            self._from.append((start + len(theirs) // DIGEST, rank))
+            self._digests += digests[len(theirs) :]
+        self._done[rank] += len(digests) // DIGEST
+        if ended:
+            self._ended.add(rank)
+        return None
 
-        Raises CallError when another rank's step of the same number differs.
-        """
-        number = self._issued[rank]
-        self._issued[rank] += 1
-        self._calls[rank] += step.kind == StepKind.CALL
-        self._ended[rank] |= step.kind == StepKind.END
-        place = number - self._completed
-        if place == len(self._open):
-            self._open.append(_OpenStep(rank, step, self._describe(rank, step)))
-            self._check_ended(rank)
-        entry = self._open[place]
-        if (entry.step.kind, entry.step.tag) != (step.kind, step.tag):
-            raise CallError(_differs(entry, rank, step, self._describe(rank, step)))
-        entry.count += 1
-        if entry.count < len(self._issued):
-            return False
-        self._open.popleft()  # ranks go in order, so it is the oldest one
-        self._completed += 1
-        return True
+    def alike(self) -> int:
+        """How many steps all ranks have done, all alike."""
+        least = min(self._done)
+        if least > self._first:
+            del self._digests[: (least - self._first) * DIGEST]
+            self._first = least
+            while len(self._from) > 1 and self._from[1][0] <= least:
+                self._from.popleft()
+        return least
 
-    def waiting(self) -> list[int]:
-        """The ranks that have not yet issued the oldest open step."""
-        return [r for r, n in enumerate(self._issued) if n == self._completed] if self._open else []
+    @property
+    def over(self) -> bool:
+        """Whether all ranks have come to the ends of their scripts."""
+        return len(self._ended) == len(self._done)
 
-    def missing_step(self, rank: int) -> str:
-        """What a rank has not done and another one has, as text; empty where it has done all that others have."""
-        number = self._issued[rank] - self._completed
-        if number >= len(self._open):
-            return ""
-        entry = self._open[number]
-        return f"rank {entry.rank} {entry.text.partition(' [')[0]}, which it has not"  # without what guards it
+    def late(self, steps: int) -> list[int]:
+        """The ranks that have not told of so many steps."""
+        return [rank for rank, done in enumerate(self._done) if done < steps]
 
-    def _check_ended(self, rank: int) -> None:
-        """Raise CallError for a new step if a rank has ended before it, since the step could never complete."""
-        for other, ended in enumerate(self._ended):
-            if ended and other != rank:
-                entry, step = self._open[-1], CommonStep(StepKind.END)
-                raise CallError(_differs(entry, other, step, self._describe(other, step)))
+    def missing(self, rank: int) -> tuple[int, int] | None:
+        """The step that a rank has not done and another one has, and that rank; None if it has done all."""
+        number = self._done[rank]
+        if (number - self._first) * DIGEST >= len(self._digests):
+            return None
+        return number, self._teller(number)
 
-    def _describe(self, rank: int, step: CommonStep) -> str:
-        count = self._calls[rank]
-        if step.kind == StepKind.END:
-            return f"came to the end of its script after {count} call{'s' * (count != 1)}"
-        if step.kind == StepKind.CALL:
-            return f"made call {count}: {step.text}"
-        return f"is at {step.kind} {step.tag!r}, after {count} call{'s' * (count != 1)}"
+    def _teller(self, step: int) -> int:
+        return next(rank for start, rank in reversed(self._from) if start <= step)
 
 
-@dataclass(slots=True)
-class _OpenStep:
-    rank: int  # the first that issued it
-    step: CommonStep
-    text: str
-    count: int = 0  # ranks that have issued it
+def _at(digests: bytes | bytearray, number: int) -> bytes:
+    return bytes(digests[number * DIGEST : (number + 1) * DIGEST])
 
 
-def _differs(entry: _OpenStep, rank: int, step: CommonStep, text: str) -> str:
-    both = f"rank {entry.rank} {entry.text}\n  rank {rank} {text}"
-    if StepKind.END in (entry.step.kind, step.kind):
+def differs(found: StepDifference, first: Described, second: Described) -> str:
+    """The error's text for a difference, from what each of the two ranks says of its step."""
+    both = f"rank {found.first} {first.text}\n  rank {found.second} {second.text}"
+    if StepKind.END in (first.kind, second.kind):
         head = "a script ended while another rank went on"
-    elif entry.step.kind == step.kind == StepKind.CALL:
+    elif first.kind == second.kind == StepKind.CALL:
         head = "a call differs between ranks"
     else:
         head = "ranks do different things"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from actorflow.control.drops import NO_DROPS, DropSet, drop_set
-from actorflow.control.ledger import CommonStep, StepKind
+from actorflow.control.step_log import Described, StepBatch, StepKind
 from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.rendezvous.roster import Ticket
 from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
@@ -100,37 +100,47 @@ def failure_from(item: pb.Failure) -> Failure:
     return Failure(item.rank, item.host, item.pid, FailureKind(item.kind), item.cause, item.noticed_by)
 
 
-def step_to(step: CommonStep) -> pb.Item:
-    """A common step as an item of the link to the master."""
-    issue = pb.Issue(kind=step.kind, tag=step.tag, text=step.text, call=step.call)
-    if step.dropped:
-        issue.dropped.CopyFrom(_dropped_to(step.dropped))
-    return pb.Item(issue=issue)
+def steps_to(batch: StepBatch) -> pb.Item:
+    """The next steps of a rank as an item of the link to the master."""
+    released = [pb.Released(call=call, dropped=_dropped_to(dropped)) for call, dropped in batch.dropped]
+    steps = pb.Steps(digests=batch.digests, released=released, ended=batch.ended, wanted=batch.wanted)
+    return pb.Item(steps=steps)
 
 
-def step_from(item: pb.Issue) -> CommonStep:
-    """The common step that a rank issued."""
-    return CommonStep(StepKind(item.kind), item.tag, item.text, item.call, _dropped_from(item))
+def steps_from(item: pb.Steps) -> StepBatch:
+    """The next steps of a rank."""
+    dropped = tuple((one.call, _dropped_from(one)) for one in item.released)
+    return StepBatch(item.digests, dropped, item.ended, item.wanted)
 
 
-def go_to(call: int, agreed: DropSet) -> pb.Item:
-    """The message that all ranks have made a call, with the drops of all ranks."""
-    go = pb.Go(call=call)
+def alike_to(steps: int, agreed: DropSet) -> pb.Item:
+    """The message that all ranks have done so many steps, with the drops of all ranks."""
+    alike = pb.Alike(steps=steps)
     if agreed:
-        go.dropped.CopyFrom(_dropped_to(agreed))
-    return pb.Item(go=go)
+        alike.dropped.CopyFrom(_dropped_to(agreed))
+    return pb.Item(alike=alike)
 
 
-def go_from(item: pb.Go) -> tuple[int, DropSet]:
-    """The call that all ranks have made, and the drops of all ranks."""
-    return item.call, _dropped_from(item)
+def alike_from(item: pb.Alike) -> tuple[int, DropSet]:
+    """The number of steps that all ranks have done, and the drops of all ranks."""
+    return item.steps, _dropped_from(item)
+
+
+def told_to(step: Described) -> pb.Item:
+    """What a rank has done as a common step, for people, as an item of the link to the master."""
+    return pb.Item(told=pb.Told(kind=step.kind, text=step.text))
+
+
+def told_from(item: pb.Told) -> Described:
+    """What a rank has done as a common step, for people."""
+    return Described(StepKind(item.kind), item.text)
 
 
 def _dropped_to(what: DropSet) -> pb.Dropped:
     return pb.Dropped(plans=sorted(what.plans), variables=sorted(what.variables))
 
 
-def _dropped_from(item: pb.Issue | pb.Go) -> DropSet:
+def _dropped_from(item: pb.Released | pb.Alike) -> DropSet:
     return drop_set(item.dropped.plans, item.dropped.variables) if item.HasField("dropped") else NO_DROPS
 
 

@@ -68,7 +68,7 @@ class CallStamps:
         found: dict[int, int] = {}
         for ranks, call, _ in tuple(self._waiting):
             for rank in ranks:
-                if self._matched[rank] < call:
+                if self._matched.get(rank, -1) < call:
                     found[rank] = min(call, found.get(rank, call))
         return found
 

@@ -30,6 +30,8 @@ class CallBarrier:
         self._histories: dict[int, int] = {}  # call → this rank's history up to it, of calls not yet known to be alike
         self._agreed_calls = 0  # calls that every rank has made
         self._dropped: deque[tuple[int, DropSet]] = deque()  # (call, all that all ranks had released)
+        self._announced = -1  # the last call that this rank has announced
+        self._forgotten: list[tuple[int, DropSet]] = []  # (call that made a plan, what all ranks dropped with it)
 
     @property
     def begun(self) -> int:
@@ -44,6 +46,7 @@ class CallBarrier:
     def announce(self, number: int, history: int) -> None:
         """Record that this rank announces a call, with the digest of its history up to it."""
         with self._changed:
+            self._announced = number
             if number >= self._agreed_calls:
                 self._histories[number] = history
 
@@ -63,6 +66,10 @@ class CallBarrier:
         """
         with self._changed:
             self._agreed_calls = number + 1
+            for made, gone in self._forgotten:  # agreed on before the master knew that it was gone
+                if number <= made:
+                    dropped -= gone
+            self._forgotten = [(made, gone) for made, gone in self._forgotten if made > number]
             if dropped:
                 self._dropped.append((number, dropped))
             while self._histories and (first := next(iter(self._histories))) <= number:
@@ -84,8 +91,10 @@ class CallBarrier:
             self.wait_until(lambda: False)
 
     def forget(self, dropped: DropSet) -> None:
-        """Forget plans and variables that all ranks have dropped by another agreement."""
+        """Forget plans and variables that all ranks have dropped by another agreement, with the last call."""
         with self._changed:
+            if dropped and self._announced >= self._agreed_calls:
+                self._forgotten.append((self._announced, dropped))
             left = [(number, found - dropped) for number, found in self._dropped]
             self._dropped = deque((number, found) for number, found in left if found)
 

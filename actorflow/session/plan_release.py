@@ -104,6 +104,11 @@ class PlanRelease:
             # a plan that was made since then may use what only read tensors of the script
             self.drop(runtime, drop_set(plans, agreed.variables - self._gone.used_by_others(plans)))
 
+    @property
+    def waits(self) -> bool:
+        """Whether this rank has reported plans or variables that not all ranks have dropped yet."""
+        return bool(self._told)
+
     def to_tell(self, runtime: PlanRuntime | None) -> DropSet:
         """The plans and variables that this rank could drop and has not reported yet."""
         if runtime is None or not (self._untold or self._gone.news or runtime.variables.news):

@@ -188,6 +188,8 @@ class Session:
         leaves = (*compiled.leaves, *moved)
         undo = Undo.of(effects.changes, effects.stops, found.sources, known) if effects.changes else None
         free = not variables.take_reads() and compiled.begins_freely
+        if not free:
+            self.context.cluster.want_agreement()
         call = worker.issue(compiled.number, inputs, scalars, leaves, undo, stamp, free)
         self.context.barrier.issue(stamp.call, call)
         handles = runtime.results.handles(stamp.call, call, compiled.plan.results)
@@ -253,6 +255,8 @@ class Session:
             text += f" ({job.plans.why})"
         history = self.context.cluster.announce_call(number, digest, text, self._release.to_tell(self.runtime))
         self.context.barrier.announce(number, history)
+        if self._release.waits:
+            self.context.cluster.want_agreement()
         return Stamp(number, history)
 
     def _call_text(self, job: JobLike, arguments: CallArguments, compiled: CompiledPlan | None) -> str:

@@ -12,12 +12,12 @@ class Batch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("ready", "credit", "issue", "part", "go", "hello", "welcome", "failure", "heard", "farewell", "bye", "near", "failed", "vote", "hold", "decision", "beat", "silent", "stamp")
+    __slots__ = ("ready", "credit", "steps", "part", "alike", "hello", "welcome", "failure", "heard", "farewell", "bye", "near", "failed", "vote", "hold", "decision", "beat", "silent", "stamp", "hurry", "tell", "told")
     READY_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
-    ISSUE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
-    GO_FIELD_NUMBER: _ClassVar[int]
+    ALIKE_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -32,11 +32,14 @@ class Item(_message.Message):
     BEAT_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
+    HURRY_FIELD_NUMBER: _ClassVar[int]
+    TELL_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     credit: Credit
-    issue: Issue
+    steps: Steps
     part: Part
-    go: Go
+    alike: Alike
     hello: Hello
     welcome: Welcome
     failure: Failure
@@ -51,7 +54,10 @@ class Item(_message.Message):
     beat: Beat
     silent: Silent
     stamp: Stamp
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., issue: _Optional[_Union[Issue, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., near: _Optional[_Union[Near, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., silent: _Optional[_Union[Silent, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
+    hurry: Hurry
+    tell: Tell
+    told: Told
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., alike: _Optional[_Union[Alike, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., near: _Optional[_Union[Near, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., silent: _Optional[_Union[Silent, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., hurry: _Optional[_Union[Hurry, _Mapping]] = ..., tell: _Optional[_Union[Tell, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("plan", "register", "sequence", "nbytes", "inline", "payload")
@@ -85,19 +91,25 @@ class Stamp(_message.Message):
     history: int
     def __init__(self, call: _Optional[int] = ..., history: _Optional[int] = ...) -> None: ...
 
-class Issue(_message.Message):
-    __slots__ = ("kind", "tag", "text", "call", "dropped")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    TAG_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
+class Steps(_message.Message):
+    __slots__ = ("digests", "released", "ended", "wanted")
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    digests: bytes
+    released: _containers.RepeatedCompositeFieldContainer[Released]
+    ended: bool
+    wanted: int
+    def __init__(self, digests: _Optional[bytes] = ..., released: _Optional[_Iterable[_Union[Released, _Mapping]]] = ..., ended: bool = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class Released(_message.Message):
+    __slots__ = ("call", "dropped")
     CALL_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
-    kind: str
-    tag: str
-    text: str
     call: int
     dropped: Dropped
-    def __init__(self, kind: _Optional[str] = ..., tag: _Optional[str] = ..., text: _Optional[str] = ..., call: _Optional[int] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ...) -> None: ...
+    def __init__(self, call: _Optional[int] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ...) -> None: ...
 
 class Dropped(_message.Message):
     __slots__ = ("plans", "variables")
@@ -117,13 +129,33 @@ class Part(_message.Message):
     data: bytes
     def __init__(self, step: _Optional[int] = ..., last: bool = ..., data: _Optional[bytes] = ...) -> None: ...
 
-class Go(_message.Message):
-    __slots__ = ("call", "dropped")
-    CALL_FIELD_NUMBER: _ClassVar[int]
+class Alike(_message.Message):
+    __slots__ = ("steps", "dropped")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
-    call: int
+    steps: int
     dropped: Dropped
-    def __init__(self, call: _Optional[int] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ...) -> None: ...
+    def __init__(self, steps: _Optional[int] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ...) -> None: ...
+
+class Hurry(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    def __init__(self, steps: _Optional[int] = ...) -> None: ...
+
+class Tell(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class Told(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("call", "text", "cause", "message", "line")

@@ -5,9 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actorflow.control import control_plane
 from actorflow.control.cluster import Cluster
 from actorflow.control.drops import DropSet
 from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import CallError, ClusterError
 from cluster.ranks import LIMIT, Ranks, Word
 
@@ -26,9 +32,9 @@ def test_a_scatter_gives_each_rank_its_payload_however_large(joined: Joined) -> 
     assert ranks.each(lambda c: c.scatter("plans", payloads if c.rank == 0 else None)) == payloads
 
 
-def test_a_call_goes_on_every_rank_only_when_all_have_made_it(joined: Joined) -> None:
+def test_ranks_are_told_of_a_call_only_when_all_have_made_it(joined: Joined) -> None:
     ranks = joined(2)
-    gone: list[list[int]] = [[], []]
+    gone: list[list[int]] = [[], []]  # the calls up to which all have made all, as each rank was told
     all_gone = [threading.Event(), threading.Event()]
 
     def hear(cluster: Cluster) -> None:
@@ -50,7 +56,71 @@ def test_a_call_goes_on_every_rank_only_when_all_have_made_it(joined: Joined) ->
     for call in range(3):
         second.announce_call(call, "d", "step()")
     assert all(event.wait(LIMIT) for event in all_gone)
-    assert gone == [[0, 1, 2], [0, 1, 2]]
+    assert gone[0] == gone[1] == sorted(gone[0])
+    assert gone[0][-1] == 2
+
+
+@pytest.mark.parametrize("world", [2, 5])
+def test_the_master_hears_of_many_calls_at_once_however_many_ranks_there_are(
+    joined: Joined, monkeypatch: pytest.MonkeyPatch, world: int
+) -> None:
+    monkeypatch.setattr(control_plane, "SPACING", LIMIT)  # no time of its own comes for a rank to tell of its steps
+    ranks = joined(world)
+    heard: list[str] = []
+    known = [threading.Event() for _ in range(world)]
+
+    def hear(cluster: Cluster) -> None:
+        plane = cluster._control_plane
+        for kind, handle in plane._items.items() if cluster.rank == 0 else ():
+            plane._items[kind] = lambda link, item, kind=kind, handle=handle: (heard.append(kind), handle(link, item))
+        cluster.on_call_agreed(lambda call, _: known[cluster.rank].set() if call == 499 else None)
+
+    ranks.each(hear)
+    ranks.each(lambda cluster: [cluster.announce_call(call, "d", "step()") for call in range(500)])
+    assert "steps" not in heard
+    ranks.clusters[-1].want_agreement()
+    assert all(event.wait(LIMIT) for event in known)
+    assert heard.count("steps") == world - 1
+    assert set(heard) <= {"steps", "beat"}
+
+
+@given(st.integers(2, 20_000))
+def test_the_master_hears_of_calls_no_more_often_where_there_are_more_ranks(world: int) -> None:
+    plane = control_plane.ControlPlane.__new__(control_plane.ControlPlane)
+    plane.settings = Settings(world=world)
+    assert (world - 1) / plane._spacing <= max(1 / control_plane.FOR_EACH, 1 / control_plane.SPACING)
+    assert plane._spacing >= control_plane.SPACING
+
+
+def test_a_rank_that_wants_to_know_makes_slow_ranks_tell_what_they_do_at_once(
+    joined: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_plane, "SPACING", LIMIT)
+    ranks = joined(3)
+    known = threading.Event()
+    ranks.clusters[1].on_call_agreed(lambda call, _: known.set() if call == 1 else None)
+    for call in range(2):
+        ranks.clusters[1].announce_call(call, "d", "step()")
+    ranks.clusters[1].want_agreement()
+    for call in range(2):
+        for cluster in (ranks.clusters[0], ranks.clusters[2]):
+            assert not known.is_set()
+            cluster.announce_call(call, "d", "step()")
+    assert known.wait(LIMIT)
+
+
+def test_a_gather_does_not_end_where_ranks_have_made_other_calls_before(joined: Joined) -> None:
+    ranks = joined(3)
+
+    def work(cluster: Cluster) -> object:
+        for call in range(5):
+            cluster.announce_call(call, str(cluster.rank == 1 and call == 3), f"step({cluster.rank})")
+        return cluster.scatter("it is whole", cluster.gather("a checkpoint", b""))
+
+    results = ranks.each(work)
+    assert [type(e) for e in results] == [CallError] * 3
+    for e in results:
+        assert "made call 4: step(1)" in str(e)
 
 
 def test_a_differing_call_ends_every_rank_with_both_texts(joined: Joined) -> None:

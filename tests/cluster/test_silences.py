@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from actorflow.control.ledger import CommonStep, Ledger, StepKind
 from actorflow.control.peer_watch import SeenSilence, name_silence
 from actorflow.support.silences import LongSilence, SilenceCounter, Turn
 
@@ -104,16 +103,3 @@ def test_a_silent_rank_is_named_with_who_waits_for_what(
     by: list[SeenSilence], missing: str, elsewhere: bool, text: str
 ) -> None:
     assert name_silence(PLACE, by, missing, 15.0, elsewhere) == text + END
-
-
-def test_the_step_that_a_rank_has_not_made_is_the_first_that_another_has() -> None:
-    ledger = Ledger(3)
-    assert ledger.missing_step(1) == ""
-    for rank in (0, 2):
-        ledger.issue(rank, CommonStep(StepKind.CALL, "1 ab", "step(x: float32[4]) [settings 9]", 1))
-    ledger.issue(2, CommonStep(StepKind.GATHER, "losses"))
-    assert ledger.missing_step(2) == ""
-    assert ledger.missing_step(1) == "rank 0 made call 1: step(x: float32[4]), which it has not"
-    assert ledger.missing_step(0) == "rank 2 is at gather 'losses', after 1 call, which it has not"
-    ledger.issue(1, CommonStep(StepKind.CALL, "1 ab", "step(x: float32[4]) [settings 9]", 1))
-    assert ledger.missing_step(1) == "rank 2 is at gather 'losses', after 1 call, which it has not"
