@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from dataclasses import replace
@@ -61,7 +62,9 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     from actorflow.launch.launcher import launch
 
     settings = settings.with_shape(settings.devices or own_devices, settings.nnodes, settings.node)
-    sys.exit(launch(replace(settings, script=script, argv=arguments)))
+    status = launch(replace(settings, script=script, argv=arguments))
+    gc.freeze()  # Python's end looks through all that is left several times
+    sys.exit(status)
 
 
 def _token(file: str | None) -> str:

@@ -15,7 +15,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from actorflow.launch.attempt import AttemptResult, run_attempt
-from actorflow.launch.rounds import EndedBySignal, OneNode, Rounds, SeveralNodes
+from actorflow.launch.rounds import EndedBySignal, OneNode, Rounds
 from actorflow.rendezvous.script_request import RunShape, check_token
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.held_files import FileHolder
@@ -88,7 +88,11 @@ def _rounds(console: Console, run: Settings) -> Rounds:
     def say(text: str) -> None:
         console.print(f"actorflow: {text}")
 
-    return SeveralNodes(run, say) if run.meets else OneNode(run, say)
+    if not run.meets:
+        return OneNode(run, say)
+    from actorflow.launch.node_rounds import SeveralNodes
+
+    return SeveralNodes(run, say)
 
 
 def _next(rounds: Rounds, before: AttemptResult | None) -> Settings | None:

@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -104,6 +103,8 @@ def ask_ranks(launcher: str, run: RunInfo) -> RunStatus:
 
 def _round(launcher: str, run: RunInfo) -> RunStatus:
     """Ask all ranks of a run: ranks of this machine directly, and all others through one of these."""
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(max_workers=min(64, len(run.ranks))) as pool:
         heard = dict(zip(run.ranks, pool.map(lambda rank: _ask(launcher, rank, "own"), run.ranks), strict=True))
     standings = {s.rank: s for found in heard.values() if not isinstance(found, str) for s in found}

@@ -144,6 +144,18 @@ def test_forks_of_a_server_end_if_the_launcher_lets_go_of_them(tmp_path: Path, m
     assert not (tmp_path / "began").exists()
 
 
+def test_what_ranks_are_forks_of_has_neither_the_solver_nor_what_draws_nor_a_thread() -> None:
+    shown = (
+        "import importlib, sys, threading, torch\n"
+        "from actorflow.launch.fork_server import COMPILER, PRELOADED\n"
+        "[importlib.import_module(name) for name in (*PRELOADED, COMPILER)]\n"
+        "print([m for m in ('scipy', 'actorflow.show', 'actorflow.testing', 'actorflow.eager') if m in sys.modules])\n"
+        "print(threading.active_count(), torch.cuda.is_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", shown], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n1 False\n"
+
+
 def test_a_launcher_imports_no_torch_before_it_has_started_the_server_and_never_a_compiler() -> None:
     shown = (
         "import sys, actorflow.cli, actorflow.launch.launcher\n"
