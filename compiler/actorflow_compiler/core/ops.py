@@ -6,7 +6,7 @@ number, string or None, or a (nested) tuple of these.  Nothing else can be in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -76,21 +76,25 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
-def refs(arg: Arg) -> Iterator[int]:
-    """The numbers of all values that an argument names, in order."""
-    if isinstance(arg, Ref):
-        yield arg.index
-    elif isinstance(arg, tuple):
-        for part in arg:
-            yield from refs(part)
+def refs(args: tuple[Arg, ...]) -> list[int]:
+    """The numbers of all values that arguments name, in order."""
+    found: list[int] = []
+    for arg in args:
+        kind = type(arg)
+        if kind is Ref:
+            found.append(arg.index)
+        elif kind is tuple:
+            found += refs(arg)
+    return found
 
 
 def substitute(arg: Arg, change: Callable[[int], Arg]) -> Arg:
     """The argument with every ``Ref`` replaced by ``change(index)``."""
-    if isinstance(arg, Ref):
+    kind = type(arg)
+    if kind is Ref:
         return change(arg.index)
-    if isinstance(arg, tuple):
-        return tuple(substitute(part, change) for part in arg)
+    if kind is tuple and arg:
+        return tuple([substitute(part, change) for part in arg])
     return arg
 
 
@@ -99,8 +103,8 @@ def substitute_all(
 ) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]:
     """The arguments of an instruction with every ``Ref`` replaced, first those by position, then those by name."""
     return (
-        tuple(substitute(arg, change) for arg in args),
-        tuple((name, substitute(arg, change)) for name, arg in kwargs),
+        tuple([substitute(arg, change) for arg in args]),
+        tuple([(name, substitute(arg, change)) for name, arg in kwargs]) if kwargs else (),
     )
 
 

@@ -37,6 +37,7 @@ from actorflow_compiler.plan.plan import (
     Register,
     Result,
     Send,
+    Step,
     Summary,
     Target,
     TensorSpec,
@@ -106,6 +107,8 @@ class _Cutter:
         self.joins: dict[tuple[int, int], tuple[int, Combine]] = {}  # (joined value, rank) → (value of the pieces, how)
         self.joined: dict[tuple[int, int], list[int]] = {}  # (value of the pieces, rank) → the values joined from it
         self.updated_by: dict[int, tuple[str, ...]] = {}  # actor → variables that its body updates in place
+        self.bodies: dict[tuple[object, ...], BuiltBody] = {}  # what it is made of → body
+        self.indices: dict[int, int] = {}  # id of a body that was built → its index
         self.views = views_of_variables(self.program)
         self.made: dict[int, tuple[BuiltBody, list[ProgramItem]]] = {}  # actor → its body and the items of it
 
@@ -365,16 +368,30 @@ class _Cutter:
         else:
             operands = [self.operand(v, rank, at) for v in inputs]
         outputs = self.outputs(draft, inputs, at, writes)
-        steps = [s for i in draft.items for s in i.steps[rank]]
-        variables = {v: self.program.inputs[v][0] for v in inputs if self.program.is_variable(v)}
-        built = build_body(steps, inputs, outputs, variables, lambda v: self.find(v, rank))
+        built = self.built([s for i in draft.items for s in i.steps[rank]], inputs, outputs, rank)
         self.updated_by[number] = built.updated
         self.made[number] = built, draft.items
-        index = bodies.setdefault(built.body, len(bodies))
+        if id(built.body) not in self.indices:  # those of ranks that compute the same are one object
+            self.indices[id(built.body)] = bodies.setdefault(built.body, len(bodies))
+        index = self.indices[id(built.body)]
         return Actor(
             number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets,
             flops=draft.flops, stage=draft.stage, workspace=self.workspace(built, rank, registers),
         )  # fmt: skip
+
+    def built(
+        self, steps: Sequence[Step], inputs: Sequence[int], outputs: Sequence[tuple[int, Target]], rank: int
+    ) -> BuiltBody:  # fmt: skip
+        """The body of an actor; it is built once for all ranks that compute the same."""
+        found = {v: self.find(v, rank) for s in steps for v in s.reads()}
+        updates = [(v, target if isinstance(target, OfVariable) else None) for v, target in outputs]
+        key = (tuple(map(id, steps)), tuple(found.values()), tuple(inputs), tuple(updates))
+        if key not in self.bodies:
+            variables = {v: self.program.inputs[v][0] for v in inputs if self.program.is_variable(v)}
+            self.bodies[key] = build_body(steps, inputs, outputs, variables, found.__getitem__)
+        one = self.bodies[key]
+        updated = {OfVariable(name) for name in one.updated}
+        return replace(one, targets=tuple(target for _, target in outputs if target not in updated))
 
     def workspace(self, built: BuiltBody, rank: int, registers: Sequence[Register]) -> int:
         """The bytes that a firing needs beside its operands and the room in registers."""

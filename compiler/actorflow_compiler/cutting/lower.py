@@ -133,6 +133,7 @@ class _Lowering:
         self.comm_id = 0
         self.flops = self.flops_done = 0.0
         self.repeated: dict[RedundantOp, float] = {}
+        self._calls: dict[OpCall, OpCall] = {}  # one object for equal ones
         self._local: dict[
             tuple[OpCall, tuple[Signature, ...], tuple[int, ...], tuple[int, ...]], tuple[OpCall, tuple[Meta, ...]]
         ] = {}
@@ -238,6 +239,7 @@ class _Lowering:
     def compute(self, k: int, n: Node, placement: Placement, call: OpCall, reads: Sequence[int]) -> None:
         """Lower an op to what each rank computes, and count its FLOPs."""
         steps, work = {}, 0.0
+        alike: dict[int, tuple[tuple[Step, ...], float]] = {}  # ranks that run the same have the same steps
         for index, rank in enumerate(placement.ranks):
             local, metas = self.localised(
                 call, self.layouts.chosen[k], coordinates(placement, index), placement.hierarchy, n.line or n.where
@@ -246,9 +248,11 @@ class _Lowering:
             for o, meta in zip(n.outs, call.outs, strict=True):
                 if meta is not None:
                     self.metas[(o, rank)] = next(made)
-            given = substitute_all(local.args, local.kwargs, lambda i: Ref(reads[i]))
-            steps[rank] = (Step(local.op, *given, n.outs),)
-            work += flops_of(local)
+            if id(local) not in alike:
+                given = substitute_all(local.args, local.kwargs, lambda i: Ref(reads[i]))
+                alike[id(local)] = (Step(local.op, *given, n.outs),), flops_of(local)
+            steps[rank], flops = alike[id(local)]
+            work += flops
         times = self.pieces if n.pieces else 1
         useful = self.times * flops_of(call)
         self.flops += times * useful
@@ -296,7 +300,7 @@ class _Lowering:
                     op, args, tuple(kwargs), ins, tuple(next(rest) if m is not None else None for m in call.outs)
                 )
             check_local_call(whole, call, line)
-            self._local[key] = (call, outs)
+            self._local[key] = (self._calls.setdefault(call, call), outs)
         return self._local[key]
 
     def obtain(self, value: int, where: Placement, sbp: NdSbp, when: PhaseStage, anew: bool = False) -> int:

@@ -46,11 +46,12 @@ class Node:
     again: bool = False  # a forward op that a user's activation checkpoint recomputes in the backward pass
     line: str = ""  # of the user's script, "train.py:31", for people; a backward op has its forward op's
 
-    def reads(self) -> Iterator[int]:
+    def reads(self) -> list[int]:
         """The values that the node reads, one entry for each occurrence in its arguments."""
-        yield from refs(self.args)
+        found = refs(self.args)
         for _, value in self.kwargs:
-            yield from refs(value)
+            found += refs((value,))
+        return found
 
     def reading(self, change: Callable[[int], Arg]) -> Node:
         """A copy of the node in which each value that it reads is replaced by ``change(value)``."""

@@ -104,6 +104,11 @@ class Problem:
             for v in set(item.reads):
                 self.readers.setdefault(v, []).append(i)
         self.producer = {o: i for i, item in enumerate(self.items) for o in item.outs if o >= 0}
+        alike: dict[Hashable, int] = {}
+        self.item_kind = [alike.setdefault((item.kind, item.own), len(alike)) for item in self.items]
+        self.touched = [  # the values that each item reads or makes
+            tuple(dict.fromkeys(v for v in (*item.reads, *item.outs) if v >= 0)) for item in self.items
+        ]
         made: dict[int, list[list[int]]] = {}  # by kind
         self.makes: list[list[list[int]]] = []
         self.wants: list[list[list[tuple[int, int]]]] = []

@@ -51,6 +51,7 @@ class Search:
         self.have.update(dict.fromkeys(problem.free, self.whole_input))
         self._ahead: dict[tuple[int, int], float] = {}
         self.class_of = {i: c for c, members in enumerate(self.tied) for i in members}
+        self._priced: dict[tuple[object, ...], tuple[float, ...]] = {}  # surroundings → prices of an item that has them
 
     # prices
 
@@ -88,24 +89,41 @@ class Search:
                     found.setdefault(p.placement[v], [0.0, 0.0, 0.0])[at] += p.held_bytes(v, layout)
         return {where: MemoryUse(*sums) for where, sums in found.items()}
 
-    def prices(self, i: int) -> list[float]:
+    def prices(self, i: int) -> tuple[float, ...]:
         """Seconds of each option of an item, if nothing else changes; costs that do not depend on it are left out."""
-        item, now = self.problem.items[i], self.choice[i]
-        touched = {v for v in (*item.reads, *item.outs) if v >= 0}
-        found = []
-        for option in range(len(item.options)):
-            self.put(i, option)
-            found.append(item.own[option] + sum(map(self.value_price, touched)))
-        self.put(i, now)
-        return found
+        around = self._surroundings(i)
+        if around not in self._priced:
+            item, now, touched = self.problem.items[i], self.choice[i], self.problem.touched[i]
+            found = []
+            for option in range(len(item.options)):
+                self.put(i, option)
+                found.append(item.own[option] + sum(map(self.value_price, touched)))
+            self.put(i, now)
+            self._priced[around] = tuple(found)
+        return self._priced[around]
+
+    def _surroundings(self, i: int) -> tuple[object, ...]:
+        """All that the prices of an item's options depend on; it is equal for the items of most repeated blocks."""
+        p, touched = self.problem, self.problem.touched[i]
+        found: list[object] = [p.item_kind[i], self.choice[i], self.byte_price]
+        if len(touched) < len(p.items[i].reads) + len(p.items[i].outs):  # which of them are the same value
+            found.append(tuple(touched.index(v) if v >= 0 else v for v in (*p.items[i].reads, *p.items[i].outs)))
+        for v in touched:
+            found += (p.value_kind[v], self.have.get(v, -1), frozenset(self.needs[v].items()))
+            if self.byte_price:
+                found.append(frozenset(self.kept[v].items()))
+        return tuple(found)
 
     # moves
 
     def _count(self, i: int, option: int, by: int) -> None:
-        for v, need in self.problem.wants[i][option]:
-            self.needs[v][need] += by
-        for v, layout in self.problem.kept[i][option]:
-            self.kept[v][layout] += by
+        for counts, pairs in ((self.needs, self.problem.wants[i][option]), (self.kept, self.problem.kept[i][option])):
+            for v, what in pairs:
+                count = counts[v][what] + by
+                if count:
+                    counts[v][what] = count
+                else:
+                    del counts[v][what]
 
     def _set(self, i: int, option: int) -> None:
         self.choice[i] = option
@@ -216,6 +234,11 @@ class Search:
         old = [self.choice[i] for i in members]
         if options == 1 or (forced is not None and list(forced) == old):
             return 0.0
+        one = None if forced is None else forced[0]
+        if len({v for i in members for v in p.touched[i]}) == sum(len(p.touched[i]) for i in members) and (
+            forced is None or all(option == one for option in forced)
+        ):
+            return self._improve_apart(members, one)
         touched = {v for i in members for v in (*p.items[i].reads, *p.items[i].outs) if v >= 0}
         prices = {}
         for option in range(options) if forced is None else (-1,):
@@ -244,6 +267,19 @@ class Search:
         for i in members:
             self.put(i, best)
         return prices[best] - before
+
+    def _improve_apart(self, members: Sequence[int], forced: int | None) -> float:
+        """As ``improve``, for items of which no two read or make the same value: the prices of each are its own."""
+        before, sums = 0.0, [0.0] * len(self.problem.items[members[0]].options)
+        for (now, prices), count in Counter((self.choice[i], self.prices(i)) for i in members).items():
+            before += count * prices[now]
+            sums = [total + count * price for total, price in zip(sums, prices, strict=True)]
+        best = sums.index(min(sums)) if forced is None else forced
+        if forced is None and sums[best] >= before - 1e-12:
+            return 0.0
+        for i in members:
+            self.put(i, best)
+        return sums[best] - before
 
     def sweep(self, classes: Sequence[Sequence[int]]) -> None:
         """Improve class by class, back and forth, until nothing gets cheaper; revisits only neighbours of changes."""

@@ -6,7 +6,7 @@ each register it writes has a free slot, and it is its turn on its queue.  ``ver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -73,10 +73,12 @@ class Step:
     kwargs: tuple[tuple[str, Arg], ...]
     outs: tuple[int, ...]  # -1 where an output is not used
 
-    def reads(self) -> Iterator[int]:
-        """The values that the step reads."""
-        yield from refs(self.args)
-        yield from refs(tuple(v for _, v in self.kwargs))
+    def reads(self) -> list[int]:
+        """The values that the step reads, one entry for each occurrence in its arguments."""
+        found = refs(self.args)
+        for _, value in self.kwargs:
+            found += refs((value,))
+        return found
 
     def reading(self, change: Callable[[int], Arg]) -> Step:
         """The same step, in which each value that it reads is replaced by ``change(value)``."""
