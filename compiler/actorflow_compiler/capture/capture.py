@@ -47,6 +47,7 @@ from actorflow_compiler.core.torch_internals import (
     real_tensors,
     scaling_in_the_graph,
     values_not_seen,
+    without_code,
     without_tensor_meta,
 )
 from actorflow_compiler.core.user_code import traced_line
@@ -304,6 +305,7 @@ class _Trace:
             contextlib.nullcontext() if numbers is None else replaced_batch_norm(),
             self._repeated,
             without_tensor_meta(),
+            without_code(),
         )
 
     def _step(self, tensors: list[Tensor], reads: ValueReadHandler) -> list[Tensor]:

@@ -20,13 +20,14 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.core.errors import CaptureError
-from actorflow_compiler.core.torch_internals import OpOverload, dispatching_to, is_composed, schema_of
+from actorflow_compiler.core.torch_internals import FakeTensor, OpOverload, dispatching_to, is_composed, schema_of
 from actorflow_compiler.core.user_code import traced_line
 from actorflow_compiler.substitutes.decomposition_table import Decomposition
 
 __all__ = ["Expansion", "rewrite_in_place_ops"]
 
 aten = torch.ops.aten
+DEVICE = torch.ops.prim.device.default
 FOREACH = "aten::_foreach_"  # of ops over lists of tensors
 OTHER_NAMES: Mapping[str, Callable[..., Any]] = {"norm": torch.linalg.vector_norm}  # where it is no method of Tensor
 RESIZES = (aten.resize_.default, aten.resize_as_.default)
@@ -290,16 +291,17 @@ class _Rewriter:
 
     def _dispatch(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an op, and add it to the graph; the op may be a decomposition's, or change tensors."""
-        if op.namespace == "prim":  # such as for the device of a tensor
+        if op is DEVICE and type(args[0]) is FakeTensor:  # torch asks for it several times in each op
+            return args[0].device
+        if op.namespace == "prim":
             return op(*args, **kwargs)
-        again = dispatching_to(self._dispatch)
         if (decomposition := self._table.get(op)) is not None:
-            with again:
+            with dispatching_to(self._dispatch):
                 result = decomposition(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         if is_composed(op):
-            with again:
+            with dispatching_to(self._dispatch):
                 return op.decompose(*args, **kwargs)
         if op is aten.copy_.default:  # by functionalize, at its end
             self._changes.append((args[0], args[1]))
