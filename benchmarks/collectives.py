@@ -47,7 +47,7 @@ from actorflow_compiler.plan.plan import (
     ToResult,
 )
 
-KINDS = tuple(CollectiveKind)
+KINDS = tuple(kind.value for kind in CollectiveKind)
 SIZES = tuple(1 << n for n in range(10, 27, 2))  # bytes of the whole tensor: 1 KB … 64 MB
 FIRST = Body(1, (Step("aten.select.int", (Ref(0), 0, 0), (), (1,)),), (1,))
 WAYS = ("shared", "actor over Gloo", "torch.distributed")

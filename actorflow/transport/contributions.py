@@ -7,7 +7,7 @@ that the plan tells each of them, so nothing but where it begins has to be told.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -194,7 +194,10 @@ def add_terms(place: Tensor, terms: Sequence[Tensor]) -> None:
     if len(terms) == 1:
         place.copy_(terms[0])
         return
-    step = place.numel() if len(terms) == 2 else max(1, BLOCK // place.dtype.itemsize)
+    if len(terms) == 2:
+        torch.add(terms[0], terms[1], out=place)
+        return
+    step = max(1, BLOCK // place.dtype.itemsize)
     for start in range(0, place.numel(), step):
         block = place[start : start + step]
         torch.add(terms[0][start : start + step], terms[1][start : start + step], out=block)
@@ -227,7 +230,7 @@ class Assembly:
         me = self._side.me
         for i, (exchange, tensor) in enumerate(zip(self._side.exchanges, self._tensors, strict=True)):
             for box, piece in zip(exchange.receive[me], cut(tensor, exchange.send[me]), strict=True):
-                self._place(me, i, box, piece)
+                self.place(me, i, box, piece)
 
     def take(self, member: int, run: Run, first: int, last: int, flat: Tensor) -> None:
         """Place or add elements ``first`` to ``last`` of a run that came from a member, which are in ``flat``."""
@@ -236,7 +239,7 @@ class Assembly:
             piece = flat[at : at + stop - start]
             at += stop - start
             if stop - start == part.count:
-                self._place(member, part.tensor, part.box, piece.view(part.box.size))
+                self.place(member, part.tensor, part.box, piece.view(part.box.size))
                 continue
             target = cut(self.outputs[part.tensor], (part.box,))[0]
             if target.is_contiguous():
@@ -248,9 +251,10 @@ class Assembly:
                 waiting = self._waiting[key] = torch.empty(part.count, dtype=run.dtype)
             waiting[start:stop].copy_(piece)
             if stop == part.count:
-                self._place(member, part.tensor, part.box, self._waiting.pop(key).view(part.box.size))
+                self.place(member, part.tensor, part.box, self._waiting.pop(key).view(part.box.size))
 
-    def _place(self, member: int, output: int, box: Box, piece: Tensor) -> None:
+    def place(self, member: int, output: int, box: Box, piece: Tensor) -> None:
+        """Place or add a box of an output that came from a member, in the shape of the box."""
         target = cut(self.outputs[output], (box,))[0]
         adds = self._side.exchanges[output].add and not (self._fresh[output] and member == 0)
         self._join(adds, target, piece.view(target.shape))
@@ -265,34 +269,35 @@ class Assembly:
 
 
 class FlatSums:
-    """The outputs of one collective that adds terms: views of one flat tensor for each dtype."""
+    """The outputs of a collective that adds terms: views of one flat tensor for each dtype, made anew each time."""
 
-    def __init__(self, side: Contribution, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, side: Contribution) -> None:
         self.stream = side.coming[side.me]
-        self.flats: Mapping[int, Tensor] = {  # by where a run begins
-            run.start: torch.empty(run.count, dtype=run.dtype) for run in self.stream.runs
-        }
-        self._side = side
+        self.flats: dict[int, Tensor] = {}  # by where a run begins
         self._own: dict[int, Tensor] = {}  # this rank's terms where they lie, if they are not read where it put them
+        self._own_boxes: list[tuple[int, int, Box]] = []  # (where a run begins, tensor, box)
+        runs = self.stream.runs
         if not side.reads_own:
-            for run in self.stream.runs:
+            for run in runs:
                 (part,) = run.parts
                 (box,) = (box for box in side.exchanges[part.tensor].send[side.me] if numel(box.size))
-                self._own[run.start] = cut(tensors[part.tensor], (box,))[0].reshape(-1)
+                self._own_boxes.append((run.start, part.tensor, box))
+        parts = {part.tensor: (run.start, part.start, part.start + part.count) for run in runs for part in run.parts}
+        self._outputs = [(parts.get(i), spec.shape, dtype_of(spec.dtype)) for i, spec in enumerate(side.specs)]
+
+    def start(self, tensors: Sequence[Tensor]) -> None:
+        """Make the memory of the outputs of one time; ``tensors`` are what this rank puts in."""
+        self.flats = {run.start: torch.empty(run.count, dtype=run.dtype) for run in self.stream.runs}
+        self._own = {start: cut(tensors[at], (box,))[0].reshape(-1) for start, at, box in self._own_boxes}
 
     def own(self, run: Run) -> Tensor | None:
         """This rank's own terms of a run; None if they are read where it has put them."""
         return self._own.get(run.start)
 
-    def outputs(self) -> list[Tensor]:
-        """The sums in the shapes of the outputs."""
-        specs = self._side.specs
-        found = {
-            part.tensor: self.flats[run.start][part.start : part.start + part.count].view(specs[part.tensor].shape)
-            for run in self.stream.runs
-            for part in run.parts
-        }
+    def end(self) -> list[Tensor]:
+        """The sums in the shapes of the outputs, which are forgotten here."""
+        flats, self.flats, self._own = self.flats, {}, {}
         return [
-            found[i] if i in found else torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
-            for i, spec in enumerate(specs)
+            torch.empty(shape, dtype=dtype) if at is None else flats[at[0]][at[1] : at[2]].view(shape)
+            for at, shape, dtype in self._outputs
         ]

@@ -18,7 +18,7 @@ each other in turns.  Then it has read step k - 2 and others k - 4, and there ar
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +68,7 @@ class GroupMemory:
         longest = max((side.nbytes for side in sides), default=0)
         self._slot = min(LONGEST, longest)
         self._count = 2 if longest <= LONGEST else 4  # of slots of this rank
+        self._used = 0  # slots of each rank: as many as all of them have
         self._slots: list[list[Tensor]] = [[] for _ in ranks]  # by member
         self._tables: list[Tensor | None] = [None for _ in ranks]  # by member: [reader, collective, entry]
         self._head = -(-(1 + len(ranks) * len(sides) * _ENTRY) * 8 // ALIGN) * ALIGN
@@ -86,11 +87,6 @@ class GroupMemory:
     def ahead(self) -> bool:
         """Whether slots are filled one step ahead of the one that is read; all memory is here."""
         return self._used > 2
-
-    @property
-    def _used(self) -> int:
-        """How many slots of each rank are used: as many as all of them have."""
-        return min(map(len, self._slots))
 
     def make(self) -> list[tuple[int, int]]:
         """Make this rank's region; returns pairs of another rank and a file descriptor for it, which it must close.
@@ -139,6 +135,7 @@ class GroupMemory:
         if count not in (2, 4):
             raise ClusterError(f"shared memory with {count} slots was found for the group of ranks {list(self.ranks)}")
         size = (nbytes - self._head) // count
+        self._used = count if not self._used else min(self._used, count)
         self._slots[member] = [flat[self._head + n * size : self._head + (n + 1) * size] for n in range(count)]
         shape = (len(self.ranks), len(self.sides), _ENTRY)
         table = self._tables[member] = numbers[1 : 1 + len(self.ranks) * len(self.sides) * _ENTRY].view(shape)
@@ -187,7 +184,10 @@ class SharedCollective:
         self._tensors: Sequence[Tensor] = ()
         self._flats: dict[tuple[int, Box], Tensor] = {}
         self._filled = 0  # number of this collective's first slot
-        self._views: dict[tuple[int, int, int, int, int], Tensor] = {}  # of slots, for collectives of one range
+        # of a collective of a single range, by slot: where this rank puts in what, and the terms that it adds
+        self._places: dict[int, list[tuple[Tensor, Run]]] = {}
+        self._terms: dict[int, list[tuple[Run, list[Tensor]]]] = {}
+        self._pieces: dict[int, list[list[tuple[int, Box, Tensor]]]] = {}  # or the boxes that come from each member
 
     def begin(self, tensors: Sequence[Tensor], filled: int) -> None:
         """Start to carry it out; all memory is here, and ``filled`` slots have been filled before, on each rank.
@@ -199,8 +199,8 @@ class SharedCollective:
         if not self._told:
             self._plan_steps()
         self._tensors, self._filled, self._flats = tensors, filled, {}
-        if self._flat:
-            self._sums = FlatSums(side, tensors)
+        if self._sums is not None:
+            self._sums.start(tensors)
         else:
             self._boxes = Assembly(side, tensors, ranges=self._ranges > 1)
             if self._ranges != 1:  # else in the order of the group
@@ -211,14 +211,24 @@ class SharedCollective:
         here = self.steps[step]
         if not here.fills:
             return
-        memory, side = self._memory, self.side
-        for number in self._put_in:
-            stream = side.leaving[number]
-            low, high = self._range(here.number, stream, self._stride or stream.nbytes)
-            for run, first, last in stream.between(low, high):
-                offset = self._starts[number] - low
-                place = self._view(memory.me, here.number, run, first, last, offset)
+        if self._ranges > 1:
+            for place, run, first, last in self._own_range(here.number):
                 put(place, run, first, last, self._tensors, self._flats)
+            return
+        slot = self._memory.place(self._filled)
+        places = self._places.get(slot)
+        if places is None:
+            places = self._places[slot] = [(place, run) for place, run, _, _ in self._own_range(0)]
+        for place, run in places:
+            put(place, run, 0, run.count, self._tensors, self._flats)
+
+    def _own_range(self, number: int) -> Iterator[tuple[Tensor, Run, int, int]]:
+        """Where this rank puts in elements (first, last) of runs in a step."""
+        for at in self._put_in:
+            stream = self.side.leaving[at]
+            low, high = self._range(number, stream, self._stride or stream.nbytes)
+            for run, first, last in stream.between(low, high):
+                yield self._view(self._memory.me, number, run, first, last, self._starts[at] - low), run, first, last
 
     def read(self, step: int) -> None:
         """Read what all have put in, or the shares that others have added up."""
@@ -234,10 +244,12 @@ class SharedCollective:
 
     def end(self) -> list[Tensor]:
         """The outputs, after the last step."""
-        outputs = self._boxes.outputs if self._boxes is not None else self._sums.outputs()  # type: ignore[union-attr]
-        self._boxes = self._sums = None
         self._tensors, self._flats = (), {}
-        return outputs
+        if self._sums is not None:
+            return self._sums.end()
+        boxes, self._boxes = self._boxes, None
+        assert boxes is not None
+        return boxes.outputs
 
     @property
     def filling(self) -> int:
@@ -258,6 +270,7 @@ class SharedCollective:
         self._ranges = max(told.steps for told in self._told)
         # all see the same streams of an all-reduce; those of a reduce-scatter may be in slots of several sizes
         self._flat = side.sums and len({told.stride for told in self._told}) == 1
+        self._sums = FlatSums(side) if self._flat else None
         read = {number for member, number in enumerate(side.stream_for) if member != side.me}
         if self._flat and side.reads_own:
             read.add(side.stream_for[side.me])
@@ -283,17 +296,9 @@ class SharedCollective:
 
     def _view(self, member: int, number: int, run: Run, first: int, last: int, offset: int) -> Tensor:
         """Elements of a run in the slot of a member; the stream's byte 0 would lie at byte ``offset`` of the slot."""
-        slot = self._memory.place(self._filled + number)
-        key = (member, slot, number, offset + run.start, first)
-        found = self._views.get(key)
-        if found is None or found.numel() != last - first:
-            size = run.dtype.itemsize
-            start = offset + run.start + first * size
-            flat = self._memory.slot(member, slot)[start : start + (last - first) * size]
-            found = flat.view(run.dtype)
-            if self._ranges == 1:
-                self._views[key] = found
-        return found
+        start = offset + run.start + first * run.dtype.itemsize
+        flat = self._memory.slot(member, self._memory.place(self._filled + number))
+        return flat[start : start + (last - first) * run.dtype.itemsize].view(run.dtype)
 
     def _coming(self, member: int, number: int, run: Run, first: int, last: int) -> Tensor:
         """Elements of a run that a member has put in for this rank."""
@@ -306,6 +311,9 @@ class SharedCollective:
         """Add up a range of the terms, or a member's ``share`` of it, which is then put over this rank's terms."""
         sums, me = self._sums, self.side.me
         assert sums is not None
+        if self._ranges == 1 and share is None:
+            self._add_all(sums)
+            return
         low, high = self._range(number, sums.stream, self._told[me].stride)
         if share is not None:
             low, high = _share(low, high, share, len(self._memory.ranks))
@@ -320,6 +328,19 @@ class SharedCollective:
             if share is not None:
                 self._coming(me, number, run, first, last).copy_(place)
 
+    def _add_all(self, sums: FlatSums) -> None:
+        """As ``_add`` for a collective of a single range, with less to do each time."""
+        me, slot = self.side.me, self._memory.place(self._filled)
+        known = self._terms.get(slot)
+        if known is None:
+            members = range(len(self._memory.ranks))
+            known = self._terms[slot] = [
+                (run, [self._coming(m, 0, run, 0, run.count) for m in members]) for run in sums.stream.runs
+            ]
+        for run, terms in known:
+            own = sums.own(run)
+            add_terms(sums.flats[run.start], terms if own is None else [*terms[:me], own, *terms[me + 1 :]])
+
     def _read_shares(self, number: int) -> None:
         sums, me = self._sums, self.side.me
         assert sums is not None
@@ -332,14 +353,37 @@ class SharedCollective:
     def _read_boxes(self, number: int) -> None:
         boxes, me = self._boxes, self.side.me
         assert boxes is not None
+        if self._ranges == 1:
+            self._read_all_boxes(boxes)
+            return
         for member, stream in enumerate(self.side.coming):
             if member == me:
-                if self._ranges == 1:
-                    boxes.take_own()
                 continue
             low, high = self._range(number, stream, self._told[member].stride)
             for run, first, last in stream.between(low, high):
                 boxes.take(member, run, first, last, self._coming(member, number, run, first, last))
+
+    def _read_all_boxes(self, boxes: Assembly) -> None:
+        """As ``_read_boxes`` for a collective of a single range, with less to do each time."""
+        slot = self._memory.place(self._filled)
+        known = self._pieces.get(slot)
+        if known is None:
+            known = self._pieces[slot] = [self._pieces_of(member) for member in range(len(self._memory.ranks))]
+        for member, pieces in enumerate(known):
+            if member == self.side.me:
+                boxes.take_own()
+            for output, box, piece in pieces:
+                boxes.place(member, output, box, piece)
+
+    def _pieces_of(self, member: int) -> list[tuple[int, Box, Tensor]]:
+        """The boxes of outputs that a member has put in for this rank; none of its own."""
+        found = []
+        for run in self.side.coming[member].runs if member != self.side.me else ():
+            flat = self._coming(member, 0, run, 0, run.count)
+            for part in run.parts:
+                piece = flat[part.start : part.start + part.count].view(part.box.size)
+                found.append((part.tensor, part.box, piece))
+        return found
 
 
 def _share(low: int, high: int, member: int, members: int) -> tuple[int, int]:

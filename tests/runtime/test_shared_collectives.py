@@ -162,6 +162,20 @@ def test_any_collectives_in_any_order_of_events_give_what_torch_gives(
             assert all(torch.equal(a, b) for a, b in zip(before[r][at], parts[r][1], strict=True)), "an input changed"
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_rank_that_needs_ranges_and_one_that_does_not_keep_to_the_slots_that_both_have(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_memory, "LONGEST", 384)
+    kind = CollectiveKind.ALL_GATHER  # three rows of 160 bytes, and two
+    made = [parts_of((kind, [((5, 40), torch.float32)]), id, (0, 1), 10 * id) for id in range(6)]
+    meeting = Meeting({r: [parts[r] for parts, _ in made] for r in (0, 1)}, random.Random(seed))
+    found = meeting.run()
+    assert not any(progress.memory.ahead for progress in meeting.progress.values())
+    for r in (0, 1):
+        assert all(torch.equal(found[r][at][0], wanted[r][0]) for at, (_, wanted) in enumerate(made))
+
+
 @pytest.mark.parametrize("shared_out", [1, 1 << 30], ids=["in shares", "each all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
 def test_sums_that_are_rounded_are_equal_bit_by_bit_on_all_ranks_and_in_all_orders(
