@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ import psutil
 T = TypeVar("T")
 
 PATIENCE = 300.0  # seconds for a group to start, to prepare a contender, or to end a turn
-GRACE = 30.0  # seconds for its processes to end
+GRACE = 30.0  # seconds for its processes to end, or to answer where one of them has failed
 AGREE = 1e-4  # how far the losses of contenders may differ
 
 
@@ -146,21 +146,35 @@ class Group:
         return answers
 
     def ask(self, *message: Any) -> list[Any]:
-        """Send a message to all ranks; their answers."""
-        for rank in self.ranks:
-            rank.send(message)
-        end = time.monotonic() + PATIENCE
-        answers = []
+        """Send a message to all ranks; their answers, by rank.
+
+        Raises Lost where a rank ends or does not answer in time; after one that failed there is little, as others may
+        wait for it for ever, and why it failed is told.
+        """
         for number, rank in enumerate(self.ranks):
             try:
-                if not rank.poll(max(0.0, end - time.monotonic())):
-                    raise Lost(
-                        f"{self.name}, rank {number}: no answer to {message} in {PATIENCE:.0f} s; see {self.log}"
-                    )
-                answers.append(rank.recv())
-            except (EOFError, ConnectionError) as error:
-                raise Lost(f"{self.name}, rank {number}: ended during {message}; see {self.log}") from error
-        return answers
+                rank.send(message)
+            except OSError as error:
+                raise Lost(f"{self.name}, rank {number}: ended before {message}; see {self.log}") from error
+        end, failed = time.monotonic() + PATIENCE, ""
+        answers: dict[int, Any] = {}
+        while len(answers) < len(self.ranks):
+            left = {rank: number for number, rank in enumerate(self.ranks) if number not in answers}
+            ready = wait(list(left), max(0.0, end - time.monotonic()))
+            if not ready:
+                silent = f"{self.name}, ranks {sorted(left.values())}: no answer to {message}; see {self.log}"
+                raise Lost(f"{silent}\n{failed}".strip())
+            for rank in ready:
+                assert isinstance(rank, Connection)
+                number = left[rank]
+                try:
+                    answers[number] = answer = rank.recv()
+                except (EOFError, ConnectionError) as error:
+                    ended = f"{self.name}, rank {number}: ended during {message}; see {self.log}"
+                    raise Lost(f"{ended}\n{failed}".strip()) from error
+                if isinstance(answer, tuple) and answer[0] == "failed" and not failed:
+                    failed, end = f"rank {number} failed: {answer[1]}", min(end, time.monotonic() + GRACE)
+        return [answers[number] for number in range(len(self.ranks))]
 
     @property
     def restless(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.extend(str(BENCHMARKS / name) for name in (".", "peers", "pipelines"))  # behind all else
 
 import report  # noqa: E402
+import turns  # noqa: E402
 from contest import contest, task_of  # noqa: E402
 from results import RESULTS, figures, write  # noqa: E402
 from turns import Lost, Turn, play  # noqa: E402
@@ -76,6 +78,19 @@ def test_a_loss_that_is_not_the_others_ends_the_row(loss: float) -> None:
     assert play({"one": Alone(1.0), "other": Alone(1.00001)}, 1, range(2)).keys() == {"one", "other"}
     with pytest.raises(Lost, match="losses differ"):
         play({"one": Alone(1.0), "other": Alone(loss)}, 1, range(2))
+
+
+def test_a_rank_that_fails_is_told_of_while_another_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "GRACE", 0.01)
+    pairs = [multiprocessing.Pipe() for _ in range(2)]
+    process: Any = None
+    group = turns.Group("theirs", process, [mine for mine, _ in pairs], Path("log"))
+    pairs[1][1].send(("failed", "ValueError: no such schedule", (0.0, 1.0)))
+    with pytest.raises(Lost, match=r"theirs, ranks \[0\]: no answer(.|\n)*rank 1 failed: ValueError: no such schedule"):
+        group.make("DDP", 1)
+    pairs[0][1].close()
+    with pytest.raises(Lost, match="rank 0: ended"):
+        group.make("DDP", 1)
 
 
 def test_each_contender_is_first_as_often() -> None:
