@@ -45,6 +45,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
       torchrun --nnodes 2 --nproc-per-node 8 … -m actorflow run train.py
       actorflow run --on ray --nnodes 2 --devices 8 train.py
     """  # noqa: D301 -- click's own mark
+    _open_standard_files()
     flags = LaunchFlags(**options, token=_token(options["token_file"]))
     if starts_on_ray(flags.on, os.environ):
         sys.exit(on_ray(click.get_current_context(), flags))
@@ -65,6 +66,15 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     status = launch(replace(settings, script=script, argv=arguments))
     gc.freeze()  # Python's end looks through all that is left several times
     sys.exit(status)
+
+
+def _open_standard_files() -> None:
+    """Open the null device for standard files that are closed, so that no socket takes their numbers."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
 
 
 def _token(file: str | None) -> str:

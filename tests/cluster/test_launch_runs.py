@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from click.testing import CliRunner
 
 import warm
 from actorflow.cli import main
-from cluster.ranks import free_port
+from cluster.ranks import LIMIT, free_port
 from cluster.runs import Run
 
 Start = Callable[..., Run]
@@ -67,6 +69,18 @@ def test_a_signal_to_a_process_that_the_script_forks_is_not_one_to_the_rank(star
     run = start(FORKS, "--devices", "2", python=warm.python())
     assert run.wait() == 0, run.output
     assert "child -15\npool [2, 1, 0, 1]" in run.output
+
+
+def test_a_launcher_whose_standard_input_is_closed_runs_all_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print('read', repr(sys.stdin.read()))")
+    command = [sys.executable, "-m", "actorflow", "run", str(script), "--devices", "2", "--log-dir", str(tmp_path)]
+    closed = ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *command]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(closed, env=env, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "read ''\n"
+    assert (tmp_path / "rank1.stdout.log").read_text() == "read ''\n"
 
 
 def test_two_nodes_with_one_token_are_one_run(start: Start, tmp_path: Path) -> None:
