@@ -98,6 +98,9 @@ class LazyTensor(Tensor):
         if func in METADATA:
             with _no_override():
                 return func(*args, **(kwargs or {}))
+        if not kwargs and _LEAVES.issuperset(map(type, args)):  # as in float(loss), which scripts call at each step
+            args = [one._promise.value() if type(one) is LazyTensor else one for one in args]
+            return original(func)(*args)
         args, kwargs = wait_for_values((args, kwargs or {}))
         return original(func)(*args, **kwargs)
 
@@ -110,6 +113,9 @@ class LazyTensor(Tensor):
         """For NumPy: an array that shares the value's memory unless the dtype differs or a copy is requested."""
         array = self._promise.value().numpy()
         return array.astype(dtype, copy=bool(copy)) if dtype is not None or copy else array
+
+
+_LEAVES = frozenset({LazyTensor, Tensor, int, float, bool, str, type(None), torch.dtype, torch.device})
 
 
 def wait_for_values(tree: Any) -> Any:
