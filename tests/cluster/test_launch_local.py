@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import warm
 from cluster.ranks import SOON
 from cluster.runs import Run
@@ -51,27 +53,39 @@ print("losses", json.dumps(losses))
 """
 
 
+PLACED = next(line for line in PIPELINE.splitlines(keepends=True) if line.startswith("flow.place("))
+DATA = PIPELINE.replace(PLACED, "")  # data parallel, in collectives
+
+
 def said(run: Run, folder: Path) -> list[Any]:
     return [json.loads(text) for text in run.wait_for([folder / f"up{rank}" for rank in range(2)])]
 
 
-def test_a_run_trains_the_same_over_unix_sockets_and_over_the_network(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "network"), [(PIPELINE, ["gloo", "inline"]), (DATA, ["gloo"])], ids=["in stages", "in collectives"]
+)
+def test_a_run_trains_the_same_over_unix_sockets_and_over_the_network(
+    script: str, network: list[str], start: Start, tmp_path: Path
+) -> None:
     losses = []
-    for option, planes in (("--local", ["shared"]), ("--no-local", ["gloo", "inline"])):
-        run = start(PIPELINE, "--devices", "2", option, "--", str(tmp_path), "6", python=warm.python())
+    for option, planes in (("--local", ["shared"]), ("--no-local", network)):
+        run = start(script, "--devices", "2", option, "--", str(tmp_path), "6", python=warm.python())
         assert run.wait() == 0, run.output
         losses.append([line for line in run.output.splitlines() if line.startswith("losses")])
         near = [[1], [0]] if option == "--local" else [[], []]
         assert [(rank["planes"], rank["near"]) for rank in said(run, tmp_path)] == [(planes, n) for n in near]
+        for rank in range(2):
+            (tmp_path / f"up{rank}").unlink()
     assert losses[0] == losses[1]
     assert len(json.loads(losses[0][0].removeprefix("losses "))) == 6
 
 
-def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", [PIPELINE, DATA], ids=["stages", "collectives"])
+def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(script: str, start: Start, tmp_path: Path) -> None:
     temporary, before = tmp_path / "tmp", set(os.listdir("/dev/shm"))
     temporary.mkdir()
     where = {"TMPDIR": str(temporary)}
-    run = start(PIPELINE, "--devices", "2", "--", str(tmp_path), "-1", env=where, python=warm.python())
+    run = start(script, "--devices", "2", "--", str(tmp_path), "-1", env=where, python=warm.python())
     ranks = said(run, tmp_path)
     assert [r["planes"] for r in ranks] == [["shared"], ["shared"]]
     start_of_end = time.monotonic()
