@@ -29,6 +29,7 @@ __all__ = ["Expansion", "rewrite_in_place_ops"]
 aten = torch.ops.aten
 DEVICE = torch.ops.prim.device.default
 FOREACH = "aten::_foreach_"  # of ops over lists of tensors
+FUSED = "aten::_fused_"  # of optimizers' ops over lists of tensors
 OTHER_NAMES: Mapping[str, Callable[..., Any]] = {"norm": torch.linalg.vector_norm}  # where it is no method of Tensor
 RESIZES = (aten.resize_.default, aten.resize_as_.default)
 IDENTITIES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)  # views of all of their argument
@@ -266,6 +267,8 @@ class _Rewriter:
         args, kwargs = map_arg(node.args, self._given), map_arg(node.kwargs, self._given)
         if schema_of(op).name.startswith(FOREACH):
             result = [self._functionalized(*call) for call in _calls_for_each(op, args, kwargs)]
+        elif schema_of(op).is_mutable and schema_of(op).name.startswith(FUSED):  # into ops, and copies of their results
+            result = self._called(run, args, kwargs)
         else:
             result = self._functionalized(run, args, kwargs)
         if result is NotImplemented:
@@ -303,7 +306,8 @@ class _Rewriter:
         if is_composed(op):
             with dispatching_to(self._dispatch):
                 return op.decompose(*args, **kwargs)
-        if op is aten.copy_.default:  # by functionalize, at its end
+        if op is aten.copy_.default:  # by functionalize, at its end, or of a fused optimizer
+            assert (args[0].dtype, args[0].shape) == (args[1].dtype, args[1].shape)
             self._changes.append((args[0], args[1]))
             return args[0]
         assert not schema_of(op).is_mutable, op
@@ -316,8 +320,12 @@ class _Rewriter:
 
     def _functionalized(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function that may change its arguments; afterwards, assign the new values to them."""
+        return self._called(functionalize(run, remove="mutations"), args, kwargs)
+
+    def _called(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function that changes tensors by copies into them alone; afterwards, assign their new values."""
         with dispatching_to(self._dispatch):
-            result = functionalize(run, remove="mutations")(*args, **kwargs)
+            result = run(*args, **kwargs)
         changes, self._changes = self._changes, []
         for tensor, new in changes:
             self._assign(self._running_value(tensor), new)
