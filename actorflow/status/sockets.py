@@ -131,11 +131,11 @@ def on_signal(tell: Callable[[], object]) -> Iterator[None]:
 
 
 def _serve(listener: socket.socket, rank: int, world: int, pull: Callable[[int], bytes]) -> None:
-    from actorflow.status.rank_status import own_status
-
     while True:
         connection, _ = listener.accept()
         with connection, suppress(Exception):  # one request that fails must not end the thread
+            from actorflow.status.rank_status import own_status
+
             connection.settimeout(PATIENCE)
             asked = connection.makefile("r").readline().split()
             own = asked == ["own"]

@@ -210,7 +210,7 @@ def test_a_rank_that_could_not_answer_once_answers_the_next_time(
     run = about(0, world=1)
     announce_run(launcher, run)
     with monkeypatch.context() as first:
-        first.setattr(sockets, "own_status", early)
+        first.setattr(rank_status, "own_status", early)
         answer_requests(launcher, 0, 1, lambda rank: b"")
         assert ask_ranks(launcher, run).silent[0].startswith("gave no answer (process")
     assert 0 in ask_ranks(launcher, run).standings
