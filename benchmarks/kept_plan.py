@@ -1,12 +1,13 @@
-"""Measure how much sooner a run takes its first step where its plan is kept beside its checkpoints.
+"""Measure how much sooner a run takes its first step where its plan is kept, and what its capture has found.
 
 python benchmarks/kept_plan.py                 a GPT of 12 layers on 2 ranks, a few minutes
 python benchmarks/kept_plan.py --layers 4 --rounds 5
 
-Each round starts the same training twice, in a folder of its own: first without a plan there, then with the one that
-the first start has kept.  Neither finds a checkpoint.  The time is that from the command to the end of the first step,
-which starts of processes, imports and the new model are in; "compiling" is that of the first call alone.  A figure is
-the median of the rounds.
+Each round starts the same training three times, with a cache of its own: first with nothing there; then with the plan
+that the first start has kept, and without what it has found when it captured the step; then with both, which captures
+nothing.  The time is that from the command to the end of the first step, which starts of processes, imports and the new
+model are in; "the first call" is that of the call alone, and "processor time" that of all processes until the end.  A
+figure is the median of the rounds; where a machine has other work, processor time says more.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -34,6 +37,19 @@ from gpt import GPT, draw_batch, stdlib_bytes
 
 WIDTH, HEADS, CONTEXT, BATCH = 256, 4, 64, 8
 LINE = "the first step: "
+STARTS = ("nothing kept", "a kept plan", "no capture")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What one start of the training took, in seconds, and what rank 0 had imported after its first step."""
+
+    whole: float
+    call: float
+    processor: float
+    modules: int
+    taken: int  # plans that were not compiled
+    skipped: int  # steps that were not captured
 
 
 @click.command()
@@ -41,39 +57,52 @@ LINE = "the first step: "
 @click.option("--ranks", default=2, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--parallel", type=click.Choice(["data", "tensor", "auto"]), default="data", show_default=True)
-@click.option("--train", help="Be one of the trainings: the folder.", hidden=True)
-def main(layers: int, ranks: int, rounds: int, parallel: str, train: str | None) -> None:
+@click.option("--train", is_flag=True, help="Be one of the trainings.", hidden=True)
+def main(layers: int, ranks: int, rounds: int, parallel: str, train: bool) -> None:
     """Measure, or train."""
-    if train is not None:
-        first_step(layers, parallel, train)
+    if train:
+        first_step(layers, parallel)
         return
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores")
     print(f"A GPT of {layers} layers, width {WIDTH}, on {ranks} ranks, parallel={parallel!r}", flush=True)
-    found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    found: dict[str, list[Start]] = {name: [] for name in STARTS}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="kept-plan-") as folder:
-            for kept in found:
-                whole, call, taken = start(layers, ranks, parallel, folder)
-                assert taken == kept, "the plan was not kept, or not found"
-                found[kept].append((whole, call))
-    for title, at in (("from the command to the end of the first step", 0), ("… compiling", 1)):
-        without, with_plan = (statistics.median(one[at] for one in found[kept]) for kept in (False, True))
-        print(f"{title:48} {without:6.2f} s; with a kept plan {with_plan:6.2f} s, ratio {with_plan / without:.2f}")
+            for number, name in enumerate(STARTS):
+                one = start(layers, ranks, parallel, folder)
+                assert (one.taken, one.skipped) == (int(number > 0), int(number > 1)), f"{name}: {one}"
+                found[name].append(one)
+                if not number:
+                    for path in (Path(folder) / "plans").glob("step-*"):
+                        path.unlink()
+    print(f"{'':48}" + "".join(f"{name:>16}" for name in STARTS))
+    for title, of in (
+        ("from the command to the end of the first step", lambda one: one.whole),
+        ("the first call", lambda one: one.call),
+        ("processor time of the run", lambda one: one.processor),
+        ("modules that rank 0 has imported", lambda one: one.modules),
+    ):
+        medians = [statistics.median(map(of, found[name])) for name in STARTS]
+        print(f"{title:48}" + "".join(f"{median:9.2f} {median / medians[0]:5.2f}x" for median in medians))
 
 
-def start(layers: int, ranks: int, parallel: str, folder: str) -> tuple[float, float, bool]:
-    """Start the training: seconds until its first step has ended, those of the first call; whether a plan was there."""
+def start(layers: int, ranks: int, parallel: str, folder: str) -> Start:
+    """Start the training, with a cache in this folder."""
     command = [sys.executable, "-m", "actorflow", "run", __file__, "--devices", str(ranks), "--"]
-    options = ["--layers", str(layers), "--parallel", parallel, "--train", folder]
-    begun = time.time()
+    options = ["--layers", str(layers), "--parallel", parallel, "--train"]
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
     done = subprocess.run([*command, *options], check=True, capture_output=True, text=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
-    ended, call, taken = json.loads(next(x for x in done.stdout.splitlines() if x.startswith(LINE))[len(LINE) :])
-    return ended - begun, call, bool(taken)
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "ACTORFLOW_CACHE": folder,
+                               "ACTORFLOW_CACHE_PLANS": "1"})  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended, *more = json.loads(next(x for x in done.stdout.splitlines() if x.startswith(LINE))[len(LINE) :])
+    call, modules, taken, skipped = more
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Start(ended - begun, call, processor, modules, taken, skipped)
 
 
-def first_step(layers: int, parallel: str, folder: str) -> None:
-    """Take one step, and say when it ended, what the call took, and how many plans were not compiled."""
+def first_step(layers: int, parallel: str) -> None:
+    """Take one step, and say when it ended, what the call took, and what was not done anew."""
     torch.manual_seed(0)
     model = GPT(layers, WIDTH, HEADS, CONTEXT)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -86,14 +115,14 @@ def first_step(layers: int, parallel: str, folder: str) -> None:
         optimizer.zero_grad()
         return loss
 
-    flow.checkpoint.Keeper(folder, model=model, optimizer=optimizer, every=1000)
     batch = draw_batch(stdlib_bytes(), BATCH, CONTEXT, torch.Generator().manual_seed(0))
     begun = time.time()
     loss = train_step(*batch)
     called = time.time() - begun
     float(loss)
     if flow.env.get_rank() == 0:
-        print(f"{LINE}{json.dumps([time.time(), called, KEPT.taken])}", flush=True)
+        said = [time.time(), called, len(sys.modules), KEPT.taken, KEPT.skipped]
+        print(f"{LINE}{json.dumps(said)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from actorflow_compiler.core.errors import ActorflowError
 from actorflow_compiler.cutting.lowered_step import LoweredStep
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.verify import verify
-from actorflow_compiler.reuse import check_fits, step_digest
+from actorflow_compiler.reuse import StepInterface, check_fits, step_digest
 from actorflow_scheduler.proof import prove
 from actorflow_scheduler.schedule import schedule
 from models import Case
@@ -36,7 +36,7 @@ class Reuse:
 
     def checked(self, plan: bytes) -> None:
         """Read and check bytes as a plan that is found for this step; raises PlanError."""
-        prove(check_fits(verify(from_bytes(plan)), self.captured, self.request))
+        prove(check_fits(verify(from_bytes(plan)), StepInterface.of(self.captured), self.request))
 
 
 class Captured(Exception):

@@ -30,8 +30,8 @@ from actorflow_compiler.values.variables import RECURRENT, attributes_given
 
 __all__ = [
     "ArraySource", "AttributesSource", "CacheSource", "ClassSource", "ClosureSource", "ContextVarSource",
-    "DecimalSource", "DefaultsSource", "EnvironmentSource", "GeneratorSource", "Getter", "GlobalsSource",
-    "HooksSource", "ItemsSource", "LengthSource", "LibrarySource", "LogLevelSource", "MappingSource",
+    "CountersSource", "DecimalSource", "DefaultsSource", "EnvironmentSource", "GeneratorSource", "Getter",
+    "GlobalsSource", "HooksSource", "ItemsSource", "LengthSource", "LibrarySource", "LogLevelSource", "MappingSource",
     "MemoryFileSource", "ModuleSource", "OWN_DICTS", "ParamGroupSource", "SchedulerSource", "ScriptSource",
     "SlotsSource", "StateSource", "StepHooksSource", "StoredClassSource", "StoredGlobalsSource", "SubclassesSource",
     "TensorAttributesSource", "TypeSource", "cache_table", "generator_state", "getter",

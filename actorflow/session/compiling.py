@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +28,7 @@ from actorflow.script_state.side_effect_recorder import RestartCapture
 from actorflow.script_state.side_effects import scheduler_counts
 from actorflow.session.agreement import StateReport, check_agreement, differing_variables, unused_on_all_ranks
 from actorflow.session.compile_request import CapturedStep, CompileRequest, located
+from actorflow.session.kept_capture import CaptureKey, Outspoken, find_capture, keep_capture, key_of_capture
 from actorflow.session.number_reads import every_number
 from actorflow.session.plan_keys import torch_modes
 from actorflow.session.plan_store import KEPT, KeptPlan, PlanKey, PlanStore
@@ -37,6 +40,7 @@ from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest, TargetDevices
 from actorflow_compiler.compile import capture_step, lower_captured
 from actorflow_compiler.core import errors
+from actorflow_compiler.core.digest import NoDigest
 from actorflow_compiler.core.errors import (
     ActorflowError,
     CallError,
@@ -58,7 +62,7 @@ from actorflow_compiler.plan.stamping import begins_freely
 from actorflow_compiler.plan.text import to_text
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.plan.verify import verify
-from actorflow_compiler.reuse import check_fits, step_parts
+from actorflow_compiler.reuse import StepInterface, check_fits, step_parts
 from actorflow_compiler.values.gradients import GRADIENT_SUFFIX
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
 from actorflow_compiler.values.variables import ScriptState
@@ -71,6 +75,7 @@ __all__ = [
     "make_plan", "own_devices", "written_by",
 ]  # fmt: skip
 
+LOG = logging.getLogger("actorflow.plans")  # says, on INFO, why a step is captured though its plan is kept
 PARTS = (  # the parts of compiling, in order, and their names for people
     ("capture", "capturing the step as a graph of ops"),
     ("place", "placing the ops"),
@@ -200,21 +205,22 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
 
 
 @young_only()
-def make_plan(
-    request: CompileRequest, world: int, told: bool = True, kept: PlanStore | None = None
-) -> CompileResult:
+def make_plan(request: CompileRequest, world: int, told: bool = True, kept: PlanStore | None = None) -> CompileResult:
     """The plan, and the step's effects on gradients, numbers and Python state.
 
     Numbers of the script become inputs of the plan if the step only computes with them.  Slow compilations show their
     progress; with ``told``, they end with a summary of the plan.  The step is captured in any case; if ``kept`` has the
     plan of what was captured, that is taken, else the plan is compiled, and kept there.
     """
+    kept_step = None if kept is None else KeptStep(kept, request, world)
+    if kept_step is not None and (found := kept_step.take(told)) is not None:
+        return found
     own: list[NumberSource] = [] if request.found is None else scheduler_counts(request.found)
     before: Exception | None = None
     while request.opens:
         numbers = NumberEnv()
         try:
-            return _make_plan(request, world, told, kept, numbers, own)
+            return _make_plan(request, world, told, kept_step, numbers, own)
         except RestartCapture as counting:
             own += counting.places
         except Exception as error:  # the code may not work with stand-ins: retry with the numbers themselves
@@ -225,7 +231,7 @@ def make_plan(
         finally:
             numbers.closed = True
     try:
-        return _make_plan(request, world, told, kept, None, ())
+        return _make_plan(request, world, told, kept_step, None, ())
     except CaptureError as error:
         if isinstance(before, ActorflowError) and not isinstance(before, CaptureError):
             raise before from None  # with constants the step could be captured, so the first error has another cause
@@ -238,7 +244,7 @@ def _make_plan(
     request: CompileRequest,
     world: int,
     told: bool,
-    kept: PlanStore | None,
+    kept_step: KeptStep | None,
     numbers: NumberEnv | None,
     own: Sequence[NumberSource],
 ) -> CompileResult:
@@ -247,13 +253,15 @@ def _make_plan(
     ``own`` are places whose numbers the step changes.  Raises RestartCapture if it changes other numbers, too.
     """
     step = CapturedStep(request, numbers, own)
+    kept, spoken = (None, Outspoken()) if kept_step is None else (kept_step.kept, kept_step.spoken)
     what = f"compiling {request.name} for {world} device{'s' * (world != 1)}"
     with show_progress(what, f"compiled {request.name}", PARTS) as doing:
         kind = _main(kinds(request, world))
         with _located_errors(request):
             known = replace(request.target, measure=False).hardware(kind)  # before there is a plan to measure
             asked = step.request(TargetDevices(world, kind, known), doing)
-            captured = capture_step(asked)
+            with spoken.listening():
+                captured = capture_step(asked)
         key = None if kept is None else kept.key(request.name, lambda: _plan_depends_on(request, captured, asked))
         found = None if kept is None else _kept(kept, key, request, captured, asked)
         if found is not None:
@@ -265,7 +273,67 @@ def _make_plan(
                 kept.add(key, plan, request.target, kind)
         if told:
             doing.sum_up(lambda: summary_lines(plan, hardware))
-    return CompileResult(plan, step.effects(), key)
+    result = CompileResult(plan, step.effects(), key)
+    if kept_step is not None:
+        kept_step.keep(captured, result)
+    return result
+
+
+class KeptStep:
+    """A step whose capture may be kept: taken, if it is, else kept for the next start."""
+
+    def __init__(self, kept: PlanStore, request: CompileRequest, world: int) -> None:
+        self.kept = kept
+        self._request, self._world = request, world
+        self._kind = _main(kinds(request, world))
+        self._key: CaptureKey | None = None
+        self.spoken = Outspoken()  # through all the times that the step is run
+        self.why = ""  # why it has to be captured at each start; empty if it has not
+        if not kept.is_kept:
+            self.why = "plans are not kept"
+        elif kept.names_a_plan(request.name):
+            self.why = "the script has named a plan"
+
+    def take(self, told: bool) -> CompileResult | None:
+        """The plan and the effects of the step, without a capture; None if they are not kept."""
+        if self.why:
+            return None
+        request = self._request
+        what = f"looking for the plan of {request.name} for {self._world} device{'s' * (self._world != 1)}"
+        with show_progress(what, f"looked for the plan of {request.name}") as doing:
+            known = replace(request.target, measure=False).hardware(self._kind)
+            asked = CapturedStep(request, None, ()).request(TargetDevices(self._world, self._kind, known), doing)
+            try:
+                self._key = key_of_capture(request, asked)
+            except NoDigest as error:
+                self._say(str(error))
+                return None
+            found = find_capture(self.kept, self._key, request, asked)
+            plan = None if found is None else _kept_plan(self.kept, found.key, request, found.interface, asked)
+            if found is None or plan is None:
+                return None
+            doing.say_at_end(f"took the plan of {request.name}, which is as it was, from {plan.folder},")
+            if told:
+                doing.sum_up(lambda: summary_lines(plan.plan, known))
+        self.kept.skipped += 1
+        return CompileResult(plan.plan, found.effects, found.key)
+
+    def keep(self, captured: Capture, result: CompileResult) -> None:
+        """Keep a capture that was made."""
+        if self._key is None or self.why:
+            return
+        try:
+            if result.key is None:
+                raise NoDigest(self.kept.why.get(self._request.name, ""))
+            if self.spoken.said:
+                raise NoDigest(f"{self.spoken.said}, which the capture has shown")
+            keep_capture(self.kept, self._key, self._request, captured, result.effects, result.key)
+        except NoDigest as error:
+            self._say(str(error))
+
+    def _say(self, why: str) -> None:
+        self.why = why
+        LOG.info("%s is captured at each start: %s", self._request.name, why)
 
 
 def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, doing: Progress) -> tuple[Plan, Hardware]:
@@ -317,15 +385,23 @@ def _kept(
 
     Raises PlanError if the script has named a plan for the job (``flow.load_plan``) that does not fit.
     """
+    interface = StepInterface.of(captured)
+    named = kept.named(request.name, key, partial(_checked_plan, request, interface, asked))
+    return named if named is not None or key is None else _kept_plan(kept, key, request, interface, asked)
 
-    def check(plan: Plan) -> Plan:
-        prove(check_fits(verify(plan), captured, asked))
-        if plan.mode != request.mode or (not request.train and written_by(plan)):
-            raise PlanError("it runs otherwise, or changes state")
-        return plan
 
-    named = kept.named(request.name, key, check)
-    return named if named is not None or key is None else kept.find(key, check)
+def _kept_plan(
+    kept: PlanStore, key: PlanKey, request: CompileRequest, interface: StepInterface, asked: StepRequest
+) -> KeptPlan | None:
+    return kept.find(key, partial(_checked_plan, request, interface, asked))
+
+
+def _checked_plan(request: CompileRequest, interface: StepInterface, asked: StepRequest, plan: Plan) -> Plan:
+    """A plan that was read, if it is legal, cannot wait for ever, and is one of this step; else raises PlanError."""
+    prove(check_fits(verify(plan), interface, asked))
+    if plan.mode != request.mode or (not request.train and written_by(plan)):
+        raise PlanError("it runs otherwise, or changes state")
+    return plan
 
 
 @contextlib.contextmanager

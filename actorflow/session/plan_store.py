@@ -3,8 +3,9 @@
 A folder holds, beside files of others, which nobody touches:
 
     plan-DIGEST.actorflow   a plan: a line of text, a checksum, what it was made from (JSON), and the plan as protobuf
+    step-DIGEST.actorflow   what the capture of a step has found (``kept_capture``), by what the capture reads
     costs-LABEL.json        the measurements of the machine by which plans were scheduled
-    plans.json              the digests of the plans, those used last at the end
+    plans.json              the names of the plans and steps, those used last at the end
 
 The folders are that of the user's cache, for all runs, and those beside checkpoints.  Only the master reads and writes.
 Nothing here fails a run, unless the script has named a plan itself (``load``): what cannot be read is compiled, what
@@ -42,12 +43,13 @@ from actorflow_compiler.core.errors import ActorflowError, PlanError
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 
-__all__ = ["KEPT", "KeptPlan", "PlanFolder", "PlanKey", "PlanStore"]
+__all__ = ["KEPT", "KeptPlan", "PlanFolder", "PlanKey", "PlanStore", "code_parts", "file_of"]
 
 SWITCH = "ACTORFLOW_CACHE_PLANS"  # environment variable: 0 keeps plans out of the cache, but not the rest
 FORMAT = 2  # of the files; increase it when their form changes
 HEAD = b"actorflow plan %d\n" % FORMAT
-NAME = re.compile(r"plan-([0-9a-f]{64})\.actorflow")
+STEP_HEAD = b"actorflow step %d\n" % FORMAT
+NAME = re.compile(r"(plan|step)-([0-9a-f]{64})\.actorflow")
 USED = "plans.json"
 MOST = 32  # plans in a folder beside checkpoints, and in memory
 MOST_BYTES = 256 << 20  # … and bytes; the one used last stays in any case
@@ -126,7 +128,7 @@ class KeptPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A plan of this process, and the measurements that it was scheduled by."""
+    """A file of this process, and the measurements that its plan was scheduled by."""
 
     data: bytes  # of the file
     costs: tuple[str, bytes] | None  # a file's name and contents; None: it was scheduled without
@@ -150,12 +152,13 @@ class PlanStore:
         self._keeping: PlanFolder | None = None  # beside which checkpoints plans are kept; None: not yet known
         self._cache: tuple[Path | None, UserFolder | None] = (None, None)  # the path asked for, and its folder
         self._named: dict[str, list[_NamedPlan]] = {}  # job → the plans that the script has named for it
-        self._made: dict[str, _Made] = {}  # digest → a plan; those used last at the end
+        self._made: dict[str, _Made] = {}  # name → a file; those used last at the end
         self._told: set[str] = set()
         self._bad: set[str] = set()  # files that are there, and cannot be used
         self._lock = threading.RLock()  # a save keeps plans from a thread of its own
         self.why: dict[str, str] = {}  # job → why its last plan has no key
         self.taken = 0  # plans that were not compiled
+        self.skipped = 0  # steps that were not captured
 
     def forget(self) -> None:
         """Begin anew, as in a new process."""
@@ -208,7 +211,7 @@ class PlanStore:
         ``what`` returns the parts by name, each with a text for people, or an empty one.
         """
         try:
-            parts = {**_code(), **what()}
+            parts = {**code_parts(), **what()}
             return PlanKey(
                 {name: digest_of(part) for name, (part, _) in parts.items()},
                 {name: text for name, (_, text) in parts.items() if text},
@@ -244,14 +247,53 @@ class PlanStore:
                     self._say(f"{folder.path}/{name} is ignored, and the plan compiled: {kind}{error}")
                     continue
                 self.taken += 1
-                self._use(digest, _Made(data, None))
+                self._use(name, _Made(data, None))
                 return KeptPlan(plan_found, folder.path)
         return None
 
     def add(self, key: PlanKey, plan: Plan, target: Target, kind: str) -> None:
         """Keep a plan that was compiled for a target, with the measurements of this kind of device."""
         with self._lock, suppress(PlanError):  # too large for protobuf
-            self._use(key.digest, _Made(file_of(key, plan), _costs_file(target, kind)))
+            self._use(f"plan-{key.digest}.actorflow", _Made(file_of(key, plan), _costs_file(target, kind)))
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is any folder for plans."""
+        return bool(self._places())
+
+    def names_a_plan(self, job: str) -> bool:
+        """Whether the script has named a plan for the job that has not been used yet."""
+        return any(not one.used for one in self._named.get(job, ()))
+
+    def find_step(self, digest: str) -> Any:
+        """What was found when a step was captured, as JSON data; None if nothing is kept for this digest."""
+        name = f"step-{digest}.actorflow"
+        with self._lock:
+            for folder in self._places():
+                try:
+                    if not 0 < folder.files().get(name, 0) <= LARGEST:
+                        continue
+                    data = folder.get(name)
+                    found = json.loads(_checked(data, STEP_HEAD))
+                except FileNotFoundError:
+                    continue
+                except (OSError, PlanError, ValueError, RecursionError) as error:
+                    self._bad.add(f"{folder.path}/{name}")
+                    self._say(f"{folder.path}/{name} is ignored, and the step captured: {error}")
+                    continue
+                self._use(name, _Made(data, None))
+                return found
+        return None
+
+    def add_step(self, digest: str, found: Any) -> None:
+        """Keep what was found when a step was captured, as JSON data; it replaces what was kept for this digest."""
+        name = f"step-{digest}.actorflow"
+        with self._lock:
+            places = [] if self._keeping is None else [self._keeping]
+            self._bad.update(f"{folder.path}/{name}" for folder in (*places, *self._places()))
+            self._use(name, _Made(_sealed(STEP_HEAD, json.dumps(found).encode()), None))
 
     # -- plans that the script names ---------------------------------------------------------------
 
@@ -313,40 +355,40 @@ class PlanStore:
                     break
         return replace(target, costs=costs)
 
-    def _use(self, digest: str, made: _Made) -> None:
-        """Count a plan as the one used last, and keep it where plans are kept."""
-        self._made.pop(digest, None)
-        self._made[digest] = made
+    def _use(self, name: str, made: _Made) -> None:
+        """Count a file as the one used last, and keep it where plans are kept."""
+        self._made.pop(name, None)
+        self._made[name] = made
         while len(self._made) > 1 and (
-            len(self._made) > MOST or sum(len(one.data) for one in self._made.values()) > MOST_BYTES
+            len(self._made) > 2 * MOST or sum(len(one.data) for one in self._made.values()) > MOST_BYTES
         ):
             del self._made[next(iter(self._made))]
         if self._keeping is not None:
-            self._write(self._keeping, (digest,))
+            self._write(self._keeping, (name,))
         if (cache := self._user_folder()) is not None:
-            self._write(cache, (digest,))
+            self._write(cache, (name,))
 
-    def _write(self, folder: PlanFolder, digests: tuple[str, ...]) -> None:
-        """Write the plans that are not there yet, and remove those for which there is no room."""
+    def _write(self, folder: PlanFolder, names: tuple[str, ...]) -> None:
+        """Write the files that are not there yet, and remove those for which there is no room."""
         try:
             there = folder.files()
             folder.make()
-            for digest in digests:
-                made, name = self._made[digest], f"plan-{digest}.actorflow"
+            for name in names:
+                made = self._made[name]
                 if there.get(name) != len(made.data) or f"{folder.path}/{name}" in self._bad:
                     folder.put(name, made.data)
                     self._bad.discard(f"{folder.path}/{name}")
                 costs, data = made.costs or ("", b"")
                 if costs and not isinstance(folder, UserFolder) and (costs not in there or folder.get(costs) != data):
                     folder.put(costs, data)
-            self._tidy(folder, digests)
+            self._tidy(folder, names)
         except OSError as error:
             self._say(f"plans cannot be kept in {folder.path}, and are compiled again at the next start: {error}")
 
     def _tidy(self, folder: PlanFolder, used: tuple[str, ...]) -> None:
-        """Note the order in which plans were used, and remove those used longest ago.  Raises OSError."""
+        """Note the order in which files were used, and remove those used longest ago.  Raises OSError."""
         there = folder.files()
-        sizes = {found[1]: size for name, size in there.items() if (found := NAME.fullmatch(name))}
+        sizes = {name: size for name, size in there.items() if NAME.fullmatch(name)}
         before: list[str] = []
         with suppress(FileNotFoundError, ValueError, RecursionError):
             said = json.loads(folder.get(USED) if USED in there else b"[]")
@@ -354,11 +396,16 @@ class PlanStore:
         known = dict.fromkeys(one for one in before if one in sizes and one not in used)
         order = [*(one for one in sorted(sizes) if one not in known and one not in used), *known]
         order += [one for one in used if one in sizes]
-        most, most_bytes = (
-            (CACHE_MOST, CACHE_MOST_BYTES) if isinstance(folder, UserFolder) else (MOST, MOST_BYTES)
-        )
-        while len(order) > 1 and (len(order) > most or sum(sizes[one] for one in order) > most_bytes):
-            folder.remove(f"plan-{order.pop(0)}.actorflow")
+        most, most_bytes = (CACHE_MOST, CACHE_MOST_BYTES) if isinstance(folder, UserFolder) else (MOST, MOST_BYTES)
+        for kind in ("plan", "step"):
+            for name in [one for one in order if one.startswith(kind)][:-most]:
+                folder.remove(name)
+                order.remove(name)
+        last = {one[:4]: one for one in order}.values()  # of each kind, which stay in any case
+        for name in [one for one in order if one not in last]:
+            if sum(sizes[one] for one in order) > most_bytes:
+                folder.remove(name)
+                order.remove(name)
         if order != before:
             folder.put(USED, json.dumps(order).encode())
 
@@ -378,17 +425,26 @@ def file_of(key: PlanKey, plan: Plan) -> bytes:
 
 def _closed(key: PlanKey, plan: bytes) -> bytes:
     head = json.dumps(key.to_json()).encode()
-    body = len(head).to_bytes(8, "big") + head + plan
-    return HEAD + hashlib.sha256(body).digest() + body
+    return _sealed(HEAD, len(head).to_bytes(8, "big") + head + plan)
+
+
+def _sealed(head: bytes, body: bytes) -> bytes:
+    return head + hashlib.sha256(body).digest() + body
+
+
+def _checked(data: bytes, head: bytes) -> bytes:
+    """What ``_sealed`` has been given.  Raises PlanError for a file that is not whole, or of another version."""
+    if not data.startswith(head):
+        raise PlanError("it is no plan of this version")
+    body = data[len(head) + 32 :]
+    if hashlib.sha256(body).digest() != data[len(head) : len(head) + 32]:
+        raise PlanError("it is damaged")
+    return body
 
 
 def _opened(data: bytes) -> tuple[PlanKey, bytes]:
     """The key and the plan in a file.  Raises PlanError for a file that is not whole, or of another version."""
-    if not data.startswith(HEAD):
-        raise PlanError("it is no plan of this version")
-    body = data[len(HEAD) + 32 :]
-    if hashlib.sha256(body).digest() != data[len(HEAD) : len(HEAD) + 32]:
-        raise PlanError("it is damaged")
+    body = _checked(data, HEAD)
     size = int.from_bytes(body[:8], "big")
     try:
         return PlanKey.from_json(json.loads(body[8 : 8 + size])), body[8 + size :]
@@ -397,7 +453,7 @@ def _opened(data: bytes) -> tuple[PlanKey, bytes]:
 
 
 @functools.cache
-def _code() -> Mapping[str, tuple[Any, str]]:
+def code_parts() -> Mapping[str, tuple[Any, str]]:
     """All of our code that makes plans, and the versions of what it uses, as in ``key``.  Raises NoDigest."""
     folders = [Path(str(module.__file__)).parent for module in (reuse, actorflow_scheduler, actorflow_protos)]
     session = Path(__file__).parent

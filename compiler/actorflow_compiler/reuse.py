@@ -7,13 +7,14 @@ the plan that they would make.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.from_fx import Capture
-from actorflow_compiler.capture.request import StepRequest
+from actorflow_compiler.capture.request import StepRequest, UserStep
 from actorflow_compiler.core.digest import NoDigest, digest_of
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.torch_internals import traced_on
@@ -24,8 +25,9 @@ from actorflow_compiler.plan.plan import OfInput, OfScalar, OfVariable, Plan, To
 from actorflow_compiler.signatures import has_line
 from actorflow_compiler.signatures.discovery import implementation
 from actorflow_compiler.signatures.registration import registrations
+from actorflow_compiler.values.variables import real_optimizer_state
 
-__all__ = ["check_fits", "step_digest", "step_parts"]
+__all__ = ["StepInterface", "check_fits", "request_parts", "step_digest", "step_parts"]
 
 MOST_SLOTS = 1 << 20  # of a register of a plan that is read
 
@@ -43,6 +45,15 @@ def step_parts(captured: Capture, request: StepRequest) -> dict[str, tuple[Any, 
     Raises NoDigest where part of it cannot be compared with another process's: an op or a signature of the script's own
     whose code is not known.
     """
+    return {
+        **request_parts(request),
+        "what the step does, or where": (captured, ""),
+        "ops of the script's own": (_own_ops(captured), ""),
+    }
+
+
+def request_parts(request: StepRequest) -> dict[str, tuple[Any, str]]:
+    """The parts of ``step_parts`` that are known before the step is captured.  Raises NoDigest."""
     step, asked, devices = request.step, request.preferences, request.devices
     names = _names_of_modules(step.state.modules)
     return {
@@ -54,25 +65,85 @@ def step_parts(captured: Capture, request: StepRequest) -> dict[str, tuple[Any, 
         "the measured costs of the devices": (devices.hardware, ""),
         "the hints": (_hints(asked.hints, names), ""),
         "options of the job": ((asked.micro_batches, asked.goal, asked.schedule, asked.explain), ""),
-        "what the step does, or where": (
-            (captured, step.defined, None if step.own is None else tuple(step.own), tuple(names.values())), ""
+        "the script's lines and modules": (
+            (step.defined, None if step.own is None else tuple(step.own), tuple(names.values())), ""
         ),
-        "ops and signatures of the script's own": (_own_ops(captured), ""),
+        "signatures of the script's own": (_own_signatures(), ""),
         "what earlier plans and calls have left": (request.history, ""),
     }  # fmt: skip
 
 
 def _text(argument: TensorArgument) -> str:
-    return f"{str(argument.dtype).removeprefix('torch.')}[{','.join(map(str, argument.shape))}]"
+    return f"{_name(argument.dtype)}[{','.join(map(str, argument.shape))}]"
 
 
-def check_fits(plan: Plan, captured: Capture, request: StepRequest) -> Plan:
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True, slots=True)
+class StepInterface:
+    """What of a captured step a plan can be compared with."""
+
+    inputs: tuple[tuple[str, str, tuple[int, ...], str], ...]  # kind, name, shape and dtype
+    results: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype
+    kinds: Mapping[str, str]  # of variables
+    constants: str  # their digest
+    ops: frozenset[str]
+
+    @staticmethod
+    def of(captured: Capture) -> StepInterface:
+        """The interface of a step."""
+        graph = captured.graph
+        metas = [(str(i.kind), i.name, graph.metas[i.value]) for i in graph.inputs]
+        return StepInterface(
+            tuple([(kind, name, tuple(meta.shape), str(meta.dtype)) for kind, name, meta in metas]),
+            tuple([(tuple(graph.metas[r].shape), str(graph.metas[r].dtype)) for r in graph.results]),
+            {name: str(kind) for name, kind in captured.kinds.items()},
+            digest_of(captured.constants),
+            frozenset(n.op for n in graph.nodes),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The interface as JSON data."""
+        return {
+            "inputs": self.inputs, "results": self.results, "kinds": dict(self.kinds), "constants": self.constants,
+            "ops": sorted(self.ops),
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(data: Any) -> StepInterface:
+        """The interface of data that ``to_json`` made.  Raises PlanError for other data."""
+        try:
+            return StepInterface(
+                tuple([(str(k), str(n), tuple(map(int, shape)), str(d)) for k, n, shape, d in data["inputs"]]),
+                tuple([(tuple(map(int, shape)), str(d)) for shape, d in data["results"]]),
+                {str(name): str(kind) for name, kind in data["kinds"].items()},
+                str(data["constants"]),
+                frozenset(map(str, data["ops"])),
+            )
+        except (TypeError, ValueError, KeyError, AttributeError):
+            raise PlanError("it does not say what its step takes and gives") from None
+
+    def check(self, step: UserStep) -> None:
+        """Raise PlanError unless arguments and the script's tensors are what the step takes."""
+        given = {a.name: (tuple(a.shape), _name(a.dtype)) for a in step.arguments}
+        given |= {h.name: (tuple(h.tensor.shape), _name(h.tensor.dtype)) for h in step.state.held.values()}
+        given |= {name: (tuple(t.shape), _name(t.dtype)) for name, t in real_optimizer_state(step.state).items()}
+        for kind, name, shape, dtype in self.inputs:
+            if kind in CALL_INPUTS and name not in given:
+                raise PlanError(f"its step takes {name}, which is not given")
+            if name in given and given[name] != (shape, dtype.removeprefix("torch.")):
+                raise PlanError(f"its step takes another {name}")
+
+
+def check_fits(plan: Plan, step_is: StepInterface, request: StepRequest) -> Plan:
     """Return a legal, scheduled plan of all ranks if it is one of this step.  Raises PlanError.
 
     Its inputs, variables, constants and results have to be the step's, and its ops must be those of the step or ones
     into which the passes may turn them.
     """
-    graph, step = captured.graph, request.step
+    step = request.step
 
     def check(holds: bool, what: str) -> None:
         if not holds:
@@ -80,14 +151,16 @@ def check_fits(plan: Plan, captured: Capture, request: StepRequest) -> Plan:
 
     check(bool(plan.orders), "it has no orders")  # whose lengths bound how often its actors fire
     check(plan.name == step.name and plan.world == request.devices.world and not plan.ranks, "its job or its devices")
-    inputs = {kind: {i.name: graph.metas[i.value] for i in graph.inputs if i.kind == kind} for kind in InputKind}
-    results = [(n, graph.metas[r].shape, graph.metas[r].dtype) for n, r in enumerate(graph.results)]
-    check(sorted((r.index, r.shape, r.dtype) for r in plan.results) == results, "its results")
-    check(plan.constants == captured.constants, "its constants")
+    inputs: dict[str, dict[str, tuple[tuple[int, ...], str]]] = {kind: {} for kind in InputKind}
+    for kind, name, shape, dtype in step_is.inputs:
+        inputs[kind][name] = shape, dtype
+    results = [(n, *result) for n, result in enumerate(step_is.results)]
+    check(sorted((r.index, tuple(r.shape), str(r.dtype)) for r in plan.results) == results, "its results")
+    check(digest_of(plan.constants) == step_is.constants, "its constants")
     for v in plan.variables:
         meta, before = inputs[InputKind.VARIABLE].get(v.name), request.history.fixed.get(v.name)
-        check(meta is not None and (v.shape, v.dtype) == (meta.shape, meta.dtype), f"variable {v.name}")
-        check(v.kind == captured.kinds[v.name] if before is None else v == before, f"variable {v.name}")
+        check(meta is not None and (tuple(v.shape), str(v.dtype)) == meta, f"variable {v.name}")
+        check(v.kind == step_is.kinds[v.name] if before is None else v == before, f"variable {v.name}")
         check(all(0 <= rank < plan.world for rank in v.placement.ranks), f"variable {v.name}")
     check(all(r.slots <= MOST_SLOTS for r in plan.registers), "its slots")
     held = {v.name for v in plan.variables} | {c.name for c in plan.constants}
@@ -104,8 +177,7 @@ def check_fits(plan: Plan, captured: Capture, request: StepRequest) -> Plan:
                     check(name == SEED or name in inputs[InputKind.SCALAR], f"number {name}")
                 case ToResult(index):
                     check(0 <= index < len(results), f"result {index}")
-    known_ops = {n.op for n in graph.nodes}
-    for op in {s.op for body in plan.bodies for s in body.steps} - known_ops:
+    for op in {s.op for body in plan.bodies for s in body.steps} - step_is.ops:
         check(op.startswith("actorflow.") or has_line(op), f"op {op}")
     return plan
 
@@ -142,17 +214,22 @@ def _hints(hints: ResolvedHints, names: Mapping[int, str]) -> tuple[Any, ...]:
     )
 
 
-def _own_ops(captured: Capture) -> tuple[Any, ...]:
-    """What decides how ops may be cut that the table does not know: signatures of the script, and their code."""
+def _own_signatures() -> tuple[Any, ...]:
+    """The signatures that the script has registered."""
     given = []
     for op, registered in sorted(registrations().items()):
         if any(callable(line) for line in registered.lines):
             raise NoDigest(f"the signature of {op}, which is a function")
         given.append((op, registered.lines, registered.verify, registered.where))
+    return tuple(given)
+
+
+def _own_ops(captured: Capture) -> tuple[Any, ...]:
+    """What decides how ops may be cut that the table does not know: their code."""
     codes = []
     for op in sorted({n.op for n in captured.graph.nodes if not n.op.startswith("actorflow.") and not has_line(n.op)}):
         code = implementation(op)
         if code is None:
             raise NoDigest(f"the op {op}, whose code cannot be read")
         codes.append((op, code))
-    return tuple(given), tuple(codes)
+    return tuple(codes)

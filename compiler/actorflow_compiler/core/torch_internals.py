@@ -10,13 +10,16 @@ import contextlib
 import importlib
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.fx.traceback as fx_traceback
+from torch._decomp import global_decomposition_table
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -36,6 +39,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.modules.adaptive import _ASMoutput as AdaptiveOutput
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.data._utils import collate as torch_collate
@@ -124,6 +128,7 @@ __all__ = [
     "script_kinds",
     "sequence_number",
     "sequence_of",
+    "setting_readers",
     "static_fake_mode",
     "settings_of_tensors",
     "step_hooks",
@@ -1078,6 +1083,83 @@ def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
     with torch._C.DisableTorchFunctionSubclass():
         kept = {name: getattr(thing, name, None) for name in HOOKS}
     return {name: tuple(hooks.values()) for name, hooks in kept.items() if hooks}
+
+
+SETTINGS = (  # functions of torch._C that return a setting
+    "_get_autograd_fallback_mode", "_get_blas_preferred_backend", "_get_cpu_allow_fp16_reduced_precision_reduction",
+    "_get_cublas_allow_bf16_reduced_precision_reduction", "_get_cublas_allow_fp16_accumulation",
+    "_get_cublas_allow_fp16_reduced_precision_reduction", "_get_cublas_allow_tf32", "_get_cudnn_allow_tf32",
+    "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_cudnn_enabled", "_get_cudnn_sdp_enabled",
+    "_get_default_device", "_get_deterministic_algorithms", "_get_deterministic_algorithms_warn_only",
+    "_get_deterministic_fill_uninitialized_memory", "_get_flash_sdp_enabled", "_get_float32_matmul_precision",
+    "_get_linalg_preferred_backend", "_get_math_sdp_allow_fp16_bf16_reduction", "_get_math_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled", "_get_miopen_immediate", "_get_mkldnn_deterministic", "_get_mkldnn_enabled",
+    "_get_nnpack_enabled", "_get_onednn_allow_tf32", "_get_overrideable_sdp_enabled", "_get_qengine",
+    "_get_sdp_priority_order", "_get_torch_function_state", "_get_warnAlways", "_get_cpu_capability",
+)  # fmt: skip
+PRECISIONS = [  # backend, and the kind of op, of which each has a precision
+    (backend, op) for backend in ("generic", "cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")
+]  # fmt: skip
+CONFIGS = ("torch.fx.experimental._config", "torch._functorch.config")
+
+
+def setting_readers() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Torch's settings by name, each with a function that reads it; one may raise."""
+    for name in SETTINGS:
+        if (read := getattr(torch._C, name, None)) is not None:
+            yield name, read
+    for backend, op in PRECISIONS:
+        if (read := getattr(torch._C, "_get_fp32_precision_getter", None)) is not None:
+            yield f"precision of {backend}.{op}", partial(read, backend, op)
+    for kind in ("cpu", "cuda"):
+        yield f"autocast of {kind}", partial(_autocast, kind)
+    yield "cache of autocast", torch.is_autocast_cache_enabled
+    yield "default device", torch.get_default_device
+    yield "default dtype", torch.get_default_dtype
+    yield "gradients", torch.is_grad_enabled
+    yield "inference", torch.is_inference_mode_enabled
+    yield "anomalies", torch.is_anomaly_enabled
+    yield "GPUs", lambda: (torch.cuda.is_available(), torch.cuda.device_count())
+    yield "kernels in Python", lambda: sorted(name for name in torch.library._impls if name.startswith("aten/"))
+    yield "decompositions", _own_decompositions
+    yield "kinds of trees", _own_trees
+    for name in CONFIGS:
+        yield name, partial(_configuration, name)
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("torch.backends.") and module is not None:
+            for key in sorted({*vars(type(module)), *vars(module), *vars(getattr(module, "m", module))}):
+                if not key.startswith("__"):
+                    yield f"{name}.{key}", partial(_plain_attribute, module, key)
+
+
+def _configuration(name: str) -> object:
+    """What the script has set of a configuration of torch's, which a process need not have imported."""
+    config: Any = sys.modules.get(name)
+    if config is None:
+        return []
+    usual = {key: repr(getattr(entry, "default", None)) for key, entry in config._config.items()}
+    return sorted((key, repr(v)) for key, v in config.get_config_copy().items() if repr(v) != usual.get(key))
+
+
+def _own_decompositions() -> object:
+    """Decompositions that are not torch's own, which it imports as it needs them."""
+    found = [(str(op), f) for table in global_decomposition_table.values() for op, f in table.items()]
+    return sorted(op for op, f in found if not str(getattr(f, "__module__", "")).startswith(("torch.", "actorflow")))
+
+
+def _own_trees() -> object:
+    """Kinds of trees that are not torch's own."""
+    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in pytree.SUPPORTED_NODES]
+    return sorted(name for name in names if not name.startswith("torch."))
+
+
+def _autocast(kind: str) -> object:
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+def _plain_attribute(module: Any, name: str) -> object:
+    value = getattr(module, name)
+    return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
 def module_hooks() -> dict[str, dict[int, Any]]:
