@@ -300,6 +300,59 @@ def test_optimizers_are_captured_as_if_each_op_were_interpreted(kind: str) -> No
     check(one_tensor_twice, OPTIMIZERS[kind])
 
 
+class Block(nn.Module):
+    """A residual block that draws random numbers, counts its calls, and reads a global."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.p, self.calls = 0.1, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + F.dropout(self.norm(self.inner(x)), self.p, self.training) * self.calls * ROWS
+
+
+DIFFERENCES: dict[str, Callable[[list[Block]], object]] = {
+    "none": lambda blocks: None,
+    "eps": lambda blocks: setattr(blocks[2].norm, "eps", 1e-3),
+    "dropout": lambda blocks: setattr(blocks[1], "p", 0.5),
+    "evaluated": lambda blocks: blocks[2].eval(),
+    "shared": lambda blocks: setattr(blocks[2].inner, "weight", blocks[0].inner.weight),
+    "frozen": lambda blocks: blocks[1].inner.weight.requires_grad_(False),
+    "hook": lambda blocks: blocks[1].register_forward_hook(lambda module, given, out: out * 2),
+    "hook of a gradient": lambda blocks: blocks[1].inner.weight.register_hook(lambda grad: grad * 2),
+    "calls": lambda blocks: setattr(blocks[1], "calls", 3),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_blocks_that_only_look_alike_are_captured_as_they_are(difference: str) -> None:
+    def captured_blocks() -> Capture:
+        torch.manual_seed(0)
+        blocks = [Block() for _ in range(3)]
+        DIFFERENCES[difference](blocks)
+        model = nn.Sequential(*blocks)
+        stepping = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+
+        def run(given: list[Tensor]) -> list[Tensor]:
+            loss = model(given[0]).sum()
+            loss.backward()
+            stepping.step()
+            return [loss]
+
+        state = find_state(run, model=model, optimizer=stepping)
+        return capture(run, [TensorArgument("x", (ROWS, WIDTH), torch.float32, True)], state, train=True, fresh=True)
+
+    with counting() as repeated:
+        found = captured_blocks()
+    assert sum(repeated)
+    with interpreting_all():
+        expected = captured_blocks()
+    assert str(found.graph) == str(expected.graph)
+    assert found == expected
+
+
 def test_most_ops_of_layers_alike_are_not_interpreted() -> None:
     with counting() as repeated:
         nodes = len(captured(one_tensor_twice, sgd).graph.nodes)
