@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
       actorflow run --on ray --nnodes 2 --devices 8 train.py
     """  # noqa: D301 -- click's own mark
     _open_standard_files()
+    _keep_ends_of_children()
     flags = LaunchFlags(**options, token=_token(options["token_file"]))
     if starts_on_ray(flags.on, os.environ):
         sys.exit(on_ray(click.get_current_context(), flags))
@@ -75,6 +77,12 @@ def _open_standard_files() -> None:
             os.fstat(descriptor)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+
+
+def _keep_ends_of_children() -> None:
+    """Have the kernel keep how children end, which is lost where what started this process ignores SIGCHLD."""
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _token(file: str | None) -> str:
