@@ -13,9 +13,9 @@ from torch import Tensor
 
 from actorflow.eager.communicator import WIDE, CollectiveLabel, EagerCommunicator
 from actorflow.eager.layout import NOWHERE, Layout
+from actorflow.transport.redistribution import cut, cut_like, run_of, split_run
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, route
 from actorflow_compiler.core.sbp import numel
-from actorflow_compiler.custom_ops.layout import arrange, carve
 from actorflow_compiler.plan.plan import Box
 from actorflow_compiler.plan.region import device_shape
 
@@ -110,32 +110,33 @@ def _exchange(local: Tensor, step: HopStep, comm: EagerCommunicator, label: Coll
     me = step.ranks.index(comm.rank)
     pieces = [_flat(local, boxes) if i != me else None for i, boxes in enumerate(step.send)]
     came = comm.exchange(label, step.ranks, pieces, step.counts, local) if len(step.ranks) > 1 else [None]
-    parts: list[Tensor] = []
-    starts: list[Shape] = []
-    for i, boxes in enumerate(step.receive):
-        starts += [b.start for b in boxes]
-        if i == me:
-            parts += [carve(local, b.start, b.size) for b in step.send[i]]
-        elif boxes:
-            flat = came[i]
-            assert flat is not None or not step.counts[i]
-            flat = local.new_empty(0) if flat is None else flat
-            views = torch.split(flat, [numel(b.size) for b in boxes])
-            parts += [v.view(b.size) for v, b in zip(views, boxes, strict=True)]
-    if not parts:
+    if not any(step.receive):
         return local.new_zeros(step.shape)
     wide = WIDE.get(local.dtype) if step.add else None
-    if wide is None:
-        return arrange(parts, step.shape, starts, local.dtype, step.add)
-    return arrange([p.to(wide) for p in parts], step.shape, starts, wide, step.add).to(local.dtype)
+    sizes = (numel(box.size) for boxes in step.receive for box in boxes)
+    covered = not step.add and sum(sizes) == numel(step.shape)
+    out = (torch.empty if covered else torch.zeros)(step.shape, dtype=wide or local.dtype, device=local.device)
+    for i, boxes in enumerate(step.receive):
+        flat = came[i]
+        if i == me:
+            parts = cut_like(local, step.send[i], boxes)
+        else:
+            assert flat is not None or not step.counts[i]
+            parts = split_run(local.new_empty(0) if flat is None else flat, boxes)
+        for place, part in zip(cut(out, boxes), parts, strict=True):
+            if step.add:
+                place.add_(part if wide is None else part.to(wide))
+            else:
+                place.copy_(part)
+    return out if wide is None else out.to(local.dtype)
 
 
 def _flat(local: Tensor, boxes: tuple[Box, ...]) -> Tensor | None:
     """The elements of some boxes, one box after the other; None for none."""
     if not boxes or not any(numel(b.size) for b in boxes):
         return None
-    parts = [carve(local, b.start, b.size).reshape(-1) for b in boxes]
-    flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+    pieces = cut(local, boxes)
+    flat = pieces[0].reshape(-1) if len(pieces) == 1 else run_of(local, boxes)
     return flat.resolve_conj().resolve_neg()
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorflow.transport.redistribution import cut, dtype_of
+from actorflow.transport.redistribution import cut, cut_like, dtype_of, view_of
 from actorflow_compiler.core.sbp import numel
+from actorflow_compiler.plan.grids import Grid, grids
 from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
 
 __all__ = ["ALIGN", "Assembly", "Contribution", "FlatSums", "Part", "Run", "Stream", "add_terms", "contribution", "put"]
@@ -28,10 +29,10 @@ _ADDED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A box of a tensor within a run."""
+    """The boxes of a tensor that form a grid, within a run."""
 
     tensor: int  # its number in the collective
-    box: Box
+    grid: Grid
     start: int  # number of its first element in the run
     count: int  # elements
 
@@ -69,9 +70,9 @@ class Stream:
             parts: list[Part] = []
             count = 0
             for tensor, (of, own) in enumerate(zip(boxes, dtypes, strict=True)):
-                for box in of if own == dtype else ():
-                    if size := numel(box.size):
-                        parts.append(Part(tensor, box, count, size))
+                for grid in grids(of) if own == dtype else ():
+                    if size := numel(grid.shape):
+                        parts.append(Part(tensor, grid, count, size))
                         count += size
             if parts:
                 runs.append(Run(dtype, at, count, tuple(parts)))
@@ -159,26 +160,26 @@ def _boxes(spec: TensorSpec) -> list[Box]:
 
 
 def put(
-    place: Tensor, run: Run, first: int, last: int, tensors: Sequence[Tensor], flats: dict[tuple[int, Box], Tensor]
+    place: Tensor, run: Run, first: int, last: int, tensors: Sequence[Tensor], flats: dict[tuple[int, Grid], Tensor]
 ) -> None:
     """Copy elements ``first`` to ``last`` of a run of ``tensors`` to ``place``, a flat tensor of as many elements.
 
-    ``flats`` keeps the flat copies of boxes that are copied in several ranges.
+    ``flats`` keeps the flat copies of grids that are copied in several ranges.
     """
     if (first, last) == (0, run.count):
-        views = [cut(tensors[part.tensor], (part.box,))[0] for part in run.parts]
+        views = [view_of(tensors[part.tensor], part.grid) for part in run.parts]
         small = (last - first) * run.dtype.itemsize < JOINED * len(views)
         if len(views) > 1 and small and all(view.is_contiguous() for view in views):
             torch.cat([view.view(-1) for view in views], out=place)
             return
         for part, view in zip(run.parts, views, strict=True):
-            place[part.start : part.start + part.count].view(part.box.size).copy_(view)
+            place[part.start : part.start + part.count].view(part.grid.shape).copy_(view)
         return
     at = 0
     for part, start, stop in run.within(first, last):
-        flat = flats.get((part.tensor, part.box))
+        flat = flats.get((part.tensor, part.grid))
         if flat is None:
-            flat = flats[part.tensor, part.box] = cut(tensors[part.tensor], (part.box,))[0].reshape(-1)
+            flat = flats[part.tensor, part.grid] = view_of(tensors[part.tensor], part.grid).reshape(-1)
         place[at : at + stop - start].copy_(flat[start:stop])
         at += stop - start
 
@@ -215,7 +216,7 @@ class Assembly:
         self._side = side
         self._fresh: list[bool] = []  # by output: the first member's boxes are copied, as they cover all of it
         self.outputs: list[Tensor] = []
-        self._waiting: dict[tuple[int, int, Box], Tensor] = {}  # (member, output, box) → what has come of it
+        self._waiting: dict[tuple[int, int, Grid], Tensor] = {}  # (member, output, grid) → what has come of it
         for exchange, spec in zip(side.exchanges, side.specs, strict=True):
             whole = numel(spec.shape)
             sizes = [sum(numel(box.size) for box in boxes) for boxes in exchange.receive]
@@ -229,8 +230,9 @@ class Assembly:
         """Place or add what this rank keeps for itself."""
         me = self._side.me
         for i, (exchange, tensor) in enumerate(zip(self._side.exchanges, self._tensors, strict=True)):
-            for box, piece in zip(exchange.receive[me], cut(tensor, exchange.send[me]), strict=True):
-                self.place(me, i, box, piece)
+            pieces = cut_like(tensor, exchange.send[me], exchange.receive[me])
+            for grid, piece in zip(grids(exchange.receive[me]), pieces, strict=True):
+                self.place(me, i, grid, piece)
 
     def take(self, member: int, run: Run, first: int, last: int, flat: Tensor) -> None:
         """Place or add elements ``first`` to ``last`` of a run that came from a member, which are in ``flat``."""
@@ -239,25 +241,25 @@ class Assembly:
             piece = flat[at : at + stop - start]
             at += stop - start
             if stop - start == part.count:
-                self.place(member, part.tensor, part.box, piece.view(part.box.size))
+                self.place(member, part.tensor, part.grid, piece.view(part.grid.shape))
                 continue
-            target = cut(self.outputs[part.tensor], (part.box,))[0]
+            target = view_of(self.outputs[part.tensor], part.grid)
             if target.is_contiguous():
                 self._join(self._side.exchanges[part.tensor].add, target.view(-1)[start:stop], piece)
                 continue
-            key = (member, part.tensor, part.box)
+            key = (member, part.tensor, part.grid)
             waiting = self._waiting.get(key)
             if waiting is None:
                 waiting = self._waiting[key] = torch.empty(part.count, dtype=run.dtype)
             waiting[start:stop].copy_(piece)
             if stop == part.count:
-                self.place(member, part.tensor, part.box, self._waiting.pop(key).view(part.box.size))
+                self.place(member, part.tensor, part.grid, self._waiting.pop(key).view(part.grid.shape))
 
-    def place(self, member: int, output: int, box: Box, piece: Tensor) -> None:
-        """Place or add a box of an output that came from a member, in the shape of the box."""
-        target = cut(self.outputs[output], (box,))[0]
+    def place(self, member: int, output: int, grid: Grid, piece: Tensor) -> None:
+        """Place or add boxes of an output that came from a member, in the shape of their grid."""
+        target = view_of(self.outputs[output], grid)
         adds = self._side.exchanges[output].add and not (self._fresh[output] and member == 0)
-        self._join(adds, target, piece.view(target.shape))
+        self._join(adds, target, piece)
 
     def _join(self, adds: bool, target: Tensor, piece: Tensor) -> None:
         if not adds:

@@ -28,7 +28,7 @@ from actorflow.transport.contributions import ALIGN, Assembly, Contribution, Fla
 from actorflow.transport.redistribution import check
 from actorflow.transport.shared import make_region, map_bytes
 from actorflow_compiler.core.errors import ClusterError, PlanError
-from actorflow_compiler.plan.plan import Box
+from actorflow_compiler.plan.grids import Grid
 
 __all__ = ["GroupMemory", "SharedCollective"]
 
@@ -182,12 +182,12 @@ class SharedCollective:
         self._sums: FlatSums | None = None
         self._boxes: Assembly | None = None
         self._tensors: Sequence[Tensor] = ()
-        self._flats: dict[tuple[int, Box], Tensor] = {}
+        self._flats: dict[tuple[int, Grid], Tensor] = {}
         self._filled = 0  # number of this collective's first slot
         # of a collective of a single range, by slot: where this rank puts in what, and the terms that it adds
         self._places: dict[int, list[tuple[Tensor, Run]]] = {}
         self._terms: dict[int, list[tuple[Run, list[Tensor]]]] = {}
-        self._pieces: dict[int, list[list[tuple[int, Box, Tensor]]]] = {}  # or the boxes that come from each member
+        self._pieces: dict[int, list[list[tuple[int, Grid, Tensor]]]] = {}  # or the boxes that come from each member
 
     def begin(self, tensors: Sequence[Tensor], filled: int) -> None:
         """Start to carry it out; all memory is here, and ``filled`` slots have been filled before, on each rank.
@@ -372,17 +372,17 @@ class SharedCollective:
         for member, pieces in enumerate(known):
             if member == self.side.me:
                 boxes.take_own()
-            for output, box, piece in pieces:
-                boxes.place(member, output, box, piece)
+            for output, grid, piece in pieces:
+                boxes.place(member, output, grid, piece)
 
-    def _pieces_of(self, member: int) -> list[tuple[int, Box, Tensor]]:
+    def _pieces_of(self, member: int) -> list[tuple[int, Grid, Tensor]]:
         """The boxes of outputs that a member has put in for this rank; none of its own."""
         found = []
         for run in self.side.coming[member].runs if member != self.side.me else ():
             flat = self._coming(member, 0, run, 0, run.count)
             for part in run.parts:
-                piece = flat[part.start : part.start + part.count].view(part.box.size)
-                found.append((part.tensor, part.box, piece))
+                piece = flat[part.start : part.start + part.count].view(part.grid.shape)
+                found.append((part.tensor, part.grid, piece))
         return found
 
 

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from actorflow.transport.redistribution import check, cut, join
+from actorflow.transport.redistribution import check, join, run_of, split_run
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 
@@ -86,13 +86,13 @@ class MemoryPlane:
             if comm.kind == CollectiveKind.ALL_REDUCE:
                 parts = [[t.clone()] for t in tensors]
             else:
-                parts = [[p.clone() for p in cut(t, e.send[m])] for t, e in zip(tensors, comm.exchanges, strict=True)]
+                parts = [[run_of(t, e.send[m])] for t, e in zip(tensors, comm.exchanges, strict=True)]
             self._board.put((comm.ranks, self._rank, member), parts)
         came = [self._board.take((comm.ranks, member, self._rank)) for member in comm.ranks]
         if comm.kind == CollectiveKind.ALL_REDUCE:
             return [_sum([parts[i][0].to(self._device) for parts in came]) for i in range(len(tensors))]
         return [
-            join(e, spec, [parts[i] for parts in came], self._device)
+            join(e, spec, [split_run(parts[i][0], of) for parts, of in zip(came, e.receive, strict=True)], self._device)
             for i, (e, spec) in enumerate(zip(comm.exchanges, specs, strict=True))
         ]
 

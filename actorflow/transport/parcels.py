@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorflow.transport.redistribution import cut, dtype_of, join, padded, run_bytes, windows
+from actorflow.transport.redistribution import cut, cut_like, dtype_of, join, padded, run_bytes, windows
 from actorflow_compiler.core.tensor_bytes import as_bytes
 from actorflow_compiler.plan.plan import Collective, TensorSpec
 
@@ -139,7 +139,7 @@ class Parcels:
                 offset += run_bytes(boxes, spec.dtype)
         outputs = []
         for i, (exchange, tensor, spec) in enumerate(zip(self.comm.exchanges, tensors, self.specs, strict=True)):
-            pieces[i][self.me] = cut(tensor, exchange.send[self.me])
+            pieces[i][self.me] = cut_like(tensor, exchange.send[self.me], exchange.receive[self.me])
             outputs.append(join(exchange, spec, pieces[i], coming.device))
         return outputs
 
