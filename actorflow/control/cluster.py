@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import re
 import socket
@@ -32,6 +31,7 @@ from actorflow.rendezvous.reports import RankFinished, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
+from actorflow.support.exit_hooks import at_exit
 from actorflow.support.requests import AnyRequest, Request
 from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import Contributed, Filled, Line, Message, Region
@@ -366,7 +366,7 @@ def current() -> Cluster | Alone:
             run = Cluster(settings)
             run.join()
             _current, _late = run, True
-            atexit.register(_leave, run)
+            at_exit(_leave, run)
     return _current
 
 

@@ -80,22 +80,34 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
+    rank = os.getpid()
     try:
         try:
             run_script(script, arguments)
         except SystemExit as e:
+            if os.getpid() != rank:
+                raise
             if e.code not in (None, 0):
                 code = e.code if isinstance(e.code, int) else 1
                 if not isinstance(e.code, int):
                     print(e.code, file=sys.stderr)
                 run.abort(FailureKind.ENDED, f"ended with exit status {code}")
                 return _end(run, code)
+        if os.getpid() != rank:  # a process that the script has forked comes to an end, and not the rank
+            return 0
         exit_hooks.after_script()
         run.goodbye()
         return 0
     except KeyboardInterrupt:
+        if os.getpid() != rank:
+            raise
         return _interrupted(run)
     except BaseException as e:
+        if os.getpid() != rank:
+            if not isinstance(e, SystemExit):
+                print_script_error(e, script)
+                return 1
+            raise
         try:
             return _failed(run, e, script)
         except KeyboardInterrupt:  # it reaches this rank behind others, whose end has raised the error
@@ -127,9 +139,25 @@ def _failed(run: Cluster | Alone, error: BaseException, script: str) -> int:
 def run_script(script: str, arguments: Sequence[str]) -> None:
     """Run a script as ``python script arguments`` would, in this process."""
     sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
+    folder = Path(script).resolve().parent
+    sys.path.insert(0, str(folder))
+    _give_way_to(folder)
     mute_repeated_tracebacks()
     runpy.run_path(script, run_name="__main__")
+
+
+def _give_way_to(folder: Path) -> None:
+    """Forget modules of Python's that are loaded here and whose names the script's folder has for modules of its own.
+
+    The script imports its own where it would as ``python script``, in a process in which nothing is loaded yet.
+    """
+    for name in sys.stdlib_module_names & sys.modules.keys() - {"encodings"}:  # which is loaded before any script
+        spec = sys.modules[name].__spec__
+        if spec is None or spec.origin in (None, "built-in", "frozen"):  # found before any folder is looked at
+            continue
+        if (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file():
+            for loaded in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
+                del sys.modules[loaded]
 
 
 def _end(run: Cluster | Alone, code: int) -> int:

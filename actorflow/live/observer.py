@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import sys
 import time
@@ -23,7 +22,7 @@ from actorflow.runtime.call import Call
 from actorflow.runtime.observer import Observer
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.worker import Worker
-from actorflow.support.exit_hooks import when_failed
+from actorflow.support.exit_hooks import at_exit, when_failed
 from actorflow_compiler.core.sbp import Broadcast
 from actorflow_compiler.plan.plan import Plan
 
@@ -120,7 +119,7 @@ def _show(settings: Settings) -> None:
         pull = lambda rank: run.pull(rank, PulseRequest())  # noqa: E731
     _view = LiveView(_meter, settings.world, pull)
     _view.start()
-    atexit.register(close)  # a script that raises may not close it
+    at_exit(close)  # a script that raises may not close it
 
 
 def _wanted(settings: Settings) -> bool:

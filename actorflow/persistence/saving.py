@@ -6,7 +6,6 @@ snapshot of the plans' variables begins.  The rest happens in the background (``
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import os
@@ -51,7 +50,7 @@ from actorflow.session import process
 from actorflow.session.plan_store import KEPT
 from actorflow.standins.owned_tensor import real_value
 from actorflow.support import background
-from actorflow.support.exit_hooks import when_finished
+from actorflow.support.exit_hooks import at_exit, when_finished
 from actorflow.variables.variable_table import VariableTable
 from actorflow_compiler.core.errors import ClusterError, StateError
 from actorflow_compiler.core.sbp import PartialSum
@@ -107,7 +106,7 @@ class _Saver:
             run.serve(SaveOutcome, lambda request: [self._outcome(run, request.save)])
             run.on_failure(lambda _: self._notify())
             if isinstance(run, Alone) or clusters.joined_late():
-                atexit.register(_finish_at_exit)
+                at_exit(_finish_at_exit)
 
     def begin(self, task: SaveTask) -> None:
         """Carry out a save in the background."""

@@ -6,6 +6,7 @@ The compute thread (``compute.py``) decides which actors fire, and when.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -422,6 +423,9 @@ class Worker:
             self._changed.wait()
             self._raise_failure()
         return None if last.told else last
+
+
+os.register_at_fork(after_in_child=_open.clear)  # whose threads are not there
 
 
 @atexit.register

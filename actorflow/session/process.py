@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import traceback
@@ -20,7 +19,7 @@ from actorflow.session.context import Observers
 from actorflow.session.session import Session
 from actorflow.standins.logical_batch import RowsRead
 from actorflow.status.rank_status import observe_session, own_wait
-from actorflow.support.exit_hooks import when_finished
+from actorflow.support.exit_hooks import at_exit, when_finished
 
 __all__ = ["current", "explain", "explain_recompiles", "finish", "observed_by", "script_reads", "started"]
 
@@ -42,7 +41,7 @@ def current() -> Session:
         if isinstance(cluster, Cluster):
             cluster.tell_waits(partial(own_wait, cluster.rank))
         if (isinstance(cluster, Alone) or clusters.joined_late()) and not cluster.settings.launcher:
-            atexit.register(_finish_at_exit)
+            at_exit(_finish_at_exit)
     return _session
 
 

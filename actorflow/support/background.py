@@ -8,6 +8,7 @@ gone: what it lets go of last, a communicator perhaps, may be torch's code, too.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +40,9 @@ def start(work: Callable[[], object], name: str, stop: Callable[[], object] = _n
     _working[thread] = stop
     thread.start()
     return thread
+
+
+os.register_at_fork(after_in_child=_working.clear)  # threads do not live on in a fork
 
 
 @atexit.register

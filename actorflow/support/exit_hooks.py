@@ -5,9 +5,12 @@ The entry needs to know none of the rooms, and what a script never used is not i
 
 from __future__ import annotations
 
+import atexit
+import os
 from collections.abc import Callable
+from functools import partial
 
-__all__ = ["after_error", "after_script", "when_failed", "when_finished"]
+__all__ = ["after_error", "after_script", "at_exit", "when_failed", "when_finished"]
 
 Step = Callable[[], None]
 
@@ -26,6 +29,12 @@ def when_finished(step: Step, *, first: bool = False) -> None:
 def when_failed(step: Step) -> None:
     """Call ``step`` where the script has raised, before anything is printed about it."""
     _failed.append(step)
+
+
+def at_exit(step: Callable[..., object], *args: object) -> None:
+    """Call ``step`` when this process ends; not in processes that the script forks, which have none of its threads."""
+    atexit.register(step, *args)
+    os.register_at_fork(after_in_child=partial(atexit.unregister, step))
 
 
 def after_script() -> None:

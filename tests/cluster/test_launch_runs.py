@@ -71,6 +71,70 @@ def test_a_signal_to_a_process_that_the_script_forks_is_not_one_to_the_rank(star
     assert "child -15\npool [2, 1, 0, 1]" in run.output
 
 
+ENDS_OF_FORKS = """
+import os, sys
+import torch
+import actorflow as flow
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+@flow.global_function(type="train")
+def step(x):
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+step(torch.ones(4, 2))
+for ending in ("exit", "raise", "the last line"):
+    pid = os.fork()
+    if not pid:
+        if ending == "exit":
+            sys.exit(3)
+        if ending == "raise":
+            raise ValueError("of a child")
+        break
+    print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    float(step(torch.ones(4, 2)))
+    print("went on")
+"""
+
+
+@pytest.mark.parametrize("ranks", [0, 2], ids=["without a launcher", "as ranks"])
+def test_processes_that_a_script_forks_end_as_they_please(ranks: int, start: Start, tmp_path: Path) -> None:
+    if ranks:
+        run = start(ENDS_OF_FORKS, "--devices", str(ranks), python=warm.python())
+        assert run.wait() == 0, run.output
+        output = run.output
+    else:
+        script = tmp_path / "script.py"
+        script.write_text(ENDS_OF_FORKS)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run([warm.python(), script], env=env, capture_output=True, text=True, timeout=LIMIT)
+        assert done.returncode == 0, done.stderr
+        output = done.stdout + done.stderr
+    said = [line for line in output.splitlines() if line.startswith(("child", "went on", "ValueError"))]
+    assert sorted(said) == ["ValueError: of a child", "child 0", "child 1", "child 3", "went on"]
+
+
+def test_a_module_of_the_scripts_with_the_name_of_one_of_pythons_is_the_scripts(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "statistics.py").write_text("OWNER = 'script'")
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile/__init__.py").write_text("OWNER = 'script, too'")
+    (tmp_path / "encodings").mkdir()  # plain Python has its own long before
+    (tmp_path / "encodings/__init__.py").write_text("OWNER = 'script'")
+    show = (
+        "import encodings, profile, statistics\n"
+        "print([getattr(one, 'OWNER', 'Python') for one in (encodings, profile, statistics)])"
+    )
+    run = start(show, "--devices", "1")
+    assert run.wait() == 0, run.output
+    assert "['Python', 'script, too', 'script']" in run.output
+
+
 def test_a_launcher_whose_standard_input_is_closed_runs_all_ranks(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; print('read', repr(sys.stdin.read()))")
