@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,7 @@ class Worker:
         self._failure: BaseException | None = None
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._closed = False
+        self._forked: ClusterError | None = None  # set in a process that the script forks
         self.record = record
         self._compute = Compute(
             rank, self.on, transport, record, cores, self.variables, self._installed, self._fired,
@@ -110,6 +112,7 @@ class Worker:
         """
         with self._changed:
             self._raise_failure()
+            self._raise_if_forked()
             if number in self._jobs:
                 raise PlanError(f"rank {self.rank}: plan number {number} is installed already; expected a new number")
             for name, tensor in (variables or {}).items():
@@ -150,6 +153,7 @@ class Worker:
         the call may begin before all ranks have made it.  Raises CallError for missing arguments, the error of an
         earlier call that was given up (then this call is not issued), and the worker's failure.
         """
+        self._raise_if_forked()
         self.check(NOT_MADE)
         inputs, scalars = dict(inputs or {}), dict(scalars or {})
         self._behind.keep_pace(self._unfinished, self._in_flight)
@@ -363,6 +367,29 @@ class Worker:
             *filter(None, (plane.explain() for plane in self._planes.values())),
         ])  # fmt: skip
 
+    def at_fork(self) -> None:
+        """In a process that was forked while this thread held ``lock``: there, no thread carries out calls.
+
+        What calls that were done have left can be read; all else raises ClusterError, where it would wait for ever.
+        """
+        pending = len(self._unfinished)
+        self._forked = ClusterError(
+            f"rank {self.rank}: a process that the script has forked uses a job, or what its calls leave. Only the "
+            f"process that it was forked from runs jobs; {pending} calls were under way. Read what it needs before "
+            "the fork (a result, a parameter; that waits for the calls), or start it by multiprocessing's 'spawn'"
+        )
+        if pending and self._failure is None:
+            self._failure = self._forked
+
+    @property
+    def lock(self) -> threading.Condition:
+        """What guards the worker's state; a thread that forks the process holds it."""
+        return self._changed
+
+    def _raise_if_forked(self) -> None:
+        if self._forked is not None:
+            raise fresh(self._forked)
+
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise fresh(self._failure)
@@ -425,7 +452,30 @@ class Worker:
         return None if last.told else last
 
 
-os.register_at_fork(after_in_child=_open.clear)  # whose threads are not there
+_forking = threading.local()  # of a thread that is about to fork the process: the workers whose locks it has
+
+
+def _before_fork() -> None:
+    _forking.workers = tuple(_open)
+    for worker in _forking.workers:
+        worker.lock.acquire()
+
+
+def _after_fork(*, child: bool) -> None:
+    for worker in _forking.workers:
+        if child:
+            worker.at_fork()
+        worker.lock.release()
+    _forking.workers = ()
+    if child:
+        _open.clear()  # nobody closes them here
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=partial(_after_fork, child=False),
+    after_in_child=partial(_after_fork, child=True),
+)
 
 
 @atexit.register

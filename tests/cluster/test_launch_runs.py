@@ -103,6 +103,49 @@ else:
 """
 
 
+FORKS_THAT_READ = """
+import multiprocessing
+import torch
+import actorflow as flow
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+@flow.global_function(type="train")
+def step(x):
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+def read():
+    with torch.no_grad():
+        assert torch.equal(model.weight + 0, weight), (model.weight, weight)
+
+def call():
+    step(torch.ones(4, 2))
+
+step(torch.ones(4, 2))
+weight = model.weight.detach().clone()  # when the call is done
+for target in (read, call):
+    process = multiprocessing.get_context("fork").Process(target=target)
+    process.start()
+    process.join()
+    print(target.__name__, process.exitcode, flush=True)
+float(step(torch.ones(4, 2)))
+print("went on")
+"""
+
+
+def test_processes_that_a_script_forks_read_what_calls_left_and_make_none(start: Start) -> None:
+    run = start(FORKS_THAT_READ, "--devices", "2", python=warm.python())
+    assert run.wait() == 0, run.output
+    said = [line for line in run.output.splitlines() if line.startswith(("read", "call", "went on"))]
+    assert said == ["read 0", "call 1", "went on"], run.output
+    assert "a process that the script has forked uses a job" in run.output
+
+
 @pytest.mark.parametrize("ranks", [0, 2], ids=["without a launcher", "as ranks"])
 def test_processes_that_a_script_forks_end_as_they_please(ranks: int, start: Start, tmp_path: Path) -> None:
     if ranks:

@@ -523,6 +523,33 @@ def test_fail_wakes_everyone_who_waits(make: Callable[..., Worker]) -> None:
     hold.go.release()
 
 
+@pytest.mark.parametrize("under_way", [True, False])
+def test_a_forked_process_has_what_is_done_and_never_waits(make: Callable[..., Worker], under_way: bool) -> None:
+    """What the hooks of a fork do, without one: the child's worker is told that it has no threads."""
+    hold = Hold()
+    hold.go.release()
+    worker = make(library={"hold": hold})
+    worker.install(0, single())
+    done = worker.issue(0, {"x": torch.ones(1)})
+    done.wait(SOON)
+    late = worker.issue(0, {"x": torch.ones(1)}) if under_way else None
+    with worker.lock:
+        worker.at_fork()
+    assert done.result(0, SOON).tolist() == [2.0]
+    with pytest.raises(ClusterError, match="that the script has forked uses a job"):
+        worker.issue(0, {"x": torch.ones(1)})
+    with pytest.raises(ClusterError, match="that the script has forked uses a job"):
+        worker.install(1, single())
+    if late is None:
+        worker.wait_all(SOON)
+        return
+    with pytest.raises(ClusterError, match="1 calls were under way"):
+        late.result(0, SOON)
+    with pytest.raises(ClusterError, match="1 calls were under way"):
+        worker.wait_all(SOON)
+    hold.go.release()
+
+
 def test_arguments_that_are_missing_are_named(make: Callable[..., Worker]) -> None:
     worker = make(library={})
     worker.install(0, single("aten.neg.default"))
