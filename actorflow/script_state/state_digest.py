@@ -67,8 +67,10 @@ ASKING = frozenset((  # attributes, of torch and NumPy mostly, that write, or re
     "initial_seed", "jit", "library", "load", "load_library", "loads", "loadtxt", "max_memory_allocated",
     "mem_get_info", "memmap", "memory_allocated", "memory_reserved", "memory_stats", "monitor", "multiprocessing",
     "ops", "profiler", "save", "savez", "script", "seed", "storage", "tofile", "untyped_storage", "utilization", "warn",
-    "write", "_C", "_cdata", "_version", "__subclasses__", "__code__", "__closure__", "__globals__", "f_back",
+    "write", "fromregex", "open_memmap", "read_array", "DataSource", "show_config", "show_runtime",
+    "_C", "_cdata", "_version", "__subclasses__", "__code__", "__closure__", "__globals__", "f_back",
 ))  # fmt: skip
+BY_NAME = frozenset(("getattr", "attrgetter", "methodcaller", "vars", "__dict__", "__getattribute__"))
 SHOWING = frozenset(("__str__", "__repr__", "__format__"))
 SHOWS = frozenset(("str", "repr", "format", "ascii"))
 NOT_IN_STEPS = frozenset(("__init__", "__new__", "extra_repr", "__init_subclass__", "__class_getitem__"))
@@ -170,6 +172,7 @@ class _Form:
             tuple(self._module_form()),
             tuple([self._optimizer(name) for name in self._state.optimizers]),
             tuple([(name, _class_name(type(one))) for name, one in self._state.scalers.items()]),
+            self._order_of_sets(),
             dict(self._state.beside), self._state.named, self._state.looks_at_steps, self._found.stores,
             tuple([(type(one).__name__, one.path) for one in self._found.sources]),
             tuple([self._source(one) for one in self._found.read_sources]),
@@ -333,7 +336,7 @@ class _Form:
         if isinstance(value, OpOverload | OpOverloadPacket):
             return ("op", str(value)) if str(value).startswith("aten.") else self._refuse(f"the op {value}")
         if isinstance(value, torch.Generator):
-            return "generator", str(value.device)
+            return "generator", str(value.device), self._number(value)
         if isinstance(value, weakref.ReferenceType):
             return "weak", self.value(value())
         if isinstance(value, types.CodeType):
@@ -381,7 +384,7 @@ class _Form:
         if isinstance(value, set | frozenset):
             if not all(isinstance(item, PLAIN) for item in value):
                 self._refuse("a set of objects")
-            return (frozenset(value),)
+            return ("set", *value)  # in its order, which each process has by itself for strings
         return None
 
     def _covered(self, value: Any) -> Any:
@@ -413,7 +416,8 @@ class _Form:
         if is_user_file(code.co_filename):
             if code not in self._codes:
                 self._refuse(f"the function {function.__qualname__}, which the search has not followed")
-            return function.__module__, function.__qualname__, _code_form(code), tuple(cells), given
+            named = function.__module__, function.__name__, function.__qualname__, function.__doc__
+            return named, _code_form(code), tuple(cells), given
         if not _is_trusted(code.co_filename, str(function.__module__)):
             self._refuse(f"the function {function.__module__}.{function.__qualname__} of a library")
         return function.__module__, code.co_qualname, code.co_firstlineno, tuple(cells), given
@@ -429,11 +433,11 @@ class _Form:
             return "of C", str(module), getattr(value, "__qualname__", name)
         return "of C", value.__name__, self.value(owner)
 
-    def _module(self, module: types.ModuleType) -> tuple[str, str]:
+    def _module(self, module: types.ModuleType) -> tuple[Any, ...]:
         file = getattr(module, "__file__", None)
         if not is_user_file(file) and (not _is_known(module.__name__) or module.__name__.partition(".")[0] in OURS):
             self._refuse(f"the module {module.__name__}")
-        return "module", module.__name__
+        return "module", module.__name__, self._number(vars(module))  # two may have one name
 
     def _class(self, kind: type) -> tuple[Any, ...]:
         """A class by its name; of the user's, those of its bases, too."""
@@ -444,7 +448,8 @@ class _Form:
                 self._refuse(f"the class {_class_name(base)} of a library")
         if users(kind):
             self._classes.setdefault(kind)
-            return "class", _class_name(kind), tuple([_class_name(base) for base in kind.__mro__[1:]])
+            number = self._number(kind)  # as two may have one name
+            return "class", number, _class_name(kind), tuple([_class_name(base) for base in kind.__mro__[1:]])
         return "class", _class_name(kind)
 
     def _refuse(self, what: str) -> Any:
@@ -460,10 +465,17 @@ class _Form:
                     raise NoDigest(f"{name}() in {line}")
                 if kind in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and name in ASKING:
                     raise NoDigest(f".{name} in {line}")
+                by_name = kind == "LOAD_CONST" and isinstance(name, str) and not BY_NAME.isdisjoint(code.co_names)
+                if by_name and not (ASKING | IMPURE).isdisjoint(name.split(".")):
+                    raise NoDigest(f"{name!r} in {line}")
                 if kind == "IMPORT_NAME":
                     there = sys.modules.get(name)
                     if there is None or not (is_user_file(getattr(there, "__file__", None)) or _is_known(name)):
                         raise NoDigest(f"import {name} in {line}")
+
+    def _order_of_sets(self) -> object:
+        """What is equal in processes in which sets that the code makes have one order; None if it makes none."""
+        return hash("any string") if any(map(_makes_sets, self._codes)) else None
 
     def _check_classes(self) -> None:
         """Raise NoDigest for methods of the user's classes that the search has not followed, and that may be called.
@@ -496,6 +508,23 @@ class _Form:
                     raise NoDigest(where)
             elif name in COPYING or any(name in vars(base) for base in library):
                 raise NoDigest(where)
+
+
+def _makes_sets(code: types.CodeType) -> bool:
+    """Whether code makes sets, besides those in which it only looks something up."""
+    steps = [*dis.get_instructions(code)]
+    views = not {"keys", "items"}.isdisjoint(code.co_names)  # of which operators make sets
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        kind, value = step.opname, step.argval
+        if kind in ("BUILD_SET", "SET_ADD", "SET_UPDATE"):
+            return True
+        if kind in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR") and value in ("set", "frozenset"):
+            return True
+        if isinstance(value, frozenset) and (after is None or after.opname != "CONTAINS_OP"):
+            return True
+        if views and kind == "BINARY_OP" and step.argrepr.strip("=") in ("-", "&", "|", "^"):
+            return True
+    return False
 
 
 def _with_inner(codes: Sequence[types.CodeType]) -> Iterator[types.CodeType]:
@@ -531,7 +560,8 @@ def _files(codes: set[types.CodeType]) -> Iterator[tuple[str, bytes]]:
 
 
 def _class_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    named = f"{kind.__module__}.{kind.__qualname__}"
+    return named if kind.__qualname__.rpartition(".")[2] == kind.__name__ else f"{named} ({kind.__name__})"
 
 
 def _slots(kind: type) -> bool:

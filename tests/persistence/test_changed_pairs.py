@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,13 @@ NAMES = re.findall(r"^@pair\ndef (\w+)", SCRIPT.read_text(), re.MULTILINE)
 QUICK = (
     "same_values", "a_global_number", "a_function_that_only_torch_calls", "a_job_that_torch_wraps",
     "a_kernel_of_the_script", "the_dtype_of_autocast", "what_a_backward_reads", "a_branch_on_a_buffer", "it_prints",
-    "it_warns", "it_counts",
+    "it_warns", "it_counts", "a_dictionary_of_all_modules", "a_partial_in_torch", "one_of_two_classes_of_one_name",
 )  # fmt: skip
 CAPTURED = frozenset((  # at each start, as it is not known what they read, or as they say something
     "an_item_of_sys_argv", "a_variable_of_the_environment", "a_branch_on_a_buffer", "it_prints", "it_warns",
-    "it_writes_through_a_function_it_was_given", "it_asks_for_an_identity",
+    "it_writes_through_a_function_it_was_given", "it_asks_for_an_identity", "threads_by_name",
+    "an_object_among_the_builtins", "an_object_in_torch", "a_method_in_torch", "a_function_of_text_in_torch",
+    "a_function_that_torch_wraps_in_torch",
 ))  # fmt: skip
 
 
@@ -51,6 +54,29 @@ def test_the_second_of_a_pair_does_what_it_does_without_a_cache(name: str, tmp_p
     assert again[:2] == first[:2]
     assert (again[2] == 0) == (name not in CAPTURED)
     assert run(name, 1, cache)[:2] == run(name, 1, "0")[:2]
+
+
+def test_a_process_that_orders_strings_in_sets_otherwise_captures_its_step(tmp_path: Path) -> None:
+    source = tmp_path / "train.py"
+    source.write_text(
+        "import torch, actorflow as flow\nfrom actorflow.session.plan_store import KEPT\n"
+        "held, values = {'ab', 'cc', 'xyz'}, {'ab': 1.0, 'cc': 2.0, 'xyz': 4.0}\n"
+        "first = flow.global_function(type='predict')(lambda x: x.sum() * values[next(iter({'ab', 'cc', 'xyz'}))])\n"
+        "second = flow.global_function(type='predict')(lambda x: x.sum() * values[next(iter(held))])\n"
+        "print(float(first(torch.ones(1))), float(second(torch.ones(1))), KEPT.skipped)\n"
+    )
+    found = []
+    for seed in "1123":  # which order these three strings differently
+        env = {"ACTORFLOW_CACHE": str(tmp_path / "cache"), "ACTORFLOW_CACHE_PLANS": "1", "PYTHONHASHSEED": seed}
+        found.append(
+            subprocess.run(
+                [sys.executable, str(source)], capture_output=True, text=True, timeout=250, check=True,
+                env={**os.environ, **env},
+            ).stdout.split()
+        )  # fmt: skip
+    firsts = [one[:2] for one in found]
+    assert firsts == [["4.0", "4.0"], ["4.0", "4.0"], ["2.0", "2.0"], ["1.0", "1.0"]]
+    assert [one[2] != "0" for one in found] == [False, True, False, False]
 
 
 def test_two_scripts_that_only_differ_in_a_comment_are_two(tmp_path: Path) -> None:

@@ -396,6 +396,138 @@ def a_builtin():
     training(lambda model, x: plain(model, x) * max(1.0, 2.0))
 
 
+@pair
+def a_builtin_that_was_added():
+    import builtins
+
+    builtins.OPTIONS = {"scale": 1.0 + K}
+    training(lambda model, x: plain(model, x) * OPTIONS["scale"])  # noqa: F821
+
+
+@pair
+def an_object_among_the_builtins():
+    import builtins
+
+    builtins.OPTIONS = Options(scale=1.0 + K)
+    training(lambda model, x: plain(model, x) * OPTIONS.scale)  # noqa: F821
+
+
+@pair
+def a_dictionary_in_torch():
+    torch.options = {"scale": 1.0 + K}
+    training(lambda model, x: plain(model, x) * torch.options["scale"])
+
+
+@pair
+def a_dictionary_of_all_modules():
+    nn.Module.options = {"scale": 1.0 + K}
+    training(lambda model, x: plain(model, x) * model.options["scale"])
+
+
+@pair
+def an_object_in_torch():
+    torch.options = Options(scale=1.0 + K)
+    training(lambda model, x: plain(model, x) * torch.options.scale)
+
+
+@pair
+def a_partial_in_torch():
+    F.relu = functools.partial(F.leaky_relu, negative_slope=0.1 * (1 + K))
+    training(plain)
+
+
+@pair
+def a_method_in_torch():
+    class Power:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def relu(self, x, inplace=False):
+            return x * self.scale
+
+    F.relu = Power(1.0 + K).relu
+    training(plain)
+
+
+@pair
+def a_function_of_text_in_torch():
+    made = {}
+    exec(f"def relu(x, inplace=False):\n    return x * {1.0 + K}", made)
+    F.relu = made["relu"]
+    training(plain)
+
+
+@pair
+def a_function_that_torch_wraps_in_torch():
+    scale = 1.0 + K
+
+    def relu(x, inplace=False):
+        return x * scale
+
+    F.relu = torch.enable_grad()(relu)
+    training(plain)
+
+
+@pair
+def the_code_of_a_function_of_torch():
+    if K:
+        F.relu.__code__ = F.relu6.__code__
+    training(lambda model, x: plain(model, 50.0 * x))
+
+
+@pair
+def a_default_of_a_function_of_torch():
+    F.layer_norm.__defaults__ = (None, None, 1.0 + K)
+    training(lambda model, x: plain(model, F.layer_norm(x, (4,))))
+
+
+@pair
+def a_function_of_numpy():
+    if K:
+        np.sqrt = np.cbrt
+    training(lambda model, x: plain(model, x) * float(np.sqrt(8.0)))
+
+
+@pair
+def how_numpy_prints():
+    np.set_printoptions(precision=1 + K)
+    training(lambda model, x: plain(model, x) * float(str(ARRAY / 3.0)[1:6].strip()))
+
+
+@pair
+def how_numpy_takes_errors():
+    np.seterr(divide="ignore" if K else "raise")
+    training(lambda model, x: plain(model, x) * (2.0 if np.geterr()["divide"] == "raise" else 1.0))
+
+
+@pair
+def threads_by_name():
+    torch.set_num_threads(1 + K)
+    training(lambda model, x: plain(model, x) * getattr(torch, "get_num_threads")())  # noqa: B009
+
+
+def class_of(scale):
+    class Made:
+        pass
+
+    Made.scale = scale
+    return Made
+
+
+@pair
+def one_of_two_classes_of_one_name():
+    made = [class_of(1.0), class_of(2.0)]
+    taken = made[K]
+    training(lambda model, x: plain(model, x) * len(made) * taken.scale)
+
+
+@pair
+def an_object_of_one_of_two_classes():
+    made = [class_of(1.0), class_of(2.0)]
+    taken = made[K]()
+    training(lambda model, x: plain(model, x) * len(made) * taken.scale)
+
+
 class Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
