@@ -152,7 +152,7 @@ def _give_way_to(folder: Path) -> None:
     The script imports its own where it would as ``python script``, in a process in which nothing is loaded yet.
     """
     for name in sys.stdlib_module_names & sys.modules.keys() - {"encodings"}:  # which is loaded before any script
-        spec = sys.modules[name].__spec__
+        spec = getattr(sys.modules[name], "__spec__", None)
         if spec is None or spec.origin in (None, "built-in", "frozen"):  # found before any folder is looked at
             continue
         if (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file():
