@@ -93,7 +93,7 @@ def start(layers: int, ranks: int, parallel: str, folder: str) -> Start:
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
     done = subprocess.run([*command, *options], check=True, capture_output=True, text=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1", "ACTORFLOW_CACHE": folder,
-                               "ACTORFLOW_CACHE_PLANS": "1"})  # fmt: skip
+                               "ACTORFLOW_CACHE_PLANS": "1", "ACTORFLOW_CACHE_CAPTURES": "1"})  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended, *more = json.loads(next(x for x in done.stdout.splitlines() if x.startswith(LINE))[len(LINE) :])
     call, modules, taken, skipped = more

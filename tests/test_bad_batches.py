@@ -90,9 +90,12 @@ def test_what_a_call_has_changed_before_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_overlooks_the_error_is_told_that_ranks_differ(tmp_path: Path) -> None:
-    lines = "handle = step(x, bad)\nif flow.env.rank() == 0:\n    tried(bad) if handle is None else None\n"
-    lines += "    try:\n        float(handle)\n    except Exception:\n        pass\n"
-    code, text = ran(tmp_path, PLAIN, lines + "for _ in range(9):\n    step(x, good)\n")
+    """It makes its next call before the one that fails is made by all, and does not heed the error."""
+    lines = "import pathlib, time\nissued = pathlib.Path(__file__).with_name('issued')\ntried(good)\n"
+    lines += "while flow.env.rank() == 0 and not issued.exists():\n    time.sleep(0.01)\n"
+    lines += "handle = step(x, bad)\ntry:\n    flow.env.rank() or float(handle)\nexcept Exception: pass\n"
+    lines += "try:\n    for _ in range(9):\n        step(x, good)\n        issued.touch()\nexcept Exception: pass\n"
+    code, text = ran(tmp_path, PLAIN, lines)
     assert code == 1
     assert "a call differs between ranks" in text
     assert "1 failed calls" in text

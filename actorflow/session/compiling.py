@@ -31,7 +31,7 @@ from actorflow.session.compile_request import CapturedStep, CompileRequest, loca
 from actorflow.session.kept_capture import CaptureKey, Outspoken, find_capture, keep_capture, key_of_capture
 from actorflow.session.number_reads import every_number
 from actorflow.session.plan_keys import torch_modes
-from actorflow.session.plan_store import KEPT, KeptPlan, PlanKey, PlanStore
+from actorflow.session.plan_store import CAPTURES, KEPT, KeptPlan, PlanKey, PlanStore
 from actorflow.session.plan_summary import summary_lines
 from actorflow.session.planes import choose_planes, rank_locations
 from actorflow.session.step_effects import StepEffects
@@ -289,7 +289,9 @@ class KeptStep:
         self._key: CaptureKey | None = None
         self.spoken = Outspoken()  # through all the times that the step is run
         self.why = ""  # why it has to be captured at each start; empty if it has not
-        if not kept.is_kept:
+        if os.environ.get(CAPTURES, "0") in ("", "0"):
+            self.why = f"captures are not kept ({CAPTURES}=1 keeps them)"
+        elif not kept.is_kept:
             self.why = "plans are not kept"
         elif kept.names_a_plan(request.name):
             self.why = "the script has named a plan"

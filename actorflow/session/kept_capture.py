@@ -167,23 +167,23 @@ class Outspoken:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """A context in which the step is captured."""
-        show, handle = warnings.showwarning, logging.Logger.callHandlers
+        show, make = warnings.showwarning, logging.getLogRecordFactory()
 
         def showing(message: Any, *args: Any, **kwargs: Any) -> None:
             self.said = self.said or f"a warning ({str(message)[:60]})"
             show(message, *args, **kwargs)
 
-        def handling(logger: logging.Logger, record: logging.LogRecord) -> None:
-            self.said = self.said or f"a line of the log {logger.name}"
-            handle(logger, record)
+        def making(name: str, *args: Any, **kwargs: Any) -> logging.LogRecord:
+            self.said = self.said or f"a line of the log {name}"
+            return make(name, *args, **kwargs)
 
         warnings.showwarning = showing
-        logging.Logger.callHandlers = handling  # type: ignore[method-assign, assignment]
+        logging.setLogRecordFactory(making)
         try:
             yield
         finally:
             warnings.showwarning = show
-            logging.Logger.callHandlers = handle  # type: ignore[method-assign]
+            logging.setLogRecordFactory(make)
 
 
 def _environment() -> tuple[Any, ...]:

@@ -46,6 +46,7 @@ from actorflow_compiler.plan.proto import from_bytes, to_bytes
 __all__ = ["KEPT", "KeptPlan", "PlanFolder", "PlanKey", "PlanStore", "code_parts", "file_of"]
 
 SWITCH = "ACTORFLOW_CACHE_PLANS"  # environment variable: 0 keeps plans out of the cache, but not the rest
+CAPTURES = "ACTORFLOW_CACHE_CAPTURES"  # … 1 keeps what captures find with plans, and spares the next start the capture
 FORMAT = 2  # of the files; increase it when their form changes
 HEAD = b"actorflow plan %d\n" % FORMAT
 STEP_HEAD = b"actorflow step %d\n" % FORMAT

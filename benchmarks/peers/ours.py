@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from turns import Steps, take_turns
 import actorflow as flow
 from actorflow.session.process import current
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from pipelines.ours import SCHEDULES, planned  # isort: skip
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training import Task, loss_of, noting_memory
 from turns import Steps, take_turns
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from pipelines.setting import Part, cut  # isort: skip
 from pipelines.theirs import SCHEDULES, pipelined  # isort: skip
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import torch.nn.parallel
 from torch import Tensor, nn
 
-sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in (".", "pipelines"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "pipelines"))
 
 import setting as pipelines
 from resident import memory, start_peak_anew

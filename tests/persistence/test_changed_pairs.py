@@ -23,6 +23,7 @@ QUICK = (
     "a_kernel_of_the_script", "the_dtype_of_autocast", "what_a_backward_reads", "a_branch_on_a_buffer", "it_prints",
     "it_warns", "it_counts", "a_dictionary_of_all_modules", "a_partial_in_torch", "one_of_two_classes_of_one_name",
 )  # fmt: skip
+KEPT = {"ACTORFLOW_CACHE_CAPTURES": "1"}
 CAPTURED = frozenset((  # at each start, as it is not known what they read, or as they say something
     "an_item_of_sys_argv", "a_variable_of_the_environment", "a_branch_on_a_buffer", "it_prints", "it_warns",
     "it_writes_through_a_function_it_was_given", "it_asks_for_an_identity", "threads_by_name",
@@ -33,7 +34,7 @@ CAPTURED = frozenset((  # at each start, as it is not known what they read, or a
 
 def run(name: str, knob: int, cache: str) -> tuple[str, str, int]:
     """What a script prints, what it says beside it, and how often its steps were captured."""
-    env = {"KNOB": str(knob), "ACTORFLOW_CACHE": cache, "ACTORFLOW_CACHE_PLANS": str(int(cache != "0"))}
+    env = {"KNOB": str(knob), "ACTORFLOW_CACHE": cache, "ACTORFLOW_CACHE_PLANS": str(int(cache != "0")), **KEPT}
     done = subprocess.run(
         [warm.python(), str(SCRIPT), name], capture_output=True, text=True, timeout=250, check=True,
         env={**os.environ, **env, "OMP_NUM_THREADS": "1"},
@@ -67,7 +68,7 @@ def test_a_process_that_orders_strings_in_sets_otherwise_captures_its_step(tmp_p
     )
     found = []
     for seed in "1123":  # which order these three strings differently
-        env = {"ACTORFLOW_CACHE": str(tmp_path / "cache"), "ACTORFLOW_CACHE_PLANS": "1", "PYTHONHASHSEED": seed}
+        env = {"ACTORFLOW_CACHE": str(tmp_path / "cache"), "ACTORFLOW_CACHE_PLANS": "1", "PYTHONHASHSEED": seed, **KEPT}
         found.append(
             subprocess.run(
                 [sys.executable, str(source)], capture_output=True, text=True, timeout=250, check=True,
@@ -81,7 +82,8 @@ def test_a_process_that_orders_strings_in_sets_otherwise_captures_its_step(tmp_p
 
 def test_two_scripts_that_only_differ_in_a_comment_are_two(tmp_path: Path) -> None:
     """Errors quote lines, and a plan names them."""
-    source, env = tmp_path / "train.py", {"ACTORFLOW_CACHE": str(tmp_path / "cache"), "ACTORFLOW_CACHE_PLANS": "1"}
+    source = tmp_path / "train.py"
+    env = {"ACTORFLOW_CACHE": str(tmp_path / "cache"), "ACTORFLOW_CACHE_PLANS": "1", **KEPT}
     text = (
         "import torch, actorflow as flow\nfrom actorflow.session.plan_store import KEPT\n"
         "model = torch.nn.Linear(4, 4)\njob = flow.global_function(type='predict')(lambda x: model(x).sum())\n"

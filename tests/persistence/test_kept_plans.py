@@ -171,6 +171,13 @@ def test_a_start_says_whose_plan_it_takes(
     assert "kept" not in said
     Script().train(tmp_path, 4)
     said = capfd.readouterr().err
+    assert f"actorflow: captured step, whose plan was kept in {tmp_path}/plans, in" in said
+    assert "choosing layouts" not in said
+    monkeypatch.setenv("ACTORFLOW_CACHE_CAPTURES", "1")
+    Script().train(tmp_path, 5)
+    capfd.readouterr()
+    Script().train(tmp_path, 6)
+    said = capfd.readouterr().err
     assert f"actorflow: took the plan of step, which is as it was, from {tmp_path}/plans, in" in said
     assert "choosing layouts" not in said
     assert "parallelism    one device" in said
