@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from actorflow.devices import Cpu, Device
 from actorflow.script_state.search import find_state
-from actorflow.session.planes import RankLocation, choose_planes
+from actorflow.session.planes import share
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.optimizer_state import FUSABLE
@@ -142,8 +142,7 @@ def train(
     read = SCALARS["actorflow.sgd" if "momentum" in group else "actorflow.adam"] if type(optimizer) in FUSABLE else ()
     scalars = {f"optimizer.0.{key}": setting(group, key) for key in read}
     losses = []
-    gpu = "here" if device(0).ahead else ""  # what has memory of its own shares it as GPUs do
-    plan = choose_planes(plan, [RankLocation("here", gpu)] * plan.world)  # as on one machine
+    plan = share(plan, ["here"] * plan.world)  # as on one machine
     values = {name: value.to(device(0).where) for name, value in values.items()}  # all ranks compute on one device
     with LocalCluster(plan, variables=values, device=device, timeout=200.0) as cluster:
         for number, batch in enumerate(case.batches(sizes)):

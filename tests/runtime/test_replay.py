@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from actorflow.session.planes import RankLocation, choose_planes
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import zero
 from actorflow_compiler.plan.modes import Mode
-from actorflow_compiler.plan.plan import Body, OfInput, OfPiece, OfVariable, Variable
+from actorflow_compiler.plan.plan import Body, OfInput, OfPiece, OfVariable, Plan, Variable
 from actorflow_compiler.plan.variant import Variant
 from models import CASES, Case
 from runtime.fake_device import Bench, staged
@@ -31,11 +33,17 @@ MORE = {
 }
 
 
+def on_one_gpu(plan: Plan, machines: Sequence[str]) -> Plan:
+    """A plan of ranks that share a machine and its GPU."""
+    return choose_planes(plan, [RankLocation(machine, "gpu") for machine in machines])
+
+
 def replayed(
     case: Case, layout: Layout, monkeypatch: pytest.MonkeyPatch, seed: int = 0, steps: int = STEPS
 ) -> tuple[list[float], dict[str, Tensor], Bench]:
     """A training on fake devices whose bodies are replayed."""
     monkeypatch.setattr("trained.LocalCluster", functools.partial(LocalCluster, stage=staged))
+    monkeypatch.setattr("trained.share", on_one_gpu)
     plan, values, optimizer = plan_of(case, layout, 8)
     bench = Bench(seed)
     losses, found = train(case, replace(plan, mode=Mode.CUDAGRAPHS), values, optimizer, [8] * steps, bench.device)
