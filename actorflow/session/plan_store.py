@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -59,6 +59,9 @@ ANY_COSTS = "the measured costs of the devices"  # the part of a key in which a 
 LARGEST = 2 << 30  # bytes of a file that is read; protobuf allows no more
 FOLDERS = 4  # in which plans are looked for, those named last
 STARTED = time.time()
+
+
+T = TypeVar("T")
 
 
 class PlanFolder(Protocol):
@@ -204,6 +207,28 @@ class PlanStore:
         cache = self._user_folder()
         return [*reversed(self._folders.values()), *([] if cache is None else [cache])]
 
+    def _look_for(self, name: str, read: Callable[[bytes], T], instead: str) -> tuple[T, str] | None:
+        """What ``read`` makes of the first file of this name that it can read, and the folder, or None.
+
+        A file that cannot be read is told of, and what is done ``instead``.
+        """
+        for folder in self._places():
+            try:
+                if not 0 < folder.files().get(name, 0) <= LARGEST:
+                    continue
+                data = folder.get(name)
+                found = read(data)
+            except FileNotFoundError:
+                continue
+            except Exception as error:  # a file that somebody has written by hand may fail in any way
+                kind = "" if isinstance(error, ActorflowError | OSError) else f"{type(error).__name__}: "
+                self._bad.add(f"{folder.path}/{name}")
+                self._say(f"{folder.path}/{name} is ignored, and {instead}: {kind}{error}")
+                continue
+            self._use(name, _Made(data, None))
+            return found, folder.path
+        return None
+
     # -- plans -------------------------------------------------------------------------------------
 
     def key(self, job: str, what: Callable[[], Mapping[str, tuple[Any, str]]]) -> PlanKey | None:
@@ -228,29 +253,19 @@ class PlanStore:
 
         ``check`` raises ActorflowError for a plan that is not as it must be.
         """
-        digest = key.digest
-        name = f"plan-{digest}.actorflow"
+
+        def opened(data: bytes) -> Plan:
+            found, plan = _opened(data)
+            if found.digest != key.digest:
+                raise PlanError("it is another plan's")
+            return check(from_bytes(plan))
+
         with self._lock:
-            for folder in self._places():
-                try:
-                    if not 0 < folder.files().get(name, 0) <= LARGEST:
-                        continue
-                    data = folder.get(name)
-                    found, plan = _opened(data)
-                    if found.digest != digest:
-                        raise PlanError("it is another plan's")
-                    plan_found = check(from_bytes(plan))
-                except FileNotFoundError:
-                    continue
-                except Exception as error:  # a file that somebody has written by hand may fail in any way
-                    kind = "" if isinstance(error, ActorflowError | OSError) else f"{type(error).__name__}: "
-                    self._bad.add(f"{folder.path}/{name}")
-                    self._say(f"{folder.path}/{name} is ignored, and the plan compiled: {kind}{error}")
-                    continue
-                self.taken += 1
-                self._use(name, _Made(data, None))
-                return KeptPlan(plan_found, folder.path)
-        return None
+            found = self._look_for(f"plan-{key.digest}.actorflow", opened, "the plan compiled")
+            if found is None:
+                return None
+            self.taken += 1
+            return KeptPlan(*found)
 
     def add(self, key: PlanKey, plan: Plan, target: Target, kind: str) -> None:
         """Keep a plan that was compiled for a target, with the measurements of this kind of device."""
@@ -270,23 +285,11 @@ class PlanStore:
 
     def find_step(self, digest: str) -> Any:
         """What was found when a step was captured, as JSON data; None if nothing is kept for this digest."""
-        name = f"step-{digest}.actorflow"
         with self._lock:
-            for folder in self._places():
-                try:
-                    if not 0 < folder.files().get(name, 0) <= LARGEST:
-                        continue
-                    data = folder.get(name)
-                    found = json.loads(_checked(data, STEP_HEAD))
-                except FileNotFoundError:
-                    continue
-                except (OSError, PlanError, ValueError, RecursionError) as error:
-                    self._bad.add(f"{folder.path}/{name}")
-                    self._say(f"{folder.path}/{name} is ignored, and the step captured: {error}")
-                    continue
-                self._use(name, _Made(data, None))
-                return found
-        return None
+            found = self._look_for(
+                f"step-{digest}.actorflow", lambda data: json.loads(_checked(data, STEP_HEAD)), "the step captured"
+            )
+            return None if found is None else found[0]
 
     def add_step(self, digest: str, found: Any) -> None:
         """Keep what was found when a step was captured, as JSON data; it replaces what was kept for this digest."""

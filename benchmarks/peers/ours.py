@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from training import Task, loss_of, noting_memory
 from turns import Steps, take_turns
 
 import actorflow as flow
-from actorflow.session.process import current
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from pipelines.ours import SCHEDULES, planned  # isort: skip
+from pipelines.ours import SCHEDULES, planned, stepping  # isort: skip
 
 
 def two_stages(model: Any, task: Task) -> None:
@@ -55,17 +53,7 @@ def training(name: str, task: Task) -> Steps:
         optimizer.zero_grad()
         return loss
 
-    batches = cycle(task.batches())
-
-    def steps(count: int) -> float:
-        for _ in range(count):
-            loss = train_step(*next(batches))
-        worker = current().worker
-        assert worker is not None
-        worker.wait_all()  # the loss is there before the optimizer is done
-        return float(loss)
-
-    return steps
+    return stepping(train_step, task.batches())
 
 
 if __name__ == "__main__":

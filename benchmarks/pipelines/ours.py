@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable
 from itertools import cycle
+from typing import Any
 
 import torch
 from setting import GPT, Setting, cut, loss_of, ranks_of
@@ -41,6 +43,21 @@ def place_by_hand(model: GPT, setting: Setting, ranks: list[int]) -> None:
     flow.place(model, places)
 
 
+def stepping(job: Callable[..., Any], batches: Iterable[tuple[Tensor, Tensor]]) -> Steps:
+    """Steps of a training job over these batches, again and again."""
+    given = cycle(batches)
+
+    def steps(count: int) -> float:
+        for _ in range(count):
+            loss = job(*next(given))
+        worker = current().worker
+        assert worker is not None
+        worker.wait_all()  # the loss is there before the optimizer is done
+        return float(loss)
+
+    return steps
+
+
 def planned(name: str, setting: Setting) -> tuple[Steps, Notes]:
     """The step under a schedule of ours; the master notes its forecast of a turn."""
     schedule, each, bent = SCHEDULES[name]
@@ -60,16 +77,6 @@ def planned(name: str, setting: Setting) -> tuple[Steps, Notes]:
         optimizer.zero_grad()
         return loss
 
-    batches = cycle(setting.batches())
-
-    def steps(count: int) -> float:
-        for _ in range(count):
-            loss = train_step(*next(batches))
-        worker = current().worker
-        assert worker is not None
-        worker.wait_all()  # the loss is there before the optimizer is done
-        return float(loss)
-
     def notes() -> dict[str, float]:
         plan = train_step.plan
         if os.environ["RANK"] != "0" or plan is None:
@@ -79,7 +86,7 @@ def planned(name: str, setting: Setting) -> tuple[Steps, Notes]:
         each = timeline.seconds / setting.steps
         return {"forecast": each, "work": busy * each}  # seconds of a step, on the clock and of all ranks' computing
 
-    return steps, notes
+    return stepping(train_step, setting.batches()), notes
 
 
 def main() -> None:
