@@ -2,8 +2,9 @@
 
 restarted.py FOLDER LOSSES STEPS EVERY [ATTEMPT:RANK:STEP …]; STEP may be +N, for the Nth step of the attempt, or ~S,
 for S seconds after its beginning, and "save" kills a rank while a save is under way.  Before STEP in ATTEMPT:hold:STEP
-all ranks wait until a file FOLDER.STEP is there.  neighbours:COUNT:DISK_EVERY keeps copies in memory; a rank has none
-for them with full:memory:RANK, and cannot write to it with write:memory:RANK.  in:two:stages makes a pipeline.
+all ranks wait until a file FOLDER.STEP is there; rank 0 makes FOLDER.STEP.held before, when saves are complete.
+neighbours:COUNT:DISK_EVERY keeps copies in memory; a rank has none for them with full:memory:RANK, and cannot write to
+it with write:memory:RANK.  in:two:stages makes a pipeline.
 """
 
 import errno
@@ -76,8 +77,12 @@ resumed = keeper.resume()
 if rank == 0 and resumed is not None:
     print(f"goes on from {resumed.path}", flush=True)
 for done, number in enumerate(keeper.steps(int(steps)), 1):
-    while str(number) in held_at and not Path(f"{folder}.{number}").exists():
-        time.sleep(0.02)
+    if str(number) in held_at:
+        keeper.wait()
+        if rank == 0:
+            Path(f"{folder}.{number}.held").touch()
+        while not Path(f"{folder}.{number}").exists():
+            time.sleep(0.02)
     loss = float(step(torch.randn(6, 8)))
     if {str(number), f"+{done}"} & killed_at:
         os.kill(os.getpid(), signal.SIGKILL)
