@@ -209,20 +209,21 @@ def add_terms(place: Tensor, terms: Sequence[Tensor]) -> None:
 class Assembly:
     """The outputs of one collective whose boxes are placed or added one by one.
 
-    Boxes from all members, ``contribution.coming``, may come in ranges.  ``adds`` tells for each exchange.
+    Boxes from all members, ``contribution.coming``, may come in ``ranges``.  Then terms are kept until all have come,
+    as those of one member may come before those of another: they are added in the order of the group.
     """
 
     def __init__(self, side: Contribution, tensors: Sequence[Tensor], ranges: bool) -> None:
-        self._side = side
+        self._side, self._ranges = side, ranges
         self._fresh: list[bool] = []  # by output: the first member's boxes are copied, as they cover all of it
-        self.outputs: list[Tensor] = []
-        self._waiting: dict[tuple[int, int, Grid], Tensor] = {}  # (member, output, grid) → what has come of it
+        self._outputs: list[Tensor] = []
+        self._waiting: dict[tuple[int, Part], Tensor] = {}  # (member, part) → what has come of it
+        self._terms: list[tuple[int, int, Grid, Tensor]] = []  # that are kept: (member, output, grid, term)
         for exchange, spec in zip(side.exchanges, side.specs, strict=True):
-            whole = numel(spec.shape)
             sizes = [sum(numel(box.size) for box in boxes) for boxes in exchange.receive]
-            covered = (sizes[0] == whole and not ranges) if exchange.add else sum(sizes) == whole
+            covered = (sizes[0] if exchange.add else sum(sizes)) == numel(spec.shape)
             make = torch.empty if covered else torch.zeros
-            self.outputs.append(make(spec.shape, dtype=dtype_of(spec.dtype), device="cpu"))
+            self._outputs.append(make(spec.shape, dtype=dtype_of(spec.dtype), device="cpu"))
             self._fresh.append(exchange.add and covered)
         self._tensors = tensors
 
@@ -232,42 +233,50 @@ class Assembly:
         for i, (exchange, tensor) in enumerate(zip(self._side.exchanges, self._tensors, strict=True)):
             pieces = cut_like(tensor, exchange.send[me], exchange.receive[me])
             for grid, piece in zip(grids(exchange.receive[me]), pieces, strict=True):
-                self.place(me, i, grid, piece)
+                self._came(me, i, grid, piece)
 
     def take(self, member: int, run: Run, first: int, last: int, flat: Tensor) -> None:
-        """Place or add elements ``first`` to ``last`` of a run that came from a member, which are in ``flat``."""
+        """Place or keep elements ``first`` to ``last`` of a run that came from a member, which are in ``flat``."""
         at = 0
         for part, start, stop in run.within(first, last):
             piece = flat[at : at + stop - start]
             at += stop - start
-            if stop - start == part.count:
+            adds = self._side.exchanges[part.tensor].add
+            if not adds and stop - start == part.count:
                 self.place(member, part.tensor, part.grid, piece.view(part.grid.shape))
                 continue
-            target = view_of(self.outputs[part.tensor], part.grid)
-            if target.is_contiguous():
-                self._join(self._side.exchanges[part.tensor].add, target.view(-1)[start:stop], piece)
+            target = view_of(self._outputs[part.tensor], part.grid)
+            if not adds and target.is_contiguous():
+                target.view(-1)[start:stop].copy_(piece)
                 continue
-            key = (member, part.tensor, part.grid)
-            waiting = self._waiting.get(key)
+            waiting = self._waiting.get((member, part))
             if waiting is None:
-                waiting = self._waiting[key] = torch.empty(part.count, dtype=run.dtype)
-            waiting[start:stop].copy_(piece)
+                waiting = self._waiting[member, part] = torch.empty(part.grid.shape, dtype=run.dtype)
+            waiting.view(-1)[start:stop].copy_(piece)
             if stop == part.count:
-                self.place(member, part.tensor, part.grid, self._waiting.pop(key).view(part.grid.shape))
+                self._came(member, part.tensor, part.grid, self._waiting.pop((member, part)))
+
+    def _came(self, member: int, output: int, grid: Grid, piece: Tensor) -> None:
+        if self._ranges and self._side.exchanges[output].add:
+            self._terms.append((member, output, grid, piece))
+        else:
+            self.place(member, output, grid, piece)
 
     def place(self, member: int, output: int, grid: Grid, piece: Tensor) -> None:
         """Place or add boxes of an output that came from a member, in the shape of their grid."""
-        target = view_of(self.outputs[output], grid)
-        adds = self._side.exchanges[output].add and not (self._fresh[output] and member == 0)
-        self._join(adds, target, piece)
-
-    def _join(self, adds: bool, target: Tensor, piece: Tensor) -> None:
-        if not adds:
+        target = view_of(self._outputs[output], grid)
+        if not self._side.exchanges[output].add or (self._fresh[output] and member == 0):
             target.copy_(piece)
         elif (as_other := _ADDED_AS.get(target.dtype)) is not None:
             target.view(as_other).add_(piece.view(as_other))
         else:
             target.add_(piece)
+
+    def end(self) -> list[Tensor]:
+        """The outputs, when all has come."""
+        for term in sorted(self._terms, key=lambda term: term[0]):
+            self.place(*term)
+        return self._outputs
 
 
 class FlatSums:

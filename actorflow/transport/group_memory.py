@@ -249,7 +249,7 @@ class SharedCollective:
             return self._sums.end()
         boxes, self._boxes = self._boxes, None
         assert boxes is not None
-        return boxes.outputs
+        return boxes.end()
 
     @property
     def filling(self) -> int:

@@ -193,6 +193,28 @@ def test_sums_that_are_rounded_are_equal_bit_by_bit_on_all_ranks_and_in_all_orde
             assert torch.equal(output, expected)
 
 
+@pytest.mark.parametrize("longest", [1 << 23, 384, 192])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint16], ids=str)
+@pytest.mark.parametrize(
+    "boxes",
+    [(Box((0, 0), (5, 20)), Box((5, 0), (7, 20))), (Box((0, 0), (12, 9)), Box((0, 9), (12, 11)))],
+    ids=["rows", "columns"],
+)
+def test_terms_that_come_in_several_boxes_are_added_in_one_order_on_all_ranks(
+    boxes: tuple[Box, ...], dtype: torch.dtype, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_memory, "LONGEST", longest)
+    ranks = (1, 3, 0, 2)
+    terms = [(torch.randn(12, 20, generator=torch.Generator().manual_seed(m)).abs() * 99).to(dtype) for m in range(4)]
+    expected = torch.empty(12, 20, dtype=dtype)
+    add_terms(expected.view(-1), [term.view(-1) for term in terms])
+    comm = Collective(CollectiveKind.REDUCE_SCATTER, 0, ranks, (Exchange((boxes,) * 4, (boxes,) * 4, True),), "shared")
+    parts = {r: [(comm, [terms[m]], [spec_of(terms[m])])] for m, r in enumerate(ranks)}
+    for seed in range(3):
+        for ((output,),) in Meeting(parts, random.Random(seed)).run().values():
+            assert torch.equal(output, expected)
+
+
 def test_terms_are_added_in_blocks_as_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = [torch.randn(1000, generator=torch.Generator().manual_seed(m)) for m in range(3)]
     monkeypatch.setattr("actorflow.transport.contributions.BLOCK", 256)
