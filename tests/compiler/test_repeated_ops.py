@@ -174,6 +174,23 @@ def written_results(model: Blocks, x: Tensor) -> Tensor:
     return sum((layer(x).sum() for layer in model.layers), torch.zeros(()))
 
 
+def results_that_grow(model: Blocks, x: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for layer in model.layers:
+        with torch.no_grad():
+            double, top, at = torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.long)
+            torch.add(x, x, out=double)
+            torch.max(x, 1, out=(top, at))
+        total = total + (layer(double).gather(1, at[:, None]) * top[:, None]).sum()
+    return total
+
+
+def sparse_matrices(model: Blocks, x: Tensor) -> Tensor:
+    for layer in model.layers:
+        x = torch.sparse.mm(layer(x).to_sparse(), layer.weight)
+    return x.sum()
+
+
 def no_gradients(model: Blocks, x: Tensor) -> Tensor:
     for layer in model.layers:
         with torch.no_grad():
@@ -276,8 +293,8 @@ def chains(model: Blocks, x: Tensor) -> Tensor:
 
 STEPS = [
     changes_in_place, views, one_tensor_twice, numbers_of_several_kinds, default_dtypes, several_results,
-    written_results, no_gradients, gradients_inside, recomputed, mapped, pushed_forward, random, constants,
-    complex_numbers, hooked, counted, mixed, indexed, strided, chains,
+    written_results, results_that_grow, sparse_matrices, no_gradients, gradients_inside, recomputed, mapped,
+    pushed_forward, random, constants, complex_numbers, hooked, counted, mixed, indexed, strided, chains,
 ]  # fmt: skip
 
 

@@ -148,11 +148,12 @@ class _Call:
         self._tracer = tracer
         self.key: list[Any] = []
         self.tensors: list[FakeTensor] = []
+        self.specs: list[TensorSpec] = []  # of the tensors, as they are before the op
 
     def argument(self, given: Any) -> Any:
         """Add an argument to the key; returns it with the trace's nodes in place of tensors.
 
-        Raises _Unlike, or TypeError where a size is symbolic.
+        Raises _Unlike, or TypeError for a tensor that is sparse or of symbolic sizes.
         """
         kind = type(given)
         if kind is FakeTensor:
@@ -163,8 +164,10 @@ class _Call:
                 if tensor is given:
                     self.key.append(i)
                     break
-            self.key.append(tensor_spec(given))
+            spec = tensor_spec(given)
+            self.key.append(spec)
             self.tensors.append(given)
+            self.specs.append(spec)
             return node
         self.key.append(kind)
         if kind in PLAIN:
@@ -195,6 +198,8 @@ def _observe(tracer: OpTracer, call: _Call, nodes: list[Node], asked: _Asked, re
     if made.args != read[:positions] or made.kwargs != {name: named.get(name) for name in names}:
         return None
     if any(n.target is not operator.getitem or n.args != (made, i) for i, n in enumerate(nodes[1:])):
+        return None
+    if [*map(tensor_spec, call.tensors)] != call.specs:  # such as of ``out=``, which is made as large as the result
         return None
     found: list[_New | _Same | None] = []
     memory: set[int] = set()

@@ -375,8 +375,8 @@ def is_interpreted_alike(op: torch._ops.OpOverload) -> bool:
 
 
 def tensor_spec(tensor: FakeTensor) -> TensorSpec:
-    """What the interpreter for tensors without memory goes by; TypeError for a tensor with symbolic sizes."""
-    if tensor._has_symbolic_sizes_strides:
+    """What the interpreter for tensors without memory goes by; TypeError for sparse ones and symbolic sizes."""
+    if tensor._has_symbolic_sizes_strides or tensor.layout is not torch.strided:
         raise TypeError
     return (
         tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.fake_device,
@@ -438,6 +438,7 @@ class OpTracer:
             slot is not None
             and slot.constant is None
             and tensor.fake_mode is self._fakes
+            and tensor.layout is torch.strided
             and not tensor.requires_grad
             and not tensor.is_conj()
             and not tensor.is_neg()
