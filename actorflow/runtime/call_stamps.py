@@ -7,7 +7,7 @@ differs, nothing of what comes behind it is used, and the control plane finds an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from actorflow.transport.messages import Stamp
 
@@ -63,11 +63,14 @@ class CallStamps:
         while self._own and (first := next(iter(self._own))) <= call:
             del self._own[first]
 
-    def missing(self) -> dict[int, int]:
-        """Rank → the first call that something here waits for it to make."""
+    def missing(self, before: Iterable[tuple[Sequence[int], int]] = ()) -> dict[int, int]:
+        """Rank → the first call that something here waits for it to make; any thread.
+
+        ``before`` are ranks and calls that are waited for, too, without ``when``.
+        """
         found: dict[int, int] = {}
-        for ranks, call, _ in tuple(self._waiting):
-            for rank in ranks:
+        for those, call in (*before, *(one[:2] for one in tuple(self._waiting))):
+            for rank in those:
                 if self._matched.get(rank, -1) < call:
                     found[rank] = min(call, found.get(rank, call))
         return found

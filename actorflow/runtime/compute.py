@@ -191,7 +191,12 @@ class Compute:
 
     def missing_calls(self) -> Mapping[int, int]:
         """Other rank → the first call, as all ranks count them, that something here waits for it to make."""
-        return self._stamps.missing()
+        first = tuple(self._waiting)[:1]  # which waits for the calls before it while these are of another plan
+        return self._stamps.missing(
+            (job.stamps_first, call.common)
+            for job, call in first
+            if call.stamp is not None and (job is self._current or not self.active)
+        )
 
     def explain(self) -> list[str]:
         """What every thread is doing, as lines of text."""

@@ -232,6 +232,24 @@ def test_a_call_of_others_does_not_wait_for_a_rank_without_a_part_in_it(ranks: R
     ranks.workers[2].wait_all(SOON)
 
 
+def test_a_call_that_begins_only_when_others_have_made_it_names_those_that_have_not(ranks: Ranks) -> None:
+    for worker in ranks.workers[:2]:
+        worker._jobs[0].stamps_first = (2,)  # as for plans with calls of NCCL
+    script: Script = ((0, 1), (0, 2))
+    for number in range(2):
+        for rank in range(2):
+            ranks.call(rank, script, number)
+    pause(ranks.workers[0])
+    assert not ranks.calls[0][0].begun
+    assert ranks.workers[0].missing_calls == {2: 0}
+    assert "call 0 waits for rank 2 to make it" in ranks.workers[0].explain()
+    for number in range(2):
+        ranks.call(2, script, number)
+    for worker in ranks.workers:
+        worker.wait_all(SOON)
+    assert ranks.workers[0].missing_calls == {}
+
+
 def test_nothing_is_computed_with_what_a_rank_sends_that_has_made_another_call(ranks: Ranks) -> None:
     ranks.call(1, ((1, 6),), 0)
     pause(ranks.workers[1])  # it has begun
