@@ -144,6 +144,11 @@ def test_forks_of_a_server_end_if_the_launcher_lets_go_of_them(tmp_path: Path, m
     assert not (tmp_path / "began").exists()
 
 
+def printed(lines: str) -> str:
+    """What lines print in a Python of their own."""
+    return subprocess.run([sys.executable, "-c", lines], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 def test_what_ranks_are_forks_of_has_neither_the_solver_nor_what_draws_nor_a_thread() -> None:
     shown = (
         "import importlib, sys, threading, torch\n"
@@ -152,8 +157,7 @@ def test_what_ranks_are_forks_of_has_neither_the_solver_nor_what_draws_nor_a_thr
         "print([m for m in ('scipy', 'actorflow.show', 'actorflow.testing', 'actorflow.eager') if m in sys.modules])\n"
         "print(threading.active_count(), torch.cuda.is_initialized())"
     )
-    done = subprocess.run([sys.executable, "-c", shown], check=True, capture_output=True, text=True)
-    assert done.stdout == "[]\n1 False\n"
+    assert printed(shown) == "[]\n1 False\n"
 
 
 def test_a_launcher_imports_no_torch_before_it_has_started_the_server_and_never_a_compiler() -> None:
@@ -164,5 +168,4 @@ def test_a_launcher_imports_no_torch_before_it_has_started_the_server_and_never_
         "late = [m for m in ('torch._dynamo', 'sympy', 'actorflow_compiler.compile') if m in sys.modules]\n"
         "print(early, late)"
     )
-    done = subprocess.run([sys.executable, "-c", shown], check=True, capture_output=True, text=True)
-    assert done.stdout == "[] []\n"
+    assert printed(shown) == "[] []\n"

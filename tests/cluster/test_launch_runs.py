@@ -71,8 +71,7 @@ def test_a_signal_to_a_process_that_the_script_forks_is_not_one_to_the_rank(star
     assert "child -15\npool [2, 1, 0, 1]" in run.output
 
 
-ENDS_OF_FORKS = """
-import os, sys
+ONE_CALL = """
 import torch
 import actorflow as flow
 
@@ -88,6 +87,11 @@ def step(x):
     return loss
 
 step(torch.ones(4, 2))
+"""
+
+
+ENDS_OF_FORKS = ONE_CALL + """
+import os, sys
 for ending in ("exit", "raise", "the last line"):
     pid = os.fork()
     if not pid:
@@ -103,22 +107,8 @@ else:
 """
 
 
-FORKS_THAT_READ = """
+FORKS_THAT_READ = ONE_CALL + """
 import multiprocessing
-import torch
-import actorflow as flow
-
-model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-@flow.global_function(type="train")
-def step(x):
-    loss = model(x).sum()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss
-
 def read():
     with torch.no_grad():
         assert torch.equal(model.weight + 0, weight), (model.weight, weight)
@@ -126,7 +116,6 @@ def read():
 def call():
     step(torch.ones(4, 2))
 
-step(torch.ones(4, 2))
 weight = model.weight.detach().clone()  # when the call is done
 for target in (read, call):
     process = multiprocessing.get_context("fork").Process(target=target)
