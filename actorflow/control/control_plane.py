@@ -493,10 +493,11 @@ class ControlPlane:
         if alike > self._alike:
             self._alike = alike
             self._wanted = {steps for steps in self._wanted if steps > alike}
-            call = self.steps.last_call(alike)
+            call = self.steps.forget(alike)
             agreed = NO_DROPS if call < 0 else self._dropped.agreed(call)
             self._tell_all(proto.alike_to(alike, agreed))
-            self._are_alike(alike, agreed)
+            if call >= 0:
+                self._on_go(call, agreed)
         if self._wanted:
             steps = min(self._wanted)
             for rank in self._ledger.late(steps):

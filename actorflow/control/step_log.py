@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
 
 from actorflow.control.drops import DropSet
 
@@ -94,12 +93,6 @@ class StepLog:
         """How many steps have been taken."""
         with self._lock:
             return self._first + len(self._steps) - len(self._digests) // DIGEST
-
-    def last_call(self, steps: int) -> int:
-        """The last call among the first so many steps, of those that are not forgotten; -1 if there is none."""
-        with self._lock:
-            calls = [step.call for step, _ in islice(self._steps, steps - self._first) if step.kind is StepKind.CALL]
-        return calls[-1] if calls else -1
 
     def want(self) -> None:
         """Ask to be told at once when all ranks have done what this one has done so far."""

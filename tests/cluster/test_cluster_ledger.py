@@ -53,8 +53,8 @@ def test_a_log_gives_each_step_once_and_says_what_it_was_until_all_have_done_it(
     assert last == StepBatch(last.digests if last else b"", ((2, drop_set([1], [])),), False, 4)
     assert log.describe(1) == Described(StepKind.GATHER, "is at gather 'plans', after 1 call")
     assert log.describe(4) is None
-    assert log.last_call(2) == 0
-    assert log.last_call(3) == 1
+    assert log.forget(0) == -1
+    assert log.forget(2) == 0
     assert log.forget(3) == 1
     assert log.describe(2) is None
     assert log.describe(3) == Described(StepKind.CALL, "made call 3: train_step(f32[8, 2])")
