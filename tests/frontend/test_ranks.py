@@ -19,7 +19,6 @@ import warm
 from cluster.runs import Run
 
 HEAD = """
-import time
 import torch, torch.nn.functional as F
 from torch import nn
 import actorflow as flow
@@ -206,9 +205,12 @@ def test_a_rank_with_other_values_takes_those_of_the_master(run: Callable[..., E
 
 
 APART = """
+    import os
     from pathlib import Path
     from actorflow.session.process import current
-    mark = Path(__file__).with_name("done")
+    done = Path(__file__).with_name("done")
+    if rank == 0:
+        os.mkfifo(done)
     flow.place(model, {"": flow.placement("cpu", [0, 1])})
     @flow.global_function
     def quiet(x, y):  # rank 2 has no part in it
@@ -217,14 +219,13 @@ APART = """
         optimizer.zero_grad()
     quiet(*batch(0))
     if rank == 2:
-        while not mark.exists():
-            time.sleep(0.01)
+        done.read_text()
         LATE
     for i in range(1, 40):
         quiet(*batch(i))
     if rank == 0:
         current().worker.wait_all()
-        mark.touch()
+        done.write_text("")
 """
 
 
@@ -253,6 +254,11 @@ def test_a_rank_without_a_part_that_reads_alone_what_others_have_changed_since_i
 def test_what_all_ranks_read_is_what_was_there_however_late_one_of_them_is(run: Callable[..., Ended]):
     ended = run(
         """
+        import os
+        from pathlib import Path
+        ahead = Path(__file__).with_name("ahead")
+        if rank == 0:
+            os.mkfifo(ahead)
         flow.place(model, {"": flow.placement("cpu", [0, 1])})
         @flow.global_function
         def quiet(x, y):
@@ -262,8 +268,10 @@ def test_what_all_ranks_read_is_what_was_there_however_late_one_of_them_is(run: 
         for i in range(12):
             quiet(*batch(i))
             eager_step(*batch(i))
+            if rank == 0 and i % 4 == 2:
+                ahead.write_text("")
             if rank == 2 and i % 4 == 1:
-                time.sleep(0.3)  # the others could be far ahead by now
+                ahead.read_text()  # another rank has made the next call
             same(model.state_dict(), eager.state_dict())
         print("equal")
         """,
