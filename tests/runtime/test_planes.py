@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from actorflow.runtime.collective_order import nccl_calls
-from actorflow.session.planes import RankLocation, choose_planes, rank_locations, share, unshare
+from actorflow.session.planes import RankLocation, choose_planes, meet_groups, rank_locations, share, unshare
 from actorflow_compiler.plan.plan import Collective, Plan
 from actorflow_compiler.plan.text import to_text
 from actorflow_compiler.plan.verify import verify
@@ -87,6 +89,19 @@ def test_what_is_shared_with_a_rank_that_has_no_socket_goes_over_gloo_and_nccl_s
         assert ("collective", "nccl") in planes(alone)
         assert alone.calls == found.calls
     assert ("send", "shared") in planes(found)
+
+
+def test_a_group_shares_memory_only_if_all_of_its_ranks_can(pipeline: Plan) -> None:
+    plan = share(pipeline, ["a"] * 4)
+    groups = {a.comm.ranks for a in plan.actors if isinstance(a.comm, Collective)}
+    assert groups == {(0, 1), (2, 3)}
+    near = ({1, 2, 3}, {0, 2, 3}, {0, 1}, {0, 1, 2})  # rank 2 has no socket with rank 3, which does not know
+    store = HashStore()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda rank: meet_groups(plan, rank, near[rank], lambda: store), range(4)))
+    assert found == [{(0, 1)}, {(0, 1)}, set(), set()]
+    assert meet_groups(plan.for_rank(0), 0, near[0], lambda: store) == {(0, 1)}, "they are asked again for another plan"
+    assert meet_groups(pipeline, 0, near[0], lambda: pytest.fail("there is nothing to ask")) == set()
 
 
 def test_spots_are_made_of_what_ranks_report() -> None:

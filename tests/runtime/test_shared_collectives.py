@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import random
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,11 @@ from torch import Tensor
 
 from actorflow.runtime.group_progress import GroupProgress
 from actorflow.session.planes import share, unshare
-from actorflow.testing.local_cluster import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster, MemoryTransport
 from actorflow.transport import group_memory, shared
 from actorflow.transport.contributions import add_terms, contribution
 from actorflow.transport.group_memory import GroupMemory
+from actorflow.transport.messages import Message, Region
 from actorflow_compiler.core.errors import ClusterError, PlanError
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.core.sbp import share as part_of
@@ -215,6 +218,33 @@ def test_terms_that_come_in_several_boxes_are_added_in_one_order_on_all_ranks(
             assert torch.equal(output, expected)
 
 
+@pytest.mark.parametrize("longest", [1 << 23, 384])
+def test_terms_are_found_in_slots_in_which_ranks_have_different_numbers_of_streams(
+    longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_memory, "LONGEST", longest)
+    size, ranks = 100, range(3)
+    whole = (Box((0,), (size,)),)
+    apart = tuple((Box((m * size,), (size,)),) for m in ranks)
+    send = {0: (whole,) * 3, 1: apart, 2: apart}  # rank 0 has the same for all
+    terms = {0: torch.arange(100.0), 1: torch.arange(300.0) * 1000, 2: torch.arange(300.0) * 7}
+    parts: dict[int, list[Part]] = {}
+    for rank in ranks:
+        exchange = Exchange(send[rank], (whole,) * 3, add=True)
+        comm = Collective(CollectiveKind.REDUCE_SCATTER, 0, (0, 1, 2), (exchange,), plane="shared")
+        parts[rank] = [(comm, [terms[rank]], [spec(size)])]
+    for rank, ((output,),) in Meeting(parts, random.Random(1)).run().items():
+        mine = slice(rank * size, (rank + 1) * size)
+        assert torch.equal(output, terms[0] + terms[1][mine] + terms[2][mine])
+
+
+def test_the_collectives_of_a_group_are_known_by_their_ids_and_not_by_the_order_of_actors() -> None:
+    of = {actor: Collective(CollectiveKind.ALL_REDUCE, id, (0, 1)) for actor, id in ((3, 8), (4, 5), (7, 6))}
+    progress = GroupProgress({actor: contribution(comm, 1, [spec(3)]) for actor, comm in of.items()}, 1)
+    assert progress.id == 5
+    assert [side.comm.id for side in progress.memory.sides] == [5, 6, 8]
+
+
 def test_terms_are_added_in_blocks_as_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = [torch.randn(1000, generator=torch.Generator().manual_seed(m)) for m in range(3)]
     monkeypatch.setattr("actorflow.transport.contributions.BLOCK", 256)
@@ -329,6 +359,37 @@ def test_workers_sum_over_several_groups_micro_batches_and_calls(size: int) -> N
     del cluster, worker, calls, call, found
     gc.collect()
     assert (mapped(), opened()) == before
+
+
+def test_collectives_that_begin_before_any_memory_of_others_is_here_go_on_when_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = verify(share(summing(1, 8), ["a"] * 3))
+    held: list[tuple[MemoryTransport, int, Region]] = []
+    begun = threading.Semaphore(0)
+    send, begin = MemoryTransport.send, GroupProgress.begin
+
+    def hold(self: MemoryTransport, peer: int, message: Message) -> None:
+        if isinstance(message, Region):
+            held.append((self, peer, message))
+        else:
+            send(self, peer, message)
+
+    def tell(self: GroupProgress, actor: int, operands: list[Any]) -> None:
+        begin(self, actor, operands)
+        begun.release()
+
+    monkeypatch.setattr(MemoryTransport, "send", hold)
+    monkeypatch.setattr(GroupProgress, "begin", tell)
+    x = torch.arange(8.0)[None]
+    with LocalCluster(plan, library=LIBRARY) as cluster:
+        calls = cluster.issue({"x": x})
+        assert all(begun.acquire(timeout=100) for _ in range(3))
+        for one in held:
+            send(*one)
+        assert [call.result(rank, 100).tolist() for rank, call in enumerate(calls)] == [
+            (x[0] * n).tolist() for n in (12, 12, 6)
+        ]
 
 
 def test_too_little_memory_for_the_collectives_of_a_plan_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

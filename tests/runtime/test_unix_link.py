@@ -6,13 +6,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actorflow.runtime.inbox import Inbox
-from actorflow.transport.messages import Credit, Filled, Message, Ready, Region
+from actorflow.transport.messages import Contributed, Credit, Filled, Message, Ready, Region, Stamp
 from actorflow.transport.unix_frames import BYE_FRAME, FRAME, INLINE, REGION, SIZE, Parser, pack
 from actorflow.transport.unix_link import UnixLink
 from actorflow_compiler.core.errors import ClusterError
@@ -23,6 +24,8 @@ LONG = st.integers(0, 2**64 - 1)
 MESSAGES = st.one_of(
     st.builds(Credit, NUMBERS, NUMBERS),
     st.builds(Filled, NUMBERS, NUMBERS, LONG),
+    st.builds(Contributed, NUMBERS, NUMBERS, LONG),
+    st.builds(Stamp, LONG, LONG),
     st.builds(Ready, NUMBERS, NUMBERS, LONG, LONG, st.none() | st.lists(st.binary(max_size=50)).map(tuple)),
 )
 
@@ -122,15 +125,16 @@ def test_descriptors_travel_in_order_with_their_regions(links: tuple[UnixLink, U
         descriptor = os.memfd_create("test")
         os.ftruncate(descriptor, n)
         a.send(Filled(0, n, n))
-        a.send(Region(0, n, descriptor))
-        wanted += [Filled(0, n, n), Region(0, n, -1)]
+        group = n - 1  # -1: none
+        a.send(Region(0, n, descriptor, group))
+        wanted += [Filled(0, n, n), Region(0, n, -1, group)]
     a.flush()
     found = read(b, 80)
     for region in found[1::2]:
         assert isinstance(region, Region)
         assert os.fstat(region.descriptor).st_size == region.nbytes
         os.close(region.descriptor)
-    plain = [Region(m.plan, m.nbytes, -1) if isinstance(m, Region) else m for m in found]
+    plain = [replace(m, descriptor=-1) if isinstance(m, Region) else m for m in found]
     assert plain == wanted
 
 
