@@ -174,6 +174,17 @@ def written_results(model: Blocks, x: Tensor) -> Tensor:
     return sum((layer(x).sum() for layer in model.layers), torch.zeros(()))
 
 
+def results_over_operands(model: Blocks, x: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for i, layer in enumerate(model.layers):
+        with torch.no_grad():
+            factor = layer(x)
+            target = factor if i == 0 else torch.zeros_like(x)
+            torch.mul(factor, 2.0, out=target)
+        total = total + (layer(x) * target * factor).sum()
+    return total
+
+
 def results_that_grow(model: Blocks, x: Tensor) -> Tensor:
     total = torch.zeros(())
     for layer in model.layers:
@@ -293,8 +304,9 @@ def chains(model: Blocks, x: Tensor) -> Tensor:
 
 STEPS = [
     changes_in_place, views, one_tensor_twice, numbers_of_several_kinds, default_dtypes, several_results,
-    written_results, results_that_grow, sparse_matrices, no_gradients, gradients_inside, recomputed, mapped,
-    pushed_forward, random, constants, complex_numbers, hooked, counted, mixed, indexed, strided, chains,
+    written_results, results_over_operands, results_that_grow, sparse_matrices, no_gradients, gradients_inside,
+    recomputed, mapped, pushed_forward, random, constants, complex_numbers, hooked, counted, mixed, indexed, strided,
+    chains,
 ]  # fmt: skip
 
 
