@@ -191,9 +191,11 @@ class Worker:
     def drop(self, numbers: Set[int]) -> None:
         """Remove plans that no rank calls any more and whose calls here are done.  Their variables stay."""
         with self._changed:
-            jobs = [job for number in sorted(numbers) if (job := self._jobs.pop(number, None)) is not None]
+            jobs = [self._jobs[number] for number in sorted(numbers) if number in self._jobs]
             for name, call in (one for job in jobs for one in job.last_changes()):
                 self._changes[name] = max(self._changes.get(name, -1), call)
+            for job in jobs:  # after their changes are kept, as ``last_change`` may be asked at any moment
+                del self._jobs[job.number]
             self._before += sum(job.machine.moved() for job in jobs)
         for job in jobs:
             self._compute.drop(job)

@@ -222,6 +222,34 @@ def test_results_are_copies_of_what_lives_on() -> None:
     assert [k[0, 0].item() for k in kept] == [0.0, 1.0, 102.0]
 
 
+def test_the_last_call_that_changed_a_variable_is_known_at_any_moment_while_its_plan_is_dropped() -> None:
+    p = Program()
+    (x,) = p.actor("x", OfInput("x"), out=[spec(2)], kind="source", queue="source")
+    p.actor("O", OfVariable("w"), x, body=ADD, into=[OfVariable("w")], kind="optimizer")
+    worker = Worker(0, MemoryTransport(0, []), {"memory": Switchboard().plane(0)}, gated=False, library={})
+    seen: list[int] = []
+
+    class Asked(dict[str, int]):
+        def __setitem__(self, name: str, call: int) -> None:
+            seen.append(worker.last_change("w"))
+            super().__setitem__(name, call)
+            seen.append(worker.last_change("w"))
+
+    try:
+        worker._changes = Asked()
+        worker.install(0, p.plan(), {"w": torch.zeros(2), "v": torch.zeros(2)})
+        assert worker.last_change("w") == -1
+        for _ in range(3):
+            worker.issue(0, {"x": torch.ones(2)}).wait(100)
+        assert (worker.last_change("w"), worker.last_change("v")) == (2, -1)
+        worker.drop({0, 7})
+        assert (worker.last_change("w"), worker.last_change("v")) == (2, -1)
+        assert not worker.plans
+    finally:
+        worker.close()
+    assert seen == [2, 2]
+
+
 def test_a_variable_is_overwritten_in_place() -> None:
     p = Program()
     (x,) = p.actor("x", OfInput("x"), out=[spec(2)], kind="source", queue="source")
