@@ -93,7 +93,7 @@ class CallBarrier:
     def forget(self, dropped: DropSet) -> None:
         """Forget plans and variables that all ranks have dropped by another agreement, with the last call."""
         with self._changed:
-            if dropped and self._announced >= self._agreed_calls:
+            if dropped:
                 self._forgotten.append((self._announced, dropped))
             left = [(number, found - dropped) for number, found in self._dropped]
             self._dropped = deque((number, found) for number, found in left if found)

@@ -108,6 +108,19 @@ def test_the_first_difference_is_told_however_many_calls_were_made_since() -> No
     assert tell(ledger, 2, logs[2]) == StepDifference(40, 1, 2)
 
 
+def test_who_told_first_of_a_step_is_known_when_steps_before_it_are_forgotten() -> None:
+    ledger, logs = Ledger(3), [StepLog() for _ in range(3)]
+    for rank, until in ((0, 2), (1, 4), (2, 6), (0, 3), (1, 5)):
+        for number in range(logs[rank].told, until):
+            logs[rank].add(call(number))
+        assert tell(ledger, rank, logs[rank]) is None
+        ledger.alike()
+    assert ledger.missing(0) == (3, 1)
+    assert ledger.missing(1) == (5, 2)
+    logs[0].add(call(3, "other"))
+    assert tell(ledger, 0, logs[0]) == StepDifference(3, 1, 0)
+
+
 def test_a_rank_that_ended_while_another_calls_is_an_error_that_counts_calls() -> None:
     ledger = Ledger(2)
     one, two = logged(call(0)), logged(call(0), CommonStep(StepKind.END))
@@ -224,3 +237,5 @@ def test_what_a_rank_tells_with_a_later_call_is_not_agreed_on_with_an_earlier_on
     assert not tally.agreed(4)
     tally.forget(drop_set([], ["a"]))
     assert tally.agreed(5) == drop_set([1], [])
+    tally.report(0, drop_set([], ["a"]), 6)  # another of that name
+    assert not tally.agreed(6)

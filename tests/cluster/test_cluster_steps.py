@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given
@@ -95,18 +96,30 @@ def test_the_master_hears_of_calls_no_more_often_where_there_are_more_ranks(worl
 def test_a_rank_that_wants_to_know_makes_slow_ranks_tell_what_they_do_at_once(
     joined: Joined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_plane, "SPACING", LIMIT)
+    """Also those that do so only after they were asked, one step after the other."""
+    monkeypatch.setattr(control_plane, "SPACING", 2 * LIMIT)
     ranks = joined(3)
-    known = threading.Event()
-    ranks.clusters[1].on_call_agreed(lambda call, _: known.set() if call == 1 else None)
-    for call in range(2):
-        ranks.clusters[1].announce_call(call, "d", "step()")
-    ranks.clusters[1].want_agreement()
-    for call in range(2):
-        for cluster in (ranks.clusters[0], ranks.clusters[2]):
-            assert not known.is_set()
-            cluster.announce_call(call, "d", "step()")
-    assert known.wait(LIMIT)
+    hurried: list[SimpleQueue[int]] = [SimpleQueue() for _ in range(3)]  # the steps that each rank was asked for
+    known: list[SimpleQueue[int]] = [SimpleQueue() for _ in range(3)]  # the calls that each rank was told of
+
+    def hear(cluster: Cluster) -> None:
+        plane, rank = cluster._control_plane, cluster.rank
+        hurry = plane._hurry_up
+        monkeypatch.setattr(plane, "_hurry_up", lambda steps: (hurry(steps), hurried[rank].put(steps)))
+        cluster.on_call_agreed(lambda call, _: known[rank].put(call))
+
+    ranks.each(hear)
+    asking, *slow = (ranks.clusters[rank] for rank in (1, 0, 2))
+    for first in (0, 2):
+        for call in (first, first + 1):
+            asking.announce_call(call, "d", "step()")
+        asking.want_agreement()
+        assert [hurried[cluster.rank].get(timeout=LIMIT) for cluster in slow] == [first + 2] * 2
+        for call in (first, first + 1):
+            for cluster in slow:
+                assert all(one.empty() for one in known)
+                cluster.announce_call(call, "d", "step()")
+            assert [one.get(timeout=LIMIT) for one in known] == [call] * 3
 
 
 def test_a_gather_does_not_end_where_ranks_have_made_other_calls_before(joined: Joined) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 
 import pytest
 
 from actorflow.control.cluster import Alone
-from actorflow.control.drops import NO_DROPS, drop_set
+from actorflow.control.drops import NO_DROPS, DropSet, drop_set
 from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.session.call_barrier import CallBarrier
 from actorflow_compiler.core.errors import CallError
@@ -32,6 +33,19 @@ def test_what_was_dropped_with_a_new_plan_is_not_dropped_again_by_an_agreement_t
     found.agreed(6, drop_set([], ["b"]))  # another variable of that name
     assert found.drops_by(7) == drop_set([], ["b"])
     assert found.drops_by(7) == NO_DROPS
+
+
+def test_who_waits_for_what_all_have_dropped_goes_on_when_all_have_made_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone, waits = Alone(), threading.Event()
+    monkeypatch.setattr(alone.failed, "is_set", waits.set)  # it looks whether the run has failed, and waits
+    found = barrier(1, alone)
+    dropped: SimpleQueue[DropSet] = SimpleQueue()
+    threading.Thread(target=lambda: dropped.put(found.drops_by(1)), daemon=True).start()
+    assert waits.wait(SOON)
+    found.agreed(0, drop_set([1], []))
+    assert dropped.get(timeout=SOON) == drop_set([1], [])
 
 
 def test_histories_are_kept_until_all_ranks_are_known_to_have_made_the_call() -> None:
