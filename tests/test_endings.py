@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from actorflow.support import exit_hooks
@@ -36,3 +39,25 @@ def test_a_call_that_failed_ends_the_script_with_its_error(told: list[str]) -> N
     exit_hooks.when_finished(fails)
     with pytest.raises(ValueError, match="a call failed"):
         exit_hooks.after_script()
+
+
+FORKED = """
+import os, sys, threading
+from actorflow.support import background
+
+stop, process = threading.Event(), os.getpid()
+
+def end():
+    print("told to stop", os.getpid() == process, flush=True)
+    stop.set()
+
+background.start(stop.wait, "waits", end)
+if not os.fork():
+    sys.exit()
+os.wait()
+"""
+
+
+def test_a_forked_process_tells_no_thread_of_its_parent_to_stop() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout == "told to stop True\n"

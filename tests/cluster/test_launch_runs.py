@@ -56,7 +56,8 @@ FORKS = """
 import os, signal
 pid = os.fork()
 if not pid:
-    os.kill(os.getpid(), signal.SIGTERM)
+    if signal.set_wakeup_fd(-1) == -1:  # nor does the rank hear of signals that the child handles
+        os.kill(os.getpid(), signal.SIGTERM)
     os._exit(5)
 print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 from multiprocessing import get_context
@@ -156,15 +157,18 @@ def test_a_module_of_the_scripts_with_the_name_of_one_of_pythons_is_the_scripts(
     (tmp_path / "statistics.py").write_text("OWNER = 'script'")
     (tmp_path / "profile").mkdir()
     (tmp_path / "profile/__init__.py").write_text("OWNER = 'script, too'")
+    (tmp_path / "unittest").mkdir()
+    (tmp_path / "unittest/__init__.py").write_text("")
+    (tmp_path / "unittest/mock.py").write_text("OWNER = 'script'")
     (tmp_path / "encodings").mkdir()  # plain Python has its own long before
     (tmp_path / "encodings/__init__.py").write_text("OWNER = 'script'")
     show = (
-        "import encodings, profile, statistics\n"
-        "print([getattr(one, 'OWNER', 'Python') for one in (encodings, profile, statistics)])"
+        "import encodings, profile, statistics, unittest.mock\n"
+        "print([getattr(one, 'OWNER', 'Python') for one in (encodings, profile, statistics, unittest.mock)])"
     )
     run = start(show, "--devices", "1")
     assert run.wait() == 0, run.output
-    assert "['Python', 'script, too', 'script']" in run.output
+    assert "['Python', 'script, too', 'script', 'script']" in run.output
 
 
 def test_a_launcher_whose_standard_input_is_closed_runs_all_ranks(tmp_path: Path) -> None:

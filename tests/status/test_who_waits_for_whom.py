@@ -22,7 +22,7 @@ import warm
 from actorflow.cli import main
 from actorflow.status import rank_status, sockets
 from actorflow.status.graph import edges, verdict
-from actorflow.status.rank_status import QueueWait, RankStatus, own_status
+from actorflow.status.rank_status import QueueWait, RankStatus, own_status, own_wait
 from actorflow.status.sockets import RunInfo, RunStatus, announce_run, answer_requests, ask_ranks, find_runs, on_signal
 from actorflow.status.text import to_text
 from actorflow.testing.local_cluster import LocalCluster
@@ -162,6 +162,14 @@ def test_a_rank_whose_source_waits_for_rows_says_so(monkeypatch: pytest.MonkeyPa
         assert own_status(0).rows == ""
         session.reads = ComingRows(8)  # the script reads itself
         assert own_status(0).rows == f"rows 8-9 of epoch 0 of {LOADER}"
+
+
+def test_a_rank_says_in_short_which_call_it_waits_for_another_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = SimpleNamespace(missing_calls={1: 3}, standing=lambda: (None, True, ""))
+    monkeypatch.setattr(rank_status, "_observed", lambda: SimpleNamespace(worker=worker))
+    assert own_wait(2, 1) == "call 3, which it has not made"
+    assert own_wait(2, 0) == "its word that all ranks have made the next call"
+    assert own_wait(2, 3) == ""
 
 
 @pytest.fixture
