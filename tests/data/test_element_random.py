@@ -220,12 +220,12 @@ class MadeLate(Drawing):
     def __init__(self) -> None:
         super().__init__(self.late)
         self.generator: np.random.Generator | None = None
-        self.before = np.random.default_rng()
+        self.before: np.random.Generator | None = np.random.default_rng()
 
     def late(self, index: int) -> float:
         if self.generator is None:
             self.generator = np.random.default_rng()
-        return float(self.generator.random() + self.before.random())
+        return float(self.generator.random() + (self.before.random() if self.before is not None else 0.0))
 
 
 class MadeLateAllAtOnce(MadeLate):
@@ -235,7 +235,15 @@ class MadeLateAllAtOnce(MadeLate):
         return [self[index] for index in indices]
 
 
-@pytest.mark.parametrize("kind", [MadeLate, MadeLateAllAtOnce])
+class MadeLateAndNoOther(MadeLateAllAtOnce):
+    """Draws only from the generator that the first sample makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = None
+
+
+@pytest.mark.parametrize("kind", [MadeLate, MadeLateAllAtOnce, MadeLateAndNoOther])
 def test_generators_that_the_first_sample_makes_are_seeded_too(kind: type[MadeLate]) -> None:
     def read(batch: int, workers: int = 0) -> list[float]:
         loader = flow.data.loader(kind(), batch, seed=4, workers=workers)
