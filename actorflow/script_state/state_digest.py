@@ -364,7 +364,8 @@ class _Form:
         if isinstance(value, np.ndarray):
             if value.dtype.hasobject or type(value) is not np.ndarray:
                 self._refuse("an array of objects")
-            return "array", value.dtype.str, value.shape, value.strides, hashlib.sha256(value.tobytes()).digest()
+            of = value.dtype.str, value.shape, value.strides, value.flags.writeable, self._shared(value)
+            return "array", of, hashlib.sha256(value.tobytes()).digest()
         if isinstance(value, bytearray | array.array):
             return kind.__name__, bytes(value)
         made = self._container(value)
@@ -374,6 +375,14 @@ class _Form:
             most = value.maxlen if isinstance(value, deque) else None
             return self._class(kind), number, made, mine, more, most
         return self._covered(value)
+
+    def _shared(self, array: np.ndarray[Any, Any]) -> tuple[int, int]:
+        """Numbers that say which memory arrays share: whose it is, and where in it the array begins."""
+        owner: Any = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        begins, whole = (one.__array_interface__["data"][0] for one in (array, owner))
+        return self._number(owner if owner.base is None else owner.base), begins - whole
 
     def _container(self, value: Any) -> tuple[Any, ...] | None:
         """The contents of a container of Python; None for another object."""
@@ -418,20 +427,21 @@ class _Form:
                 self._refuse(f"the function {function.__qualname__}, which the search has not followed")
             named = function.__module__, function.__name__, function.__qualname__, function.__doc__
             return named, _code_form(code), tuple(cells), given
-        if not _is_trusted(code.co_filename, str(function.__module__)):
+        if not _is_trusted(code.co_filename, str(function.__module__)) or function.__name__ in ASKING:
             self._refuse(f"the function {function.__module__}.{function.__qualname__} of a library")
         return function.__module__, code.co_qualname, code.co_firstlineno, tuple(cells), given
 
     def _of_c(self, value: Any) -> tuple[Any, ...]:
-        owner = getattr(value, "__self__", None)
+        name, owner = value.__name__, getattr(value, "__self__", None)
+        if name in ASKING:
+            self._refuse(f"the function {name}")
         module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
         if owner is None or isinstance(owner, type | types.ModuleType):
-            name = value.__name__
             module = module or getattr(owner, "__name__", "")
-            if (module == "builtins" and name in IMPURE) or not _is_known(str(module)) or name in ASKING:
+            if (module == "builtins" and name in IMPURE) or not _is_known(str(module)):
                 self._refuse(f"the function {module}.{name}")
             return "of C", str(module), getattr(value, "__qualname__", name)
-        return "of C", value.__name__, self.value(owner)
+        return "of C", name, self.value(owner)
 
     def _module(self, module: types.ModuleType) -> tuple[Any, ...]:
         file = getattr(module, "__file__", None)

@@ -209,8 +209,8 @@ def make_plan(request: CompileRequest, world: int, told: bool = True, kept: Plan
     """The plan, and the step's effects on gradients, numbers and Python state.
 
     Numbers of the script become inputs of the plan if the step only computes with them.  Slow compilations show their
-    progress; with ``told``, they end with a summary of the plan.  The step is captured in any case; if ``kept`` has the
-    plan of what was captured, that is taken, else the plan is compiled, and kept there.
+    progress; with ``told``, they end with a summary of the plan.  If ``kept`` has the capture of the step, it is not
+    captured; if it has the plan of what was captured, that is taken, else the plan is compiled, and kept there.
     """
     kept_step = None if kept is None else KeptStep(kept, request, world)
     if kept_step is not None and (found := kept_step.take(told)) is not None:

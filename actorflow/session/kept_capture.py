@@ -13,6 +13,7 @@ warning, a line of a log), which has to be said again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import logging
 import os
@@ -33,7 +34,7 @@ from actorflow.session.plan_store import PlanKey, PlanStore
 from actorflow.session.step_effects import StepEffects
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
-from actorflow_compiler.core.digest import NoDigest, digest_of, digest_of_files
+from actorflow_compiler.core.digest import NoDigest, digest_of
 from actorflow_compiler.core.errors import ActorflowError
 from actorflow_compiler.core.library_state import library_names, torch_settings
 from actorflow_compiler.reuse import StepInterface, request_parts
@@ -84,13 +85,14 @@ def key_of_capture(request: CompileRequest, asked: StepRequest) -> CaptureKey:
     if request.target.measure:
         raise NoDigest("measurements that are yet to be made")
     library = _library()
-    _before.update({} if _before else library)
+    if not _before:
+        _before.update(library)
     parts = {**plan_store.code_parts(), **request_parts(asked)}
     parts.pop("the arguments")  # which ``script_form`` has
     flags = PlanKeys(request.state).key(request.arguments, request.fresh)[1:]
     digest = digest_of((
         tuple([(name, part) for name, (part, _) in parts.items()]),
-        digest_of_files(Path(__file__).parents[1]),
+        _own_code(),
         tuple([importlib.metadata.version(name) for name in ("sympy", "networkx")]),
         (request.train, request.goal, request.schedule, request.mode, request.kinds, request.places),
         (request.defaults, request.value is None, request.fresh, request.later, request.explain),
@@ -150,6 +152,12 @@ def keep_capture(
         kept.add_step(key.digest, data)
     except (TypeError, ValueError) as error:
         raise NoDigest(f"effects that have no form as text ({error})") from None
+
+
+@functools.cache
+def _own_code() -> str:
+    """The digest of the code that searches and captures, beside that of ``plan_store.code_parts``."""
+    return plan_store.digest_of_code(Path(__file__).parents[1])
 
 
 def _library(but: Container[str] = ()) -> Mapping[str, str]:

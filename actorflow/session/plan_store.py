@@ -43,7 +43,7 @@ from actorflow_compiler.core.errors import ActorflowError, PlanError
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 
-__all__ = ["KEPT", "KeptPlan", "PlanFolder", "PlanKey", "PlanStore", "code_parts", "file_of"]
+__all__ = ["KEPT", "KeptPlan", "PlanFolder", "PlanKey", "PlanStore", "code_parts", "digest_of_code", "file_of"]
 
 SWITCH = "ACTORFLOW_CACHE_PLANS"  # environment variable: 0 keeps plans out of the cache, but not the rest
 CAPTURES = "ACTORFLOW_CACHE_CAPTURES"  # … 1 keeps what captures find with plans, and spares the next start the capture
@@ -462,19 +462,23 @@ def code_parts() -> Mapping[str, tuple[Any, str]]:
     folders = [Path(str(module.__file__)).parent for module in (reuse, actorflow_scheduler, actorflow_protos)]
     session = Path(__file__).parent
     folders += [session, session.parent / "runtime"]
-    for folder in folders:
-        for path in folder.rglob("*.py"):
-            with suppress(OSError):
-                if path.stat().st_mtime > STARTED:  # then this process may run what was there before
-                    raise NoDigest(f"{path}, which has changed since this process started")
     versions = [importlib.metadata.version(name) for name in ("numpy", "scipy")]
     python, machine = sys.version.split()[0], platform.machine()
     return {
-        "actorflow's own code": (tuple(digest_of_files(folder) for folder in folders), ""),
+        "actorflow's own code": (tuple(map(digest_of_code, folders)), ""),
         "the version of torch": ((str(torch.__version__), str(torch.version.git_version)), str(torch.__version__)),
         "the version of Python or the machine": ((sys.version, machine), f"Python {python}, {machine}"),
         "the versions of NumPy and SciPy": (tuple(versions), ", ".join(versions)),
     }
+
+
+def digest_of_code(folder: Path) -> str:
+    """The digest of our code in a folder.  Raises NoDigest if it has changed since this process started."""
+    for path in folder.rglob("*.py"):
+        with suppress(OSError):
+            if path.stat().st_mtime > STARTED:  # then this process may run what was there before
+                raise NoDigest(f"{path}, which has changed since this process started")
+    return digest_of_files(folder)
 
 
 def _costs_name(place: Place) -> str:

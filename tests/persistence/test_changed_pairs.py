@@ -26,9 +26,11 @@ QUICK = (
 KEPT = {"ACTORFLOW_CACHE_CAPTURES": "1"}
 CAPTURED = frozenset((  # at each start, as it is not known what they read, or as they say something
     "an_item_of_sys_argv", "a_variable_of_the_environment", "a_branch_on_a_buffer", "it_prints", "it_warns",
-    "it_writes_through_a_function_it_was_given", "it_asks_for_an_identity", "threads_by_name",
-    "an_object_among_the_builtins", "an_object_in_torch", "a_method_in_torch", "a_function_of_text_in_torch",
-    "a_function_that_torch_wraps_in_torch",
+    "torch_warns", "it_uses_an_op_of_the_script", "it_writes_through_a_function_it_was_given",
+    "it_asks_for_an_identity", "threads_by_name", "a_function_that_reads_a_file_by_another_name",
+    "a_method_that_reads_a_state_by_another_name", "an_array_in_torch", "a_namespace_in_torch",
+    "a_value_deep_inside_torch", "an_object_among_the_builtins", "an_object_in_torch", "a_method_in_torch",
+    "a_function_of_text_in_torch", "a_function_that_torch_wraps_in_torch",
 ))  # fmt: skip
 
 

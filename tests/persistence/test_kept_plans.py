@@ -24,7 +24,7 @@ from actorflow.control import cluster
 from actorflow.persistence.saving import finish_saves
 from actorflow.persistence.storage import LocalFolder
 from actorflow.runtime.measured_costs import Costs, Place
-from actorflow.session import compiling, plan_store, process
+from actorflow.session import compiling, kept_capture, plan_store, process
 from actorflow.session.plan_store import KEPT
 from actorflow_compiler.core.errors import PlanError
 from persistence.faulty_files import FaultyCalls, full_disk
@@ -371,6 +371,50 @@ def test_code_that_has_changed_since_the_process_started_keeps_no_plan(
     assert "the plan of step is not kept" in (said := capfd.readouterr().err)
     assert said.count("which has changed since this process started") == 1
     assert plans_in(tmp_path) == []
+
+
+# -- captures ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def captures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTORFLOW_CACHE_CAPTURES", "1")
+
+
+@pytest.mark.usefixtures("captures_are_kept")
+def test_a_capture_of_another_torch_is_made_again_and_replaced(tmp_path: Path) -> None:
+    skipped = []
+    for steps in (2, 4, 6, 8, 10):
+        if steps == 8:
+            for path in (tmp_path / "plans").glob("step-*"):
+                data = json.loads(plan_store._checked(path.read_bytes(), plan_store.STEP_HEAD))
+                data["library"]["torch.nn.functional"] = "0" * len(data["library"]["torch.nn.functional"])
+                path.write_bytes(plan_store._sealed(plan_store.STEP_HEAD, json.dumps(data).encode()))
+        Script().train(tmp_path, steps)
+        skipped.append(KEPT.skipped)
+    assert skipped[2:] == [1, 0, 1]
+
+
+@pytest.mark.usefixtures("captures_are_kept")
+def test_a_step_whose_ops_come_from_code_that_the_search_has_not_followed_is_captured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_capture, "covered_lines", lambda found: {})
+    for steps in (2, 4, 6):
+        Script().train(tmp_path, steps)
+        assert KEPT.skipped == 0
+    assert [*(tmp_path / "plans").glob("step-*")] == []
+
+
+@pytest.mark.usefixtures("captures_are_kept")
+def test_code_of_the_search_that_has_changed_since_the_process_started_keeps_no_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_store.code_parts()
+    monkeypatch.setattr(plan_store, "STARTED", 0.0)
+    monkeypatch.setattr(kept_capture, "_own_code", kept_capture._own_code.__wrapped__)
+    Script().train(tmp_path)
+    assert [*(tmp_path / "plans").glob("step-*")] == []
 
 
 # -- folders that cannot be written, or have other things in them -----------------------------------

@@ -13,6 +13,7 @@ import os
 import sys
 import types
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -148,10 +149,30 @@ def an_array():
 
 
 @pair
+def an_array_that_cannot_be_written():
+    fixed = np.array([1.0, 2.0])
+    fixed.flags.writeable = not K
+    training(lambda model, x: plain(model, x) * (2.0 if fixed.flags.writeable else 1.0))
+
+
+@pair
+def two_arrays_that_share_memory():
+    first, second = ARRAY, (ARRAY if K else ARRAY.copy())[1:]
+    training(lambda model, x: plain(model, x) * (2.0 if np.shares_memory(first, second) else 1.0))
+
+
+@pair
 def two_lists_or_one_twice():
     first = [1.0]
     second = first if K else [1.0]
     training(lambda model, x: plain(model, x) * (2.0 if first is second else 1.0))
+
+
+@pair
+def the_first_of_two_lists_or_the_second():
+    first, second = [1.0], [1.0]
+    third = second if K else first
+    training(lambda model, x: plain(model, x) * len(second) * (2.0 if first is third else 1.0))
 
 
 @pair
@@ -334,6 +355,19 @@ def a_decorator():
 
 
 @pair
+def a_function_that_reads_a_file_by_another_name():
+    read = np.loadtxt  # a function of Python
+    Path("/proc/self/comm").write_text(str(1 + K))
+    training(lambda model, x: plain(model, x) * float(read("/proc/self/comm")))
+
+
+@pair
+def a_method_that_reads_a_state_by_another_name():
+    read = torch.Generator().manual_seed(1 + K).initial_seed  # a method of C
+    training(lambda model, x: plain(model, x) * read())
+
+
+@pair
 def a_function_of_torch():
     activation = F.gelu if K else F.relu
     training(lambda model, x: activation(model(x)).square().mean())
@@ -434,6 +468,24 @@ def an_object_in_torch():
 def a_partial_in_torch():
     F.relu = functools.partial(F.leaky_relu, negative_slope=0.1 * (1 + K))
     training(plain)
+
+
+@pair
+def an_array_in_torch():
+    torch.options = np.array([1.0 + K])
+    training(lambda model, x: plain(model, x) * float(torch.options[0]))
+
+
+@pair
+def a_namespace_in_torch():
+    torch.options = types.SimpleNamespace(scale=1.0 + K)
+    training(lambda model, x: plain(model, x) * torch.options.scale)
+
+
+@pair
+def a_value_deep_inside_torch():
+    torch.options = {"a": {"b": {"c": {"d": [{"scale": 1.0 + K}]}}}}
+    training(lambda model, x: plain(model, x) * torch.options["a"]["b"]["c"]["d"][0]["scale"])
 
 
 @pair
@@ -970,6 +1022,24 @@ def it_warns():
         return plain(model, x)
 
     training(loss)
+
+
+@pair
+def torch_warns():
+    training(lambda model, x: F.mse_loss(model(x), torch.zeros(4 if K else 1)))
+
+
+@pair
+def it_uses_an_op_of_the_script():
+    model, scale = net(), 1.0 + K
+
+    @torch.library.custom_op("pairs::scaled", mutates_args=())
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+    scaled.register_fake(torch.empty_like)
+    job = flow.global_function(type="predict")(lambda x: scaled(model(x)).sum())
+    show([job(X) for _ in range(2)], model)
 
 
 @pair

@@ -6,6 +6,7 @@ A script may change either before it calls a job, and nothing that is read of th
 from __future__ import annotations
 
 import builtins
+import collections
 import contextlib
 import functools
 import hashlib
@@ -16,6 +17,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from actorflow_compiler.core.digest import NoDigest
 from actorflow_compiler.core.torch_internals import setting_readers
@@ -42,6 +44,7 @@ COUNTERS = frozenset((  # names that a capture and other calls change, and that 
 ))  # fmt: skip
 PLAIN = (bool, int, float, str, type(None))
 DEEPEST = 3  # levels of what is nested in a value that are told apart
+HOLDERS = (types.SimpleNamespace, collections.OrderedDict, collections.deque, np.ndarray, torch.Tensor)  # of a script
 MOST = 200  # items of a container whose contents count
 _CALLABLES: tuple[Any, ...] = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
@@ -153,8 +156,12 @@ class _Identity:
             return f"{value.__module__}.{value.__qualname__}"
         self._check_class(kind)
         if parts := self._parts(value, kind):
+            if depth > DEEPEST and self._is_public:
+                raise NoDigest(f"{self._where}, which is nested too deep")
             inner = () if depth > DEEPEST else [self(part, depth + 1) for part in parts]
             return f"{kind.__name__}({', '.join(inner)})"
+        if isinstance(value, HOLDERS) and self._is_public:
+            raise NoDigest(f"{self._where}, which is a {kind.__module__}.{kind.__qualname__}")
         name = getattr(value, "__name__", "") if kind.__module__ in ("functools", "numpy") else ""
         return f"{kind.__module__}.{kind.__qualname__} {name}"
 
