@@ -105,6 +105,11 @@ def test_megatron_hints_give_two_all_reduces_forward_and_two_backward_in_each_la
     }
 
 
+def test_stages_that_are_alike_move_nothing_but_activations_gradients_and_the_loss() -> None:
+    plan = planned(CASES["gpt"], Layout(4, 4, pipeline=True))  # weights of both have the same shapes
+    assert {c.kind for c in communications(plan)} == {"all_reduce", "send"}
+
+
 def test_zero_1_reduces_and_scatters_gradients_and_gathers_parameters() -> None:
     plan = planned(gpt(), Layout(2, prepare=lambda m: zero(m, 1)))
     found = moved(plan)

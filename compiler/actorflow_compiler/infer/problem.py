@@ -35,7 +35,7 @@ class LayoutItem:
     """An op or a variable, which gets one of its options."""
 
     name: str  # module or variable
-    kind: int  # of op or variable; equal for items that may be tied, which have the same options
+    kind: int  # of op or variable; equal for items that may be tied, which have the same options, variables anywhere
     placement: Placement
     phase: Phase
     reads: tuple[int, ...]
@@ -105,7 +105,9 @@ class Problem:
                 self.readers.setdefault(v, []).append(i)
         self.producer = {o: i for i, item in enumerate(self.items) for o in item.outs if o >= 0}
         alike: dict[Hashable, int] = {}
-        self.item_kind = [alike.setdefault((item.kind, item.own), len(alike)) for item in self.items]
+        self.item_kind = [  # equal for items whose options have the same prices in equal surroundings
+            alike.setdefault((item.kind, item.placement, item.own), len(alike)) for item in self.items
+        ]
         self.touched = [  # the values that each item reads or makes
             tuple(dict.fromkeys(v for v in (*item.reads, *item.outs) if v >= 0)) for item in self.items
         ]
@@ -118,7 +120,7 @@ class Problem:
             if item.kind not in made:
                 made[item.kind] = [[self.layout_id(o) for o in s.outs] for s in item.options]
             self.makes.append(made[item.kind])
-            key = (item.kind, tuple(v in self.variables for v in item.reads))
+            key = (item.kind, item.placement, tuple(v in self.variables for v in item.reads))
             if key not in wanted_at:
                 pairs = [zip(item.reads, s.ins, strict=True) for s in item.options]
                 wanted_at[key] = [[self.need_id(v, sbp, item) for v, sbp in pair] for pair in pairs]
