@@ -23,7 +23,7 @@ from actorflow_compiler.core.sbp import B, P, Sbp, Split, numel
 from actorflow_compiler.plan.grids import Grid, grids
 from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
 from actorflow_compiler.plan.region import held
-from runtime.meetings import Meeting
+from runtime.meetings import Meeting, Part
 
 
 def one_by_one(tensor: Tensor, boxes: Sequence[Box]) -> list[Tensor]:
@@ -129,9 +129,6 @@ def test_boxes_of_one_member_in_another_order_than_at_the_other_are_placed_as_th
     here = tuple(Box((i,), (1,)) for i in (3, 2, 1, 0))  # none
     assert [piece.tolist() for piece in cut_like(torch.arange(5), there, here)] == [[0], [2], [4], [1]]
     assert [piece.tolist() for piece in cut_like(torch.arange(5), here, there)] == [[[3], [2], [1]], [0]]
-
-
-Part = tuple[Collective, list[Tensor], list[TensorSpec]]
 
 
 def collective_of(hop: Hop, rank: int) -> Collective:
