@@ -238,6 +238,27 @@ def test_terms_are_found_in_slots_in_which_ranks_have_different_numbers_of_strea
         assert torch.equal(output, terms[0] + terms[1][mine] + terms[2][mine])
 
 
+@pytest.mark.parametrize("longest", [1 << 23, 192])
+def test_what_no_first_member_covers_is_added_to_zeros(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_memory, "LONGEST", longest)
+    low, high = (Box((0,), (60,)),), (Box((60,), (40,)),)
+    send = {0: (low,) * 2, 1: (low + high,) * 2}  # rank 0 has no term for the rest
+    x = torch.arange(100.0)
+    parts: dict[int, list[Part]] = {}
+    for rank in (0, 1):
+        comm = Collective(
+            CollectiveKind.REDUCE_SCATTER, 0, (0, 1), (Exchange(send[rank], (low, low + high), True),), "shared"
+        )
+        parts[rank] = [(comm, [x * (rank + 1)], [spec(100)])]
+    torch.use_deterministic_algorithms(True)  # fills memory that is not initialized
+    try:
+        found = Meeting(parts, random.Random(1)).run()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for ((output,),) in found.values():
+        assert torch.equal(output, torch.cat([x[:60] * 3, x[60:] * 2]))
+
+
 def test_the_collectives_of_a_group_are_known_by_their_ids_and_not_by_the_order_of_actors() -> None:
     of = {actor: Collective(CollectiveKind.ALL_REDUCE, id, (0, 1)) for actor, id in ((3, 8), (4, 5), (7, 6))}
     progress = GroupProgress({actor: contribution(comm, 1, [spec(3)]) for actor, comm in of.items()}, 1)
