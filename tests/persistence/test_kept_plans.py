@@ -247,7 +247,10 @@ def test_plans_for_devices_that_are_not_there_are_neither_kept_nor_taken(tmp_pat
     assert KEPT.taken == 0
 
 
-FEW = ("WGAN with a gradient penalty", "an exponential average beside the step", "checkpoints", "hooks of modules")
+FEW = (
+    "WGAN with a gradient penalty", "an exponential average beside the step", "checkpoints", "hooks of modules",
+    "modules of torch.export, torch.fx and torch.compile",
+)  # fmt: skip
 ALONE = [name for name, made in RECIPES.items() if "one device" in made.layouts]
 
 

@@ -48,6 +48,7 @@ from actorflow_compiler.core.torch_internals import (
     scaling_in_the_graph,
     values_not_seen,
     without_code,
+    without_dynamo,
     without_tensor_meta,
 )
 from actorflow_compiler.core.user_code import traced_line
@@ -205,7 +206,10 @@ def _traced(given: _CaptureArguments) -> Capture:
         reads = ValueReadHandler(
             deciding.decide, late=numbers is not None, checks=given.checks, found=lambda *check: trace.add_check(*check)
         )
-        with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
+        with (
+            mode, looks_compiling(), without_dynamo(), preserve, plain_layers(), _clear_errors(reads),
+            _moved_to(device, state),
+        ):  # fmt: skip
             trace = _Trace(given, fakes, stepped)
             raw = trace.run(inputs, reads)
             known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), trace.held, strict=False)}

@@ -143,7 +143,7 @@ __all__ = [
     "values_not_seen",
     "watching_reads",
     "when_cuda_starts",
-    "without_code",
+    "without_code", "without_dynamo",
     "without_dispatch",
     "without_functions_of_autograd",
     "without_meta",
@@ -532,6 +532,11 @@ def looks_compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = old
+
+
+def without_dynamo() -> contextlib.AbstractContextManager[object]:
+    """A context in which compiled modules run as they are written; dynamo would compile our modes with their ops."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -972,7 +977,7 @@ class PlainDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
     """Base class of modes whose ``__torch_dispatch__`` is called directly.
 
     Torch calls that of others through a function that keeps dynamo off, which takes longer than most modes themselves.
-    Where a step is captured, dynamo is not at work: it leaves code alone that runs in a dispatch mode.
+    Where a step is captured, dynamo is not at work (``without_dynamo``).
     """
 
     @classmethod
