@@ -2,8 +2,10 @@
 
 A call begins on a rank as soon as its script makes it.  Tokens of another rank follow that rank's stamp of the call, on
 the same link.  Collectives mix up what ranks bring that made other calls, so that a rank joins one only when it has the
-stamps of others: of all in a small group, else of the one before it in the group.  That is enough, for where two ranks
-of a group differ, two neighbours do, and the collective never ends without the second of these.
+stamps of others: of all in a small group, else of the one before it in the group.  Where all need what all bring, that
+is enough: if two ranks of a group differ, two neighbours do, and the collective never ends without the second of these.
+A rank of a large group that gets something of a few may get it of one that differs; it is not wrong for long, as the
+master finds the difference and ends the run.
 """
 
 from __future__ import annotations
