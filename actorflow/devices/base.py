@@ -78,6 +78,9 @@ class Device(Protocol):
     def prepare_thread(self) -> None:
         """Prepare the calling thread to launch work on this device."""
 
+    def leave_thread(self) -> None:
+        """Leave the device to other threads: the calling one has issued a call, and will wait for its results."""
+
     def queue(self, name: str) -> Queue:
         """The queue of this name, which is made at the first call."""
 

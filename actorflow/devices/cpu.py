@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from actorflow.devices.base import Mark
+from actorflow.devices.openmp import leave_team
+from actorflow.support.heap import Heap
 
 __all__ = ["Cpu"]
 
@@ -27,6 +29,7 @@ class Cpu:
     def __init__(self, index: int = 0) -> None:
         """All ranks of a machine share its processors, so ``index`` makes no difference."""
         self._queue = NullQueue()
+        self._heap = Heap()
 
     def label(self, threads: int) -> str:
         """See ``Device``."""
@@ -34,6 +37,11 @@ class Cpu:
 
     def prepare_thread(self) -> None:
         """See ``Device``."""
+
+    def leave_thread(self) -> None:
+        """See ``Device``."""
+        leave_team()
+        self._heap.settle()
 
     def queue(self, name: str) -> NullQueue:
         """See ``Device``."""

@@ -51,6 +51,9 @@ class Cuda:
         """See ``Device``."""
         torch.cuda.set_device(self.where)
 
+    def leave_thread(self) -> None:
+        """See ``Device``."""
+
     def queue(self, name: str) -> _StreamQueue:
         """See ``Device``.  Queues other than "compute" have a higher priority."""
         found = self._queues.get(name)

@@ -26,17 +26,13 @@ from actorflow.rendezvous.network import hold_port
 from actorflow.rendezvous.script_request import RunShape
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import RunInfo, announce_run, ask_ranks, on_signal
+from actorflow.support import heap
 from actorflow.support.imports import without_collections
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["AttemptResult", "run_attempt"]
 
 SHUTDOWN = 3  # seconds between asking ranks to end and killing them
-MALLOC = {  # make the C library keep freed memory: fetching it from the kernel anew costs 2% of a step
-    "MALLOC_ARENA_MAX": "1",  # only the main arena is ever kept
-    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),  # bytes
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # bytes, the largest value that it accepts
-}
 TAIL = 15  # lines of a failed rank's errors that are shown
 
 
@@ -266,8 +262,8 @@ def _variables(run: Settings) -> dict[str, str]:
 
 def _early_variables(run: Settings) -> dict[str, str]:
     """Those of them that are read when Python starts, or when a library is loaded; equal on all ranks."""
-    variables = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": str(run.threads), **MALLOC}
-    return {name: os.environ.get(name, value) for name, value in variables.items()}
+    ours = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": str(run.threads)}
+    return {name: os.environ.get(name, value) for name, value in ours.items()} | heap.variables(os.environ)
 
 
 @contextmanager

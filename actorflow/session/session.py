@@ -190,6 +190,7 @@ class Session:
         free = not variables.take_reads() and compiled.begins_freely
         if not free:
             self.context.cluster.want_agreement()
+        worker.on.leave_thread()
         call = worker.issue(compiled.number, inputs, scalars, leaves, undo, stamp, free)
         self.context.barrier.issue(stamp.call, call)
         handles = runtime.results.handles(stamp.call, call, compiled.plan.results)

@@ -44,11 +44,22 @@ def test_every_rank_runs_the_script_and_the_master_has_the_terminal(start: Start
     assert run.ranks_left() == []
 
 
+KEPT = """
+import os
+print({k: v for k, v in sorted(os.environ.items()) if k.startswith(("MALLOC", "GLIBC"))})
+"""
+
+
 def test_a_rank_keeps_the_memory_that_it_frees_but_for_what_the_user_says(start: Start) -> None:
-    show = "import os; print({k: int(v) for k, v in sorted(os.environ.items()) if k.startswith('MALLOC')})"
-    run = start(show, "--devices", "1", env={"MALLOC_ARENA_MAX": "7"}, python=warm.python())
+    said = {"MALLOC_ARENA_MAX": "7", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=3"}
+    run = start(KEPT, "--devices", "1", env=said, python=warm.python())
     assert run.wait() == 0
-    kept = {"MALLOC_ARENA_MAX": 7, "MALLOC_MMAP_THRESHOLD_": 32 << 20, "MALLOC_TRIM_THRESHOLD_": 4 << 30}
+    kept = {
+        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=3:glibc.malloc.hugetlb=1",
+        "MALLOC_ARENA_MAX": "7",
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+    }
     assert str(kept) in run.output
 
 

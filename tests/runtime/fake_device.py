@@ -430,6 +430,9 @@ class FakeDevice:
     def prepare_thread(self) -> None:
         pass
 
+    def leave_thread(self) -> None:
+        pass
+
     def queue(self, name: str) -> FakeQueue:
         with self._lock:
             if name not in self._queues:

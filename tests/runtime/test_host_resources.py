@@ -1,0 +1,152 @@
+"""Memory and threads of the host that a step uses again and again: huge pages of the heap, teams of OpenMP."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import warm
+from actorflow.devices.openmp import leave_team
+from actorflow.support import heap
+
+LIMIT = 300  # seconds, which only a hang reaches
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+TRAIN = """
+import os, sys, threading, time
+import torch
+import actorflow as flow
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def until(count):  # a thread that has been let go takes a moment to end
+    end = time.monotonic() + 60
+    while threads() != count and time.monotonic() < end:
+        os.sched_yield()
+    return threads()
+
+def of_heap(name):  # in KiB
+    with open("/proc/self/smaps") as maps:
+        inside, found = False, 0
+        for line in maps:
+            if "-" in line.split()[0]:
+                inside = line.endswith("[heap]\\n")
+            elif inside and line.startswith(name + ":"):
+                found += int(line.split()[1])
+    return found
+
+torch.set_num_threads(2)
+model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+@flow.global_function(type="train")
+def step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+x = torch.randn(2048, 512)
+for _ in range(3):
+    float(step(x))
+alone = threads()
+x.exp()  # the script's thread computes, with a thread more
+print("own", threads() - alone)
+float(step(x))
+print("left", until(alone) - alone)
+print("huge", of_heap("AnonHugePages") >> 10)
+"""
+
+
+def run(tmp_path: Path, text: str, without: Sequence[str] = (), **variables: str) -> dict[str, int]:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    env = {k: v for k, v in os.environ.items() if k not in without} | {"OMP_NUM_THREADS": "2"} | variables
+    done = subprocess.run(
+        [warm.python(), str(script)], env=env, capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: int(number) for name, number in (line.split() for line in done.stdout.splitlines())}
+
+
+def test_a_step_runs_beside_no_team_of_the_scripts_own_and_in_huge_pages(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2 or "OpenMP" not in torch.__config__.parallel_info():
+        pytest.skip("torch computes with one thread here")
+    found = run(tmp_path, TRAIN, without=[heap.TUNABLES, *heap.variables({})])
+    assert (found["own"], found["left"]) == (1, 0)
+    if HUGE_PAGES.exists() and "[never]" not in HUGE_PAGES.read_text():
+        assert found["huge"] >= 8  # MiB; weights and gradients alone are 16
+
+
+def test_a_thread_without_a_team_leaves_none() -> None:
+    before = torch.get_num_threads()
+    leave_team()
+    leave_team()
+    assert torch.get_num_threads() == before
+
+
+class CLibrary:
+    """Stands for glibc: notes what it is told; its heap ends where the test says."""
+
+    def __init__(self, *ends: int) -> None:
+        self.ends = list(ends)
+        self.options: dict[int, int] = {}
+        self.advised: list[tuple[int, int]] = []
+
+    def mallopt(self, option: int, value: int) -> int:
+        self.options[option] = value
+        return 1
+
+    def sbrk(self, more: int) -> int:
+        assert more == 0
+        return self.ends.pop(0)
+
+    def madvise(self, begin: int, nbytes: int, advice: int) -> int:
+        self.advised.append((begin + nbytes, advice))
+        return 0
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in heap.variables({}):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("unset")
+def test_a_heap_that_does_not_grow_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = CLibrary(1 << 50, 1 << 50, 1 << 51)
+    monkeypatch.setattr(heap, "_glibc", lambda: library)
+    ours = heap.Heap()
+    assert library.options == {-8: 1, -3: 32 << 20, -1: (1 << 31) - 1, -2: 64 << 20}
+    for _ in range(3):
+        ours.settle()
+    assert library.advised == [(1 << 50, 14), (1 << 50, 25), (1 << 51, 14), (1 << 51, 25)]
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_a_heap_that_the_user_or_a_launcher_has_set_up_is_theirs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    library = CLibrary()
+    monkeypatch.setattr(heap, "_glibc", lambda: library)
+    monkeypatch.setenv(name, "1")
+    heap.Heap().settle()
+    assert not library.options
+    assert not library.advised
+
+
+@pytest.mark.usefixtures("unset")
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: object())
+    heap.Heap().settle()
+
+
+def test_what_the_user_says_of_huge_pages_stays() -> None:
+    said = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    assert heap.variables(said)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
