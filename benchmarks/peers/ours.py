@@ -28,15 +28,14 @@ def two_stages(model: Any, task: Task) -> None:
 
 def training(name: str, task: Task) -> Steps:
     """The steps of a contender."""
-    if name in SCHEDULES:
+    if task.of(name)[0] in SCHEDULES:
         return planned(name, task)[0]
+    name, task = task.of(name)
     model = task.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=task.lr)
-    options: dict[str, Any] = {"micro_batches": task.micro_batches}
+    options: dict[str, Any] = {"micro_batches": task.micro_batches, "compile": task.compiled}
     if name.startswith("zero"):
         flow.zero(model, int(name.split()[1]))
-    elif name == "inductor":
-        options["compile"] = "inductor"
     elif name == "data-tensor":
         options["parallel"] = {"data": 2, "tensor": 2}
     elif name in ("data-pipeline", "tensor-pipeline"):

@@ -63,9 +63,17 @@ def at_rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def sharded(model: nn.Module, mesh: DeviceMesh, keep: bool) -> nn.Module:
+def compiled(task: Task, module: nn.Module) -> nn.Module:
+    """The module, compiled by torch's inductor if the setting says so."""
+    if task.compiled:
+        module.compile()
+    return module
+
+
+def sharded(task: Task, model: nn.Module, mesh: DeviceMesh, keep: bool) -> nn.Module:
     """Split a GPT over the ranks with FSDP2, each block by itself; ``keep``: until its backward pass it stays whole."""
     for block in model.blocks:
+        compiled(task, block)
         fully_shard(block, mesh=mesh, reshard_after_forward=not keep)
     fully_shard(model, mesh=mesh, reshard_after_forward=not keep)
     return model
@@ -85,7 +93,7 @@ def staged(task: Task, kind: str, across: str, mesh: DeviceMesh) -> Steps:
     if across == "data":
         part = DistributedDataParallel(part, process_group=mesh["data"].get_group())
         rows = slice(within * task.batch // 2, (within + 1) * task.batch // 2)
-    last = stage == 1
+    last, part = stage == 1, compiled(task, part)
     schedule = getattr(schedules, f"Schedule{kind}")(
         PipelineStage(part, stage, 2, CPU, group=mesh["pipeline"].get_group()), task.micro_batches, loss_fn=loss_of
     )
@@ -110,19 +118,19 @@ def staged(task: Task, kind: str, across: str, mesh: DeviceMesh) -> Steps:
 
 def training(name: str, task: Task) -> Steps:
     """The steps of a contender."""
-    if name in SCHEDULES:
+    if task.of(name)[0] in SCHEDULES:
         return pipelined(name, task)
+    name, task = task.of(name)
     rank, of = at_rank(), task.processes
     if " + 1F1B" in name or " + GPipe" in name:
         how, kind = name.split(" + ")
         across = {"DDP": "data", "DTensor": "tensor"}[how]
         return staged(task, kind, across, init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", across)))
     model: Any = task.model()
-    if name in ("eager", "torch.compile"):
-        optimizer = adamw(task, model.parameters())
-        return stepping(task, torch.compile(model) if name == "torch.compile" else model, optimizer)
+    if name == "eager":
+        return stepping(task, compiled(task, model), adamw(task, model.parameters()))
     if name == "DDP":
-        return stepping(task, DistributedDataParallel(model), adamw(task, model.parameters()), rank, of)
+        return stepping(task, compiled(task, DistributedDataParallel(model)), adamw(task, model.parameters()), rank, of)
     if name == "ZeroRedundancyOptimizer":
         optimizer = ZeroRedundancyOptimizer(
             model.parameters(),
@@ -131,16 +139,16 @@ def training(name: str, task: Task) -> Steps:
             fused=True,
             parameters_as_bucket_view=True,
         )
-        return stepping(task, DistributedDataParallel(model), optimizer, rank, of)
+        return stepping(task, compiled(task, DistributedDataParallel(model)), optimizer, rank, of)
     if name == "FSDP2":
-        model = sharded(model, init_device_mesh("cpu", (of,)), keep=False)
+        model = sharded(task, model, init_device_mesh("cpu", (of,)), keep=False)
         return stepping(task, model, adamw(task, model.parameters()), rank, of)
     if name == "DTensor":
         model = split_over(parts_to_split(model), init_device_mesh("cpu", (of,)))
-        return stepping(task, model, adamw(task, model.parameters()))
+        return stepping(task, compiled(task, model), adamw(task, model.parameters()))
     assert name == "FSDP2 + DTensor", name
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    model = sharded(split_over(parts_to_split(model), mesh["tensor"]), mesh["data"], keep=True)
+    model = sharded(task, split_over(parts_to_split(model), mesh["tensor"]), mesh["data"], keep=True)
     return stepping(task, model, adamw(task, model.parameters()), mesh.get_local_rank("data"), 2)
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+COMPILED = ", compiled"  # see ``pipelines.setting``
 PIPELINES = ("1F1B", "GPipe", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+COMPILING = ("1F1B", "Interleaved1F1B", "DualPipeV")  # of them compiled as well: those that are fastest op by op
 LAYERS = {2: 6, 4: 8}  # of a pipeline, by its processes: every rank needs two stages
 GPT_11M = MappingProxyType({"layers": 6, "width": 384, "heads": 6, "batch": 8})
 
@@ -29,14 +31,19 @@ class Workload:
     kind: str = "training"  # or "hand-over", "start", "idle"
 
 
+def _both(*names: str) -> tuple[str, ...]:
+    """Contenders op by op, and compiled by torch's inductor."""
+    return *names, *(f"{name}{COMPILED}" for name in names)
+
+
 def _pipeline(processes: int, micro_batches: int) -> Workload:
     return Workload(
         f"pipeline-{processes}-m{micro_batches}",
         f"pipeline {processes}, M = {micro_batches}",
         "best schedule of torch.distributed.pipelining",
         0.85,
-        ("auto", "zb-v"),
-        PIPELINES,
+        _both("auto", "zb-v"),
+        (*PIPELINES, *(f"{name}{COMPILED}" for name in COMPILING)),
         processes=processes,
         sizes=MappingProxyType({"layers": LAYERS[processes], "micro_batches": micro_batches}),
         together=True,
@@ -45,7 +52,7 @@ def _pipeline(processes: int, micro_batches: int) -> Workload:
 
 def _hybrid(name: str, title: str, peer: str, theirs: tuple[str, ...], micro_batches: int = 1) -> Workload:
     sizes = MappingProxyType({"micro_batches": micro_batches})
-    return Workload(name, title, peer, 0.85, (name,), theirs, processes=4, sizes=sizes)
+    return Workload(name, title, peer, 0.85, _both(name), _both(*theirs), processes=4, sizes=sizes)
 
 
 WORKLOADS = (
@@ -54,8 +61,8 @@ WORKLOADS = (
         "GPT of 5M parameters, one device",
         "eager with fused AdamW, or torch.compile",
         0.95,
-        ("data", "inductor"),
-        ("eager", "torch.compile"),
+        _both("data"),
+        _both("eager"),
         processes=1,
     ),
     Workload(
@@ -63,24 +70,24 @@ WORKLOADS = (
         "GPT of 11M parameters, one device",
         "eager with fused AdamW, or torch.compile",
         0.95,
-        ("data", "inductor"),
-        ("eager", "torch.compile"),
+        _both("data"),
+        _both("eager"),
         processes=1,
         sizes=GPT_11M,
     ),
-    Workload("data-2", "data 2", "DDP", 0.92, ("data",), ("DDP",)),
+    Workload("data-2", "data 2", "DDP", 0.92, _both("data"), _both("DDP")),
     Workload(
         "zero-1",
         "ZeRO-1",
         "ZeroRedundancyOptimizer",
         0.90,
-        ("zero 1",),
-        ("ZeroRedundancyOptimizer",),
+        _both("zero 1"),
+        _both("ZeroRedundancyOptimizer"),
         1.0,
         sizes=GPT_11M,
     ),
-    Workload("zero-3", "ZeRO-3", "FSDP2", 0.80, ("zero 3",), ("FSDP2",), 1.0, sizes=GPT_11M),
-    Workload("tensor-2", "tensor 2", "DTensor, `parallelize_module`", 0.75, ("tensor",), ("DTensor",)),
+    Workload("zero-3", "ZeRO-3", "FSDP2", 0.80, _both("zero 3"), _both("FSDP2"), 1.0, sizes=GPT_11M),
+    Workload("tensor-2", "tensor 2", "DTensor, `parallelize_module`", 0.75, _both("tensor"), _both("DTensor")),
     *(_pipeline(processes, micro_batches) for processes in (2, 4) for micro_batches in (4, 8, 16)),
     _hybrid("data-tensor", "data 2 × tensor 2", "FSDP2 + DTensor", ("FSDP2 + DTensor",)),
     # GPipe goes forward several times before it goes back, which DDP does not allow

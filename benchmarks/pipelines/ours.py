@@ -60,6 +60,7 @@ def stepping(job: Callable[..., Any], batches: Iterable[tuple[Tensor, Tensor]]) 
 
 def planned(name: str, setting: Setting) -> tuple[Steps, Notes]:
     """The step under a schedule of ours; the master notes its forecast of a turn."""
+    name, setting = setting.of(name)
     schedule, each, bent = SCHEDULES[name]
     model = setting.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=setting.lr)
@@ -69,7 +70,9 @@ def planned(name: str, setting: Setting) -> tuple[Steps, Notes]:
     else:
         place_by_hand(model, setting, ranks)
 
-    @flow.global_function(type="train", micro_batches=setting.micro_batches, schedule=schedule)
+    @flow.global_function(
+        type="train", micro_batches=setting.micro_batches, schedule=schedule, compile=setting.compiled
+    )
     def train_step(tokens: Tensor, targets: Tensor) -> Tensor:
         loss = loss_of(model(tokens), targets)
         loss.backward()

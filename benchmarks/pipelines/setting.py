@@ -6,8 +6,9 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 from gpt import GPT, draw_batch, stdlib_bytes
 
 BATCHES = 8  # different ones; then they come again
+COMPILED = ", compiled"  # how names of contenders end whose models torch's inductor compiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Setting:
     lr: float = 1e-4
     fused: bool = True  # whether PyTorch's own side steps with AdamW(fused=True)
     bind: bool = False  # whether its processes are bound to cores of their own, as ranks of actorflow compute
+    compiled: bool = False  # whether torch's inductor compiles the model
 
     def to_json(self) -> str:
         """For the command line of a side's processes."""
@@ -44,6 +47,10 @@ class Setting:
     def from_json(cls, text: str) -> Setting:
         """What ``to_json`` wrote."""
         return cls(**json.loads(text))
+
+    def of(self, name: str) -> tuple[str, Self]:
+        """A contender's name without what it says of compiling, and its setting."""
+        return name.removesuffix(COMPILED), replace(self, compiled=name.endswith(COMPILED))
 
     def model(self) -> GPT:
         """The whole model with the weights that every side starts from."""

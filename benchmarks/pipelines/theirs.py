@@ -51,6 +51,7 @@ def eager(setting: Setting) -> Steps:
 
 def pipelined(name: str, setting: Setting) -> Steps:
     """The step of this rank under a schedule of torch.distributed.pipelining."""
+    name, setting = setting.of(name)
     rank = dist.get_rank()
     each, bent = SCHEDULES[name]
     ranks = ranks_of(setting.processes, each, bent)
@@ -59,6 +60,9 @@ def pipelined(name: str, setting: Setting) -> Steps:
     parts = {
         number: Part(model, layers) for number, layers in enumerate(cut(setting.layers, ranks)) if ranks[number] == rank
     }
+    if setting.compiled:
+        for part in parts.values():
+            part.compile()
     stages = [PipelineStage(part, number, len(ranks), cpu) for number, part in parts.items()]
     kind = getattr(schedules, f"Schedule{name}")
     schedule = kind(stages[0] if each == 1 else stages, setting.micro_batches, loss_fn=loss_of)

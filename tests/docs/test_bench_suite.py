@@ -29,7 +29,7 @@ import report  # noqa: E402
 sys.path.remove(str(BENCHMARKS))  # its eager.py would stand for the folder of tests
 
 TINY: dict[str, Any] = {"layers": 1, "width": 32, "heads": 2, "context": 8, "batch": 4}
-DATA = replace(BY_NAME["data-2"], steps=2)
+DATA = replace(BY_NAME["data-2"], steps=2, ours=("data",), theirs=("DDP",))
 
 
 def raw(workload: Workload, **more: Any) -> dict[str, Any]:
