@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import json
 import logging
 import os
 import sys
@@ -54,6 +55,7 @@ TORCHS = (
 )  # variables torch reads
 OTHERS = ("TORCHELASTIC", "TORCHINDUCTOR", "CUDA_VISIBLE_DEVICES")  # … and that say nothing of how it computes
 OPS = ("aten.", "prims.", "actorflow.")  # namespaces of ops whose code is torch's or ours
+MOST_CAPTURES = 16  # that are kept with one key: those made last
 DECIDED = "it decides by the values of tensors"
 
 _before: dict[str, str] = {}  # module of a library → its digest, of those there were before the first capture
@@ -106,33 +108,50 @@ def key_of_capture(request: CompileRequest, asked: StepRequest) -> CaptureKey:
 
 def find_capture(kept: PlanStore, key: CaptureKey, request: CompileRequest, asked: StepRequest) -> FoundCapture | None:
     """What is kept of a capture that would find the same now; None if nothing is, or it would not."""
-    data = kept.find_step(key.digest)
-    if data is None:
-        return None
-    try:
-        library = data["library"]
-        if any(library.get(name) != digest for name, digest in key.library.items()) or not (
-            key.library.keys() >= {*data["needed"]}
-        ):
-            return None
-        found = FoundCapture(
-            PlanKey.from_json(data["key"]),
-            StepEffects.from_json(data["effects"]),
-            StepInterface.from_json(data["interface"]),
-        )
-        found.interface.check(asked.step)
-        state = request.found
-        assert state is not None
-        numbers = numbers_now(request.arguments, state.state, state.sources)
-        return None if found.effects.reading.difference(numbers) else found
-    except (ActorflowError, TypeError, KeyError, ValueError, AttributeError, AssertionError, IndexError):
-        return None  # a file that somebody has written by hand
+    state = request.found
+    assert state is not None
+    numbers = numbers_now(request.arguments, state.state, state.sources)
+    for data in _kept_captures(kept, key):
+        try:
+            if not _is_of_this_library(data, key):
+                continue
+            found = _capture_from(data)
+            if not found.effects.reading.difference(numbers):
+                found.interface.check(asked.step)
+                return found
+        except (ActorflowError, TypeError, KeyError, ValueError, AttributeError, AssertionError, IndexError):
+            continue  # a file that somebody has written by hand
+    return None
+
+
+def _kept_captures(kept: PlanStore, key: CaptureKey) -> list[Any]:
+    """What is kept of captures with this key, the last one first: they differ in their conditions on numbers."""
+    found = kept.find_step(key.digest)
+    return found if isinstance(found, list) else []
+
+
+def _is_of_this_library(data: Any, key: CaptureKey) -> bool:
+    """Whether torch and Python are as they were when the capture was made that is kept as ``data``."""
+    same = all(data["library"].get(name) == digest for name, digest in key.library.items())
+    return same and key.library.keys() >= {*data["needed"]}
+
+
+def _capture_from(data: Any) -> FoundCapture:
+    """The capture that is kept as ``data``."""
+    return FoundCapture(
+        PlanKey.from_json(data["key"]),
+        StepEffects.from_json(data["effects"]),
+        StepInterface.from_json(data["interface"]),
+    )
 
 
 def keep_capture(
     kept: PlanStore, key: CaptureKey, request: CompileRequest, captured: Capture, effects: StepEffects, made: PlanKey,
 ) -> None:  # fmt: skip
-    """Keep what a capture has found.  Raises NoDigest, with the reason for people, for one that has to be made anew."""
+    """Keep what a capture has found, beside those under other conditions on numbers, such as steps of a schedule.
+
+    Raises NoDigest, with the reason for people, for one that has to be made anew.
+    """
     if effects.decisions.asked:
         raise NoDigest(DECIDED)
     ops = {node.op for node in captured.graph.nodes}
@@ -149,9 +168,19 @@ def keep_capture(
         "effects": effects.to_json(), "interface": StepInterface.of(captured).to_json(),
     }  # fmt: skip
     try:
-        kept.add_step(key.digest, data)
+        data = json.loads(json.dumps(data))
+        others = [one for one in _kept_captures(kept, key) if not _is_same(one, data)]
+        kept.add_step(key.digest, [data, *others][:MOST_CAPTURES])
     except (TypeError, ValueError) as error:
         raise NoDigest(f"effects that have no form as text ({error})") from None
+
+
+def _is_same(one: Any, data: Mapping[str, Any]) -> bool:
+    """Whether what is kept as ``one`` is of a capture under the conditions of that in ``data``, or is damaged."""
+    try:
+        return bool(one["effects"]["reading"] == data["effects"]["reading"])
+    except (TypeError, KeyError):
+        return True
 
 
 @functools.cache

@@ -149,6 +149,17 @@ def test_a_process_that_goes_on_takes_the_plan_and_computes_the_same(tmp_path: P
     assert plans_in(tmp_path / "whole")[0].read_bytes() == before[0]  # compiled twice, byte for byte the same
 
 
+class CallCounter:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.calls, self._function = 0, function
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self._function(*args)
+
+
 class AtOnce:
     """A timer whose time has come."""
 
@@ -391,11 +402,63 @@ def test_a_capture_of_another_torch_is_made_again_and_replaced(tmp_path: Path) -
         if steps == 8:
             for path in (tmp_path / "plans").glob("step-*"):
                 data = json.loads(plan_store._checked(path.read_bytes(), plan_store.STEP_HEAD))
-                data["library"]["torch.nn.functional"] = "0" * len(data["library"]["torch.nn.functional"])
+                for one in data:
+                    one["library"]["torch.nn.functional"] = "0" * len(one["library"]["torch.nn.functional"])
                 path.write_bytes(plan_store._sealed(plan_store.STEP_HEAD, json.dumps(data).encode()))
         Script().train(tmp_path, steps)
         skipped.append(KEPT.skipped)
     assert skipped[2:] == [1, 0, 1]
+
+
+def scheduled(calls: int, gamma: float = 0.5) -> tuple[list[float], int]:
+    """The losses of a script that starts with a schedule and a check in its step, and how often it was not captured."""
+    as_a_new_process()
+    model = nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma)
+
+    @flow.global_function
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        if loss > 1e9:
+            raise ValueError("the loss has run away")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        return loss
+
+    return [float(step(X)) for _ in range(calls)], KEPT.skipped
+
+
+@pytest.mark.usefixtures("captures_are_kept")
+def test_each_plan_of_a_step_with_a_schedule_is_kept_with_its_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [scheduled(6, gamma)[0] for gamma in (0.5, 0.25)]
+    assert expected[0] != expected[1]
+    monkeypatch.setenv("ACTORFLOW_CACHE_PLANS", "1")
+    for name in ("other", "cache"):  # the first start imports what later ones have
+        monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / name))
+        monkeypatch.setattr(compiling, "capture_step", counted := CallCounter(compiling.capture_step))
+        assert scheduled(6) == (expected[0], 0)
+    assert counted.calls > 2  # for the first call, and for those in which the learning rate stays and changes
+    monkeypatch.setattr(compiling, "capture_step", none := CallCounter(compiling.capture_step))
+    assert scheduled(6) == (expected[0], counted.calls)
+    assert not none.calls
+    assert scheduled(6, 0.25)[0] == expected[1]
+
+
+@pytest.mark.usefixtures("captures_are_kept")
+def test_of_captures_with_one_key_those_made_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ACTORFLOW_CACHE_PLANS", "1")
+    monkeypatch.setattr(kept_capture, "MOST_CAPTURES", 1)
+    for _ in range(2):  # the first start imports what later ones have
+        expected, _ = scheduled(4)
+    again, skipped = scheduled(4)
+    assert again == expected
+    assert skipped == 1  # the first call's, which has a key of its own
 
 
 @pytest.mark.usefixtures("captures_are_kept")

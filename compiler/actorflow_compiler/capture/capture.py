@@ -267,8 +267,7 @@ class _Trace:
                     for context in self._function_modes(reads):
                         stack.enter_context(context)
                     stack.enter_context(torch.set_grad_enabled(self._with_graph))
-                    stack.enter_context(recorder.following_lines())
-                    return self._step(tensors, reads)
+                    return self._step(tensors, reads, recorder)
 
             with contextlib.ExitStack() as stack, self.watch.watching(), marked_optimizer_steps(state, self._stepped):
                 for context in self._substitutes(reads):
@@ -312,10 +311,11 @@ class _Trace:
             without_code(),
         )
 
-    def _step(self, tensors: list[Tensor], reads: ValueReadHandler) -> list[Tensor]:
+    def _step(self, tensors: list[Tensor], reads: ValueReadHandler, recorder: tags.TagRecorder) -> list[Tensor]:
         """Run the step, check what it leaves behind, and write the new state into the variables."""
         checks, stepped = self._given.checks, self._stepped
-        with contextlib.nullcontext() if checks is None else checks.tracing(), UnpatchedMode():
+        exploring = contextlib.nullcontext() if checks is None else checks.tracing()
+        with recorder.following_lines(), exploring, UnpatchedMode():
             results = self._given.step(tensors)
             self._clusters.check()
         check_results(results)

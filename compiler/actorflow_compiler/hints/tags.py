@@ -103,9 +103,15 @@ class TagRecorder:
         if bool(custom.get("again")) != torch.is_grad_enabled():
             self._set({**custom, "again": torch.is_grad_enabled()})
 
-    def following_lines(self) -> contextlib.AbstractContextManager[Any]:
-        """Tag each op that is traced inside with the innermost line of the user's own code."""
-        return self.before_each_op(self._tag_line)
+    @contextlib.contextmanager
+    def following_lines(self) -> Iterator[None]:
+        """Tag each op that is traced inside with the innermost line of the user's own code; later ones have none."""
+        try:
+            with self.before_each_op(self._tag_line):
+                yield
+        finally:
+            custom = fx_traceback.current_meta.get("custom") or {}
+            self._set({name: tag for name, tag in custom.items() if name != "line"})
 
     def _tag_line(self, *_: Any) -> None:
         custom = fx_traceback.current_meta.get("custom") or {}
