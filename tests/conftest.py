@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import scipy.optimize  # noqa: F401  # so that these processes start none to solve linear programs
 import torch
 from hypothesis import settings
 

@@ -46,6 +46,7 @@ OURS = (  # what launchers and ranks import, each with all that it needs
     "actorflow.launch.launcher",
     "actorflow.session.session",
     "actorflow_compiler.compile",
+    "scipy.optimize",  # so that they start no process to solve linear programs
 )
 LAUNCHER = "ACTORFLOW_LAUNCHER_PID"  # the parent without which a rank does not live
 STUB = r"""#!{python} -IS

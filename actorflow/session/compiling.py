@@ -51,8 +51,9 @@ from actorflow_compiler.core.errors import (
     StateError,
 )
 from actorflow_compiler.core.expressions import NumberSource
-from actorflow_compiler.core.garbage_collection import young_only
+from actorflow_compiler.core.garbage_collection import forgotten_at_the_end, young_only
 from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.core.linear_program import expect_programs, solver_apart
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
@@ -142,6 +143,7 @@ class RankPlan:
         return _pack(head, to_bytes(self.plan.for_rank(rank)))
 
 
+@forgotten_at_the_end()
 def compile_on_all_ranks(cluster: GatherScatter, tag: str, request: CompileRequest, report: StateReport) -> RankPlan:
     """Compile on the master and send every rank its part; collective.
 
@@ -204,6 +206,7 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
     )
 
 
+@solver_apart()
 @young_only()
 def make_plan(request: CompileRequest, world: int, told: bool = True, kept: PlanStore | None = None) -> CompileResult:
     """The plan, and the step's effects on gradients, numbers and Python state.
@@ -344,6 +347,8 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     It depends on what ``_plan_depends_on`` gives, on ``captured`` and ``asked``, and on nothing else.
     """
     devices = asked.devices
+    if request.micro_batches > 1:
+        expect_programs()  # which say how many slots registers have that hold several tokens of a step
     with _located_errors(request):
         lowered = lower_captured(captured, asked)
     doing("cut")
@@ -420,6 +425,7 @@ def _located_errors(request: CompileRequest) -> Iterator[None]:
         raise CallError(f"{error}\n  {with_arguments}") from cause
 
 
+@forgotten_at_the_end()
 def compile_pretended(request: CompileRequest, world: int) -> Plan:
     """The plan for a pretended cluster; ranks of one node, as the hardware says, are assumed to share memory."""
     plan = make_plan(request, world, told=False).plan

@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from actorflow_compiler.core.linear_program import LinearProgram, SparseMatrix, solve
 from actorflow_compiler.plan.plan import ActorKind, Plan, Register, tokens_per_iteration
 from actorflow_scheduler.iteration_graph import IterationGraph, IterationOrder
 
@@ -121,9 +122,6 @@ class SlotPlanner:
 
     def place(self, run: IterationOrder, every: int) -> Starts | None:
         """Start times of all firings at which registers hold the fewest bytes; None if the solver finds none."""
-        from scipy.optimize import linprog  # imported here, as it takes a third of a second in every process
-        from scipy.sparse import csr_array
-
         graph = self.graph
         u, v, back, latency = np.array([*self.fixed, *_queue_order(graph, run)], np.int64).reshape(-1, 4).T
         durations = np.array(graph.durations, np.int64)
@@ -146,17 +144,17 @@ class SlotPlanner:
         before, after = np.concatenate([u, last]), np.concatenate([v, variables])
         rows, width = np.arange(len(before)), count + len(weights)
         ones = np.ones(len(before))
-        matrix = csr_array(
-            (np.concatenate([ones, -ones]), (np.concatenate([rows, rows]), np.concatenate([before, after]))),
-            shape=(len(before), width),
+        values = np.concatenate([ones, -ones])
+        places = np.concatenate([rows, rows]), np.concatenate([before, after])
+        found = solve(
+            LinearProgram(
+                np.concatenate([cost, weights]),
+                SparseMatrix(values, *places, (len(before), width)),
+                -np.concatenate([least, durations[last]]) / every,
+                (0, None),
+            )
         )
-        found = linprog(
-            np.concatenate([cost, weights]),
-            A_ub=matrix,
-            b_ub=-np.concatenate([least, durations[last]]) / every,
-            bounds=(0, None),
-        )
-        if found.status:
+        if found is None or not found.best:
             return None
         starts: Starts = np.rint(found.x[:count] * every).astype(np.int64)
         for _ in range(PASSES):

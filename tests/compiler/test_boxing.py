@@ -291,3 +291,15 @@ def test_a_sum_for_another_placement_is_taken_by_all_its_devices() -> None:
     hops = box(numbers(1, 1, 4), placement("cpu", [0, 1]), (P,), placement("cpu", [2]), (B,))
     assert [hop.kind for hop in hops] == ["reduce_scatter", "send"]
     assert all(any(part for part in row) for row in hops[0].parts)
+
+
+def test_equal_boxes_are_one_object() -> None:
+    where = placement("cpu", [0, 1, 2, 3])
+    found = [
+        box
+        for (hop,) in (route((64, 8), where, (a,), where, (Split(1),)) for a in (Split(0, 16), Split(0, 8)))
+        for part in itertools.chain(*hop.parts)
+        for copied in part
+        for box in (copied.source, copied.target)
+    ]
+    assert len({id(box) for box in found}) == len(set(found)) < len(found) / 2

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import actorflow as flow
 from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument, capture
-from actorflow_compiler.core.garbage_collection import instances, young_only
+from actorflow_compiler.core.garbage_collection import forgotten_at_the_end, instances, kept_while_compiling, young_only
 from actorflow_compiler.values.checks import BranchExplorer
 from actorflow_compiler.values.gradients import GradientTracker
 
@@ -153,3 +153,21 @@ def test_nothing_is_left_of_the_traces_of_a_job() -> None:
         assert instances(GradientTracker) == []
     finally:
         gc.enable()
+
+
+def test_what_is_kept_while_a_step_is_compiled_is_forgotten_then_also_after_an_error() -> None:
+    class Found:
+        pass
+
+    @kept_while_compiling(maxsize=8)
+    def find(number: int) -> Found:
+        return Found()
+
+    with forgotten_at_the_end():
+        there = weakref.ref(find(1))
+        assert find(1) is there()
+    assert there() is None
+    there = weakref.ref(find(1))
+    with pytest.raises(ValueError, match="invalid literal"), forgotten_at_the_end():
+        int("no plan")
+    assert there() is None

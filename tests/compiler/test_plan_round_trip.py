@@ -266,3 +266,26 @@ def test_a_digest_follows_the_plan_alone(plan: Plan) -> None:
     assert plan_digest(from_json(to_json(plan))) == plan_digest(plan)
     assert plan_digest(replace(plan, pieces=plan.pieces ^ 1)) != plan_digest(plan)
     assert len(plan_digest(plan)) == 64
+
+
+def test_equal_boxes_of_a_plan_that_was_read_are_one_object() -> None:
+    def box() -> Box:
+        return Box((0, 4), (1, 2))
+
+    comms = [
+        Collective(CollectiveKind.ALL_TO_ALL, at, (0, 1), (Exchange(((box(),), (box(),)), ((box(),), (box(),))),))
+        for at in range(2)
+    ]
+    actors = tuple(Actor(at, f"a{at}", 0, "comm", ActorKind.BOXING, comm=comm) for at, comm in enumerate(comms))
+    plan = from_bytes(to_bytes(Plan("p", 2, 1, (), actors, ())))
+    assert plan.actors == actors
+    found = [
+        id(box)
+        for actor in plan.actors
+        if isinstance(actor.comm, Collective)
+        for exchange in actor.comm.exchanges
+        for boxes in (*exchange.send, *exchange.receive)
+        for box in boxes
+    ]
+    assert len(found) == 8
+    assert len({*found}) == 1

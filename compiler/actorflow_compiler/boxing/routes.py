@@ -27,11 +27,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 
 import numpy as np
 
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.runs import length
 from actorflow_compiler.core.sbp import B, NdSbp, P, PartialSum, Sbp, Split, local_size, numel
@@ -177,7 +177,7 @@ def route(
     return _route(tuple(shape), source, source_sbp, target, target_sbp)
 
 
-@lru_cache(maxsize=1 << 12)
+@kept_while_compiling(maxsize=1 << 12)
 def _route(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
     for layout, place in ((a, source), (b, target)):
         for device in range(place.size):

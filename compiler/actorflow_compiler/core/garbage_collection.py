@@ -1,22 +1,25 @@
-"""Control Python's cyclic garbage collector while a pass makes many objects, and ask it for instances of classes."""
+"""Control what stays in memory while passes make many objects, and ask Python's garbage collector for instances."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-__all__ = ["instances", "young_only"]
+__all__ = ["forgotten_at_the_end", "instances", "kept_while_compiling", "young_only"]
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 NEVER = 1 << 30
 
 _lock = threading.Lock()
 _inside = 0  # ``with young_only()`` blocks that are open now, in any thread
 _oldest = 0  # the threshold of the oldest generation that they will restore
+_kept: list[functools._lru_cache_wrapper[Any]] = []  # of every function that is ``kept_while_compiling``
 
 
 @contextlib.contextmanager
@@ -42,6 +45,30 @@ def young_only() -> Iterator[None]:
                 youngest, young, now = gc.get_threshold()
                 if now == NEVER:  # else the script has set another one
                     gc.set_threshold(youngest, young, _oldest)
+
+
+def kept_while_compiling(maxsize: int) -> Callable[[F], F]:
+    """``functools.lru_cache`` for a function whose results are large, and of no use when a step has been compiled.
+
+    The routes of tensors that are cut in blocks, for instance, were half of what compiling left behind.
+    """
+
+    def kept(function: F) -> F:
+        cache = functools.lru_cache(maxsize=maxsize)(function)
+        _kept.append(cache)
+        return cache  # type: ignore[return-value]
+
+    return kept
+
+
+@contextlib.contextmanager
+def forgotten_at_the_end() -> Iterator[None]:
+    """Compile a step inside; then all that is ``kept_while_compiling`` is forgotten, whether that succeeds or not."""
+    try:
+        yield
+    finally:
+        for cache in _kept:
+            cache.cache_clear()
 
 
 def instances(*kinds: type[T]) -> list[T]:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from actorflow_compiler.core.hardware import CPU_CORE
+from actorflow_compiler.core.linear_program import LinearProgram, SparseMatrix, expect_programs, solve
 from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.infer.prices import prices_of
 from actorflow_compiler.infer.problem import Problem
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 Row = Mapping[int, float]
 LARGEST = 40_000  # variables
@@ -40,6 +37,7 @@ def relax(problem: Problem, classes: Sequence[Sequence[int]], budget: float | No
 
     A program of more than ``LARGEST`` variables is not solved, because that would take minutes.
     """
+    expect_programs()
     program = _Program(problem, classes)
     return RelaxedSolution((), None, 0.0) if len(program.cost) > LARGEST else program.solve(budget)
 
@@ -157,8 +155,6 @@ class _Program:
             self.memory.setdefault((where, kind), {})[held] = weight * p.held_bytes(v, layout)
 
     def solve(self, budget: float | None) -> RelaxedSolution | None:
-        from scipy.optimize import linprog  # here: it takes a third of a second, in every process
-
         least = list(self.least)
         if budget is not None:
             for where in {where for where, _ in self.memory}:
@@ -168,27 +164,27 @@ class _Program:
                     least.append(({x: -c / budget for x, c in row.items()}, -1.0))
         # as if the latency were a CPU core's, so that the solver's tolerances mean the same for all hardware
         scale = CPU_CORE.latency_s / prices_of(self.p.hardware.slowest).latency
-        found = linprog(
-            np.array(self.cost) * scale,
-            A_ub=-self.matrix([row for row, _ in least]),
-            b_ub=-np.array([low for _, low in least]),
-            A_eq=self.matrix(self.equal),
-            b_eq=np.ones(len(self.equal)),
-            bounds=(0, 1),
-            method="highs",
+        found = solve(
+            LinearProgram(
+                np.array(self.cost) * scale,
+                self.matrix([row for row, _ in least], -1.0),
+                -np.array([low for _, low in least]),
+                (0, 1),
+                self.matrix(self.equal),
+                np.ones(len(self.equal)),
+            )
         )
-        if found.x is None:
+        if found is None:
             return None
         price = 0.0
         if budget is not None:
-            price = float(-found.ineqlin.marginals[len(self.least) :].sum()) / budget / scale
-        return RelaxedSolution(tuple(tuple(found.x[x].tolist()) for x in self.x), float(found.fun) / scale, price)
+            price = float(-found.marginals[len(self.least) :].sum()) / budget / scale
+        return RelaxedSolution(tuple(tuple(found.x[x].tolist()) for x in self.x), found.cost / scale, price)
 
-    def matrix(self, rows: Sequence[Row]) -> csr_array:
-        """The rows as a sparse matrix."""
-        from scipy.sparse import coo_array
-
+    def matrix(self, rows: Sequence[Row], factor: float = 1.0) -> SparseMatrix:
+        """The rows, times ``factor``."""
         at = [i for i, row in enumerate(rows) for _ in row]
         columns = [x for row in rows for x in row]
-        values = [c for row in rows for c in row.values()]
-        return coo_array((values, (at, columns)), shape=(len(rows), len(self.cost))).tocsr()
+        values = [factor * c for row in rows for c in row.values()]
+        shape = len(rows), len(self.cost)
+        return SparseMatrix(np.array(values, float), np.array(at, np.int64), np.array(columns, np.int64), shape)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, refs, substitute_all
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, numel
@@ -232,6 +233,12 @@ class Box:
 
     start: tuple[int, ...]
     size: tuple[int, ...]
+
+
+@kept_while_compiling(maxsize=1 << 16)
+def shared_box(start: tuple[int, ...], size: tuple[int, ...]) -> Box:
+    """A box, as a rule the object that equal ones are: plans of tensors in blocks have thousands for two ranks."""
+    return Box(start, size)
 
 
 @dataclass(frozen=True, slots=True)

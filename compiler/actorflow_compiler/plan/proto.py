@@ -52,6 +52,7 @@ from actorflow_compiler.plan.plan import (
     Variable,
     VariableKind,
     parse_combine,
+    shared_box,
 )
 from actorflow_protos import plan_pb2 as pb
 
@@ -261,7 +262,7 @@ def _boxes(members: Iterable[tuple[Box, ...]]) -> Iterable[pb.Boxes]:
 
 
 def _to_boxes(members: Iterable[pb.Boxes]) -> tuple[tuple[Box, ...], ...]:
-    return tuple(tuple(Box(tuple(b.start), tuple(b.size)) for b in member.boxes) for member in members)
+    return tuple(tuple(shared_box(tuple(b.start), tuple(b.size)) for b in member.boxes) for member in members)
 
 
 def _comm(comm: Comm) -> pb.Comm:

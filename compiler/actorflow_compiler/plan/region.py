@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.runs import Runs, difference, intersection, length, position, selection
 from actorflow_compiler.core.sbp import NdSbp, Split, spans
-from actorflow_compiler.plan.plan import Box
+from actorflow_compiler.plan.plan import Box, shared_box
 
 Region = tuple[Runs, ...]  # for each dim its runs: the product of these sets of indices
 Indices = tuple[NDArray[np.int64], ...]  # for each dim the logical indices that a device holds, in order
@@ -91,6 +91,6 @@ def boxes(taken: Region, inside: Sequence[Region]) -> list[tuple[Box, ...]]:
                 lines.append([*starts, hi - lo])
         dims.append(lines)
     return [
-        tuple(Box(tuple(line[i] for line in pick), tuple(line[-1] for line in pick)) for i in range(len(inside)))
+        tuple(shared_box(tuple(line[i] for line in pick), tuple(line[-1] for line in pick)) for i in range(len(inside)))
         for pick in itertools.product(*dims)
     ]
