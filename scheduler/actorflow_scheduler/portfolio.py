@@ -44,6 +44,7 @@ CLASSES = {
     ActorKind.SOURCE: 2,
     ActorKind.WEIGHT: 3,
 }
+LAST = 1 + max(CLASSES.values())
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,22 @@ class Portfolio:
 
     # ---- keys and edges
 
-    def _priorities(self) -> list[int]:
+    def _priorities(self, eager: bool = False) -> list[int]:
         """Keys that put backward before forward before weight gradients, and older pieces before newer ones.
 
-        Communication, the optimizer and sinks come before all of these.
+        Communication, what an optimizer does for each piece, and sinks come before all of these.  What it does once
+        comes last or, if ``eager``, first as well: in the middle of a backward pass it delays the gradients that are
+        still to leave, but what it sends itself leaves earlier.  Of its parts, the first that is ready comes first.
         """
-        actors = [self.plan.actor(m[0]) for m in self.graph.members]
-        wanted = [
-            (CLASSES[a.kind], int(a.rate == 1), 0, 0) if a.comm is not None else (CLASSES[a.kind], 0, n, a.id)
-            for a, n in zip(actors, self.graph.firing, strict=True)
-        ]
+        wanted = []
+        for members, n in zip(self.graph.members, self.graph.firing, strict=True):
+            a = self.plan.actor(members[0])
+            if a.comm is not None:
+                wanted.append((CLASSES[a.kind], int(a.rate == 1), 0, 0))
+            elif a.kind == ActorKind.OPTIMIZER and a.rate == 1:
+                wanted.append((CLASSES[a.kind] if eager else LAST, 0, 0, 0))
+            else:
+                wanted.append((CLASSES[a.kind], 0, n, a.id))
         number = {key: i for i, key in enumerate(sorted(set(wanted)))}
         return [number[key] for key in wanted]
 
@@ -179,6 +186,16 @@ class Portfolio:
         """1 if pieces have collectives, which computing another piece can hide, else 0."""
         return int(any(a.rate > 1 and isinstance(a.comm, Collective) for a in self.plan.actors))
 
+    @property
+    def optimizer_sends(self) -> bool:
+        """Whether what one of an optimizer's parts makes is communicated, which other work may hide."""
+        kind = {a.id: a.kind for a in self.plan.actors}
+        comms = {a.id for a in self.plan.actors if a.comm is not None}
+        return any(
+            kind[r.producer] == ActorKind.OPTIMIZER and any(read.actor in comms for read in r.readers)
+            for r in self.plan.registers
+        )
+
     # ---- candidates
 
     def consider(
@@ -242,6 +259,8 @@ class Portfolio:
         if self.plan.pieces == 1 or self.pipeline.length <= 1:
             for ahead in (0.0, 1.0)[: 1 + (self.plan.pieces > 1) * self.hides]:
                 yield partial(self.consider, "priorities", self.priorities, [*self.flight_limits(ahead)])
+            if self.optimizer_sends:
+                yield partial(self.consider, "optimizer first", self._priorities(eager=True))
             return
         weights = any(task.kind is W for _, task in self.nodes)
         for name in SCHEDULES[1:]:

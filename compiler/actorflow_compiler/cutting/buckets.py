@@ -2,11 +2,13 @@
 
 A bucket is filled in the order in which its members are ready.  Gradients that only the optimizer needs may wait for
 those of later levels until a bucket is full, so that many small ones, which a tensor-parallel model makes level by
-level, are sent together.  All others are sent at once.  A full bucket does not grow, so that its buffers stay small.
+level, are sent together.  All others are sent at once.  A full bucket does not grow, so that its buffers stay small,
+except by the rest of what the optimizer sends at one time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,15 +49,22 @@ def fill_buckets(
     )
     open_: dict[tuple[Kind, bool], _Bucket] = {}
     members: dict[int, list[int]] = {}
+    left: Counter[tuple[Kind, bool, tuple[int, int]]] = Counter()  # bytes that are ready at once and in no bucket yet
+    nbytes = {k: _bytes(program, items[k]) for k in ready}
+    for k in ready:
+        left[_bucket_key(items[k]), k in patient, (levels[k], parts[k])] += nbytes[k]
     for k in ready:
         at, waits = (levels[k], parts[k]), k in patient
         key = (_bucket_key(items[k]), waits)
         bucket = open_.get(key)
-        full = bucket is not None and bucket.nbytes >= BUCKET
+        rest, left[*key, at] = left[*key, at], left[*key, at] - nbytes[k]
+        # the rest of what a part of the optimizer sends goes with it, unless it fills a bucket of its own
+        grows = items[k].phase == Phase.OPTIMIZER and rest < BUCKET
+        full = bucket is not None and bucket.nbytes >= BUCKET and not grows
         if bucket is None or (bucket.ready != at and (full or not waits)) or (full and not waits):
             bucket = open_[key] = _Bucket(len(members), at)
         bucket.ready = at
-        bucket.nbytes += _bytes(program, items[k])
+        bucket.nbytes += nbytes[k]
         members.setdefault(bucket.number, []).append(k)
         items[k] = replace(items[k], bucket=bucket.number)
     least = {k: max(levels[m] for m in ks) for ks in members.values() for k in ks}

@@ -181,15 +181,17 @@ class _Cutter:
 
     def labels(self) -> dict[tuple[Segment, int], str]:
         """(Segment, stage) → the name of its actors, without their ranks."""
-        numbered: dict[tuple[Phase, int], dict[Segment, int]] = {}  # (phase, stage) → its segments, counted
+        numbered: dict[tuple[Phase, int], dict[Segment, None]] = {}  # (phase, stage) → its segments in order
         for item, segment in zip(self.program.items, self.segmented.segments, strict=True):
             if segment is not None and item.phase != Phase.SOURCE and any(item.steps.values()):
-                of_kind = numbered.setdefault((segment.phase, item.stage), {})
-                of_kind.setdefault(segment, len(of_kind))
+                numbered.setdefault((segment.phase, item.stage), {})[segment] = None
+        for (phase, stage), of_kind in numbered.items():
+            if phase == Phase.OPTIMIZER:  # its ops are in the order of the parameters, its parts in that of gradients
+                numbered[phase, stage] = dict.fromkeys(sorted(of_kind, key=lambda s: (s.level, s.part)))
         return {
             (segment, stage): f"{'F' * segment.joined}{LETTERS[phase]}{stage}{f'.{index}' if index else ''}"
             for (phase, stage), of_kind in numbered.items()
-            for segment, index in of_kind.items()
+            for index, segment in enumerate(of_kind)
         }
 
     def draft_source(self, rank: int, writes: Iterable[int]) -> ActorDraft:

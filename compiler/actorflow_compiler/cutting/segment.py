@@ -9,7 +9,8 @@ Views are copied into the segments that read them.  Where the variant says so, g
 their own, one for each stage.
 
 Communications of the same kind among the same ranks share an actor if they have the same level and bucket.  A backward
-segment is cut into parts where a bucket is full; the bucket leaves when its last part is done.
+segment is cut into parts where a bucket is full; the bucket leaves when its last part is done.  An optimizer segment is
+cut into parts by the buckets that its ops need (``optimizer_parts.py``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from actorflow_compiler.cutting.buckets import BUCKET, fill_buckets
 from actorflow_compiler.cutting.copies import repeat_views
 from actorflow_compiler.cutting.gathers import chunks
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
+from actorflow_compiler.cutting.optimizer_parts import optimizer_parts
 from actorflow_compiler.cutting.recompute import recompute
 from actorflow_compiler.cutting.split_backward import split_backward
 from actorflow_compiler.plan.variant import PLAIN, Variant
@@ -38,7 +40,7 @@ class Segment:
     placement: Placement
     pieces: bool  # whether it fires for each micro-batch
     level: int
-    part: int = 0  # a backward pass is cut into parts where a bucket of gradients is full
+    part: int = 0  # a backward pass and an optimizer are cut into parts by buckets of gradients
     stage: int = 0
     joined: bool = False  # the forward segment of the same level is part of it
 
@@ -59,11 +61,9 @@ def segment(program: LoweredProgram, variant: Variant = PLAIN) -> SegmentedProgr
     if variant.recompute:
         program = recompute(program)
     chunk = chunks(program)
-    levels = _levels(program, chunk)
-    program, least = fill_buckets(program, levels, _parts(program, levels))
-    levels = _levels(program, chunk, least)
+    program, levels = _with_buckets(program, chunk)
     program, levels = repeat_views(program, levels)
-    parts = _parts(program, levels)
+    parts = optimizer_parts(program, levels, _parts(program, levels))
     segments: list[Segment | None] = []
     comm: list[tuple[int, int]] = []
     for item, level, part in zip(program.items, levels, parts, strict=True):
@@ -72,6 +72,26 @@ def segment(program: LoweredProgram, variant: Variant = PLAIN) -> SegmentedProgr
         segments.append(one if compute else None)
         comm.append((level, part if item.bucket is None else item.bucket))
     return SegmentedProgram(program, tuple(_joined(segments) if variant.joined else segments), tuple(comm))
+
+
+def _with_buckets(program: LoweredProgram, chunk: Mapping[int, int]) -> tuple[LoweredProgram, list[int]]:
+    """Put all collectives into buckets; also returns the levels of all items.
+
+    What the optimizer sends (new parameters, where each rank updates its share) leaves with the part of the optimizer
+    that makes it.  Parts of the optimizer follow from the buckets of gradients, so these are filled first.
+    """
+    first = _levels(program, chunk)
+    parts = _parts(program, first)
+    filled, least = fill_buckets(program, first, parts)
+    levels = _levels(filled, chunk, least)
+    sent = [k for k, i in enumerate(program.items) if i.kind is ItemKind.COMM and i.phase == Phase.OPTIMIZER]
+    after = optimizer_parts(filled, levels, _parts(filled, levels)) if sent else parts
+    if not any(after[k] for k in sent):
+        return filled, levels
+    for k in sent:
+        parts[k] = after[k]
+    filled, least = fill_buckets(program, first, parts)
+    return filled, _levels(filled, chunk, least)
 
 
 def _joined(segments: Sequence[Segment | None]) -> list[Segment | None]:
