@@ -92,6 +92,7 @@ APART = (  # modules of torch and NumPy that do more than compute
     "torch.cuda.memory", "torch._export", "numpy.random", "numpy.lib.npyio", "numpy.lib._npyio_impl", "numpy.ctypeslib",
 )  # fmt: skip
 WRAPPERS = ("contextlib.py", "functools.py")  # files of functions that carry the module of what they wrap
+STATE_HOOKS = ("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_post_hooks")  # of an optimizer
 COVERED = (types.SimpleNamespace, collections.UserDict, collections.UserList, collections.UserString)
 HEAP_TYPE = 1 << 9  # of a class that Python code has made (Py_TPFLAGS_HEAPTYPE)
 
@@ -270,7 +271,8 @@ class _Form:
         if one.of_library and isinstance(one, AttributesSource):
             values = one.values()  # a library's own code reads any
             if id(one.holder) in self._optimizers:
-                values = {k: v for k, v in values.items() if k not in ("state", "param_groups", "defaults")}
+                but = ("state", "param_groups", "defaults")
+                values = {k: _scripts_own(v) if k in STATE_HOOKS else v for k, v in values.items() if k not in but}
         items = []
         for key, value in values.items():
             self._where = str(one.label(key))
@@ -370,7 +372,8 @@ class _Form:
             return kind.__name__, bytes(value)
         made = self._container(value)
         if made is not None:
-            mine = () if kind in CONTAINERS else self._covered(value)
+            plain = kind in CONTAINERS or (kind is collections.Counter and not vars(value))
+            mine = () if plain else self._covered(value)
             more = self.value(value.default_factory) if isinstance(value, defaultdict) else ()
             most = value.maxlen if isinstance(value, deque) else None
             return self._class(kind), number, made, mine, more, most
@@ -572,6 +575,12 @@ def _files(codes: set[types.CodeType]) -> Iterator[tuple[str, bytes]]:
 def _class_name(kind: type) -> str:
     named = f"{kind.__module__}.{kind.__qualname__}"
     return named if kind.__qualname__.rpartition(".")[2] == kind.__name__ else f"{named} ({kind.__name__})"
+
+
+def _scripts_own(hooks: Any) -> Any:
+    """The hooks of an optimizer without those that actorflow gives to one that has stepped."""
+    ours = [getattr(hook, "__module__", None) == "actorflow.variables.optimizer_slots" for hook in hooks.values()]
+    return OrderedDict([one for one, is_ours in zip(hooks.items(), ours, strict=True) if not is_ours])
 
 
 def _slots(kind: type) -> bool:

@@ -31,6 +31,7 @@ CAPTURED = frozenset((  # at each start, as it is not known what they read, or a
     "a_method_that_reads_a_state_by_another_name", "an_array_in_torch", "a_namespace_in_torch",
     "a_value_deep_inside_torch", "an_object_among_the_builtins", "an_object_in_torch", "a_method_in_torch",
     "a_function_of_text_in_torch", "a_function_that_torch_wraps_in_torch",
+    "a_hook_of_a_state_dictionary",  # which the step does not name
     "it_formats",  # by a __str__, to which no search follows a step
 ))  # fmt: skip
 

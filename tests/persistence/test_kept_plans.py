@@ -150,14 +150,19 @@ def test_a_process_that_goes_on_takes_the_plan_and_computes_the_same(tmp_path: P
 
 
 class CallCounter:
-    """A function that counts its calls."""
+    """A function that counts its calls, and keeps what they return."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.calls, self._function = 0, function
+        self.returned: list[Any] = []
+        self._function = function
+
+    @property
+    def calls(self) -> int:
+        return len(self.returned)
 
     def __call__(self, *args: Any) -> Any:
-        self.calls += 1
-        return self._function(*args)
+        self.returned.append(self._function(*args))
+        return self.returned[-1]
 
 
 class AtOnce:
@@ -414,7 +419,7 @@ def scheduled(calls: int, gamma: float = 0.5) -> tuple[list[float], int]:
     """The losses of a script that starts with a schedule and a check in its step, and how often it was not captured."""
     as_a_new_process()
     model = nn.Linear(16, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma)
 
     @flow.global_function
@@ -447,6 +452,17 @@ def test_each_plan_of_a_step_with_a_schedule_is_kept_with_its_capture(
     assert scheduled(6) == (expected[0], counted.calls)
     assert not none.calls
     assert scheduled(6, 0.25)[0] == expected[1]
+
+
+def test_what_a_capture_adds_after_the_step_has_no_line_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "capture_step", counted := CallCounter(compiling.capture_step))
+    scheduled(1)
+    graph = counted.returned[0].graph
+    (last,) = [node for node in graph.nodes if graph.results[-1] in node.outs]  # whether checks raise
+    (step,) = [code for code in scheduled.__code__.co_consts if getattr(code, "co_name", "") == "step"]
+    lines = {int(node.line.rpartition(":")[2]) for node in graph.nodes if node.line}
+    assert last.line == ""
+    assert lines <= {at for *_, at in step.co_lines()}
 
 
 @pytest.mark.usefixtures("captures_are_kept")

@@ -932,6 +932,41 @@ def a_kernel_of_the_script():
     training(lambda model, x: F.gelu(model(x)).square().mean())
 
 
+def milestones(second=3, prepare=None):
+    """Train with momentum, which an optimizer has after its first step, and two milestones of its learning rate."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, second])
+    has_hook = prepare is not None
+    if has_hook:
+        prepare(optimizer)
+
+    @flow.global_function
+    def step(x):
+        loss = plain(model, x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        return loss * (optimizer.state_dict()["param_groups"][0]["scale"] if has_hook else 1.0)
+
+    show([step(X) for _ in range(5)], model)
+
+
+@pair
+def a_milestone_of_a_schedule():
+    milestones(3 + K)
+
+
+@pair
+def a_hook_of_a_state_dictionary():
+    def scaled(_, state):
+        state["param_groups"][0]["scale"] = 1.0 + K
+        return state
+
+    milestones(prepare=lambda optimizer: optimizer.register_state_dict_post_hook(scaled))
+
+
 @pair
 def it_formats():
     class Shown:
