@@ -127,6 +127,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             folder = folder.parent
         patch.setenv("ACTORFLOW_CACHE", str(folder / "found"))
         patch.setenv("ACTORFLOW_CACHE_PLANS", "0")  # but of plans, each test has its own
+        patch.setenv("ACTORFLOW_CACHE_BODIES", "0")  # and of compiled bodies
         yield
 
 

@@ -35,7 +35,7 @@ from actorflow.session.plan_store import PlanKey, PlanStore
 from actorflow.session.step_effects import StepEffects
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
-from actorflow_compiler.core.digest import NoDigest, digest_of
+from actorflow_compiler.core.digest import NoDigest, digest_of, digest_of_code
 from actorflow_compiler.core.errors import ActorflowError
 from actorflow_compiler.core.library_state import library_names, torch_settings
 from actorflow_compiler.reuse import StepInterface, request_parts
@@ -186,7 +186,7 @@ def _is_same(one: Any, data: Mapping[str, Any]) -> bool:
 @functools.cache
 def _own_code() -> str:
     """The digest of the code that searches and captures, beside that of ``plan_store.code_parts``."""
-    return plan_store.digest_of_code(Path(__file__).parents[1])
+    return digest_of_code(Path(__file__).parents[1])
 
 
 def _library(but: Container[str] = ()) -> Mapping[str, str]:

@@ -23,7 +23,6 @@ import platform
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,15 +34,15 @@ import torch
 import actorflow_protos
 import actorflow_scheduler
 from actorflow.runtime.measured_costs import Costs, Place, Target, read
-from actorflow.session.user_folder import UserFolder
+from actorflow.support.user_folder import UserFolder
 from actorflow_compiler import reuse
 from actorflow_compiler.core.cache_folder import CACHE_VARIABLE, cache_folder
-from actorflow_compiler.core.digest import NoDigest, digest_of, digest_of_files
+from actorflow_compiler.core.digest import NoDigest, digest_of, digest_of_code
 from actorflow_compiler.core.errors import ActorflowError, PlanError
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 
-__all__ = ["KEPT", "KeptPlan", "PlanFolder", "PlanKey", "PlanStore", "code_parts", "digest_of_code", "file_of"]
+__all__ = ["KEPT", "KeptPlan", "PlanFolder", "PlanKey", "PlanStore", "code_parts", "file_of"]
 
 SWITCH = "ACTORFLOW_CACHE_PLANS"  # environment variable: 0 keeps plans out of the cache, but not the rest
 CAPTURES = "ACTORFLOW_CACHE_CAPTURES"  # … 1 keeps what captures find with plans, and spares the next start the capture
@@ -58,7 +57,6 @@ CACHE_MOST, CACHE_MOST_BYTES = 256, 512 << 20  # … in the user's cache
 ANY_COSTS = "the measured costs of the devices"  # the part of a key in which a plan that the script names may differ
 LARGEST = 2 << 30  # bytes of a file that is read; protobuf allows no more
 FOLDERS = 4  # in which plans are looked for, those named last
-STARTED = time.time()
 
 
 T = TypeVar("T")
@@ -470,15 +468,6 @@ def code_parts() -> Mapping[str, tuple[Any, str]]:
         "the version of Python or the machine": ((sys.version, machine), f"Python {python}, {machine}"),
         "the versions of NumPy and SciPy": (tuple(versions), ", ".join(versions)),
     }
-
-
-def digest_of_code(folder: Path) -> str:
-    """The digest of our code in a folder.  Raises NoDigest if it has changed since this process started."""
-    for path in folder.rglob("*.py"):
-        with suppress(OSError):
-            if path.stat().st_mtime > STARTED:  # then this process may run what was there before
-                raise NoDigest(f"{path}, which has changed since this process started")
-    return digest_of_files(folder)
 
 
 def _costs_name(place: Place) -> str:

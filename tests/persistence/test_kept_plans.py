@@ -26,6 +26,7 @@ from actorflow.persistence.storage import LocalFolder
 from actorflow.runtime.measured_costs import Costs, Place
 from actorflow.session import compiling, kept_capture, plan_store, process
 from actorflow.session.plan_store import KEPT
+from actorflow_compiler.core import digest
 from actorflow_compiler.core.errors import PlanError
 from persistence.faulty_files import FaultyCalls, full_disk
 from recipes import all as every_recipe  # noqa: F401 -- which registers them
@@ -375,7 +376,7 @@ def test_all_code_that_makes_plans_is_in_the_digest(monkeypatch: pytest.MonkeyPa
         folders.append(folder)
         return ""
 
-    monkeypatch.setattr(plan_store, "digest_of_files", noted)
+    monkeypatch.setattr(digest, "digest_of_files", noted)
     plan_store.code_parts.__wrapped__()
     names = {folder.name for folder in folders}
     assert names == {"actorflow_compiler", "actorflow_scheduler", "actorflow_protos", "session", "runtime"}
@@ -384,7 +385,7 @@ def test_all_code_that_makes_plans_is_in_the_digest(monkeypatch: pytest.MonkeyPa
 def test_code_that_has_changed_since_the_process_started_keeps_no_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plan_store, "STARTED", 0.0)
+    monkeypatch.setattr(digest, "STARTED", 0.0)
     monkeypatch.setattr(plan_store, "code_parts", plan_store.code_parts.__wrapped__)
     Script().train(tmp_path)
     assert "the plan of step is not kept" in (said := capfd.readouterr().err)
@@ -493,7 +494,7 @@ def test_code_of_the_search_that_has_changed_since_the_process_started_keeps_no_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan_store.code_parts()
-    monkeypatch.setattr(plan_store, "STARTED", 0.0)
+    monkeypatch.setattr(digest, "STARTED", 0.0)
     monkeypatch.setattr(kept_capture, "_own_code", kept_capture._own_code.__wrapped__)
     Script().train(tmp_path)
     assert [*(tmp_path / "plans").glob("step-*")] == []

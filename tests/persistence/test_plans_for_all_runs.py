@@ -21,7 +21,7 @@ from actorflow.persistence.saving import finish_saves
 from actorflow.runtime.measured_costs import Costs
 from actorflow.session import plan_store, process
 from actorflow.session.plan_store import KEPT
-from actorflow.session.user_folder import UserFolder
+from actorflow.support.user_folder import UserFolder
 from actorflow_compiler.core.errors import CallError, PlanError
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))

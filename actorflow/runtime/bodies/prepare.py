@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import BodyRunner
-from actorflow.support.progress import show_progress
+from actorflow.support.progress import Progress, show_progress
 from actorflow.transport.redistribution import dtype_of
 from actorflow_compiler.core.torch_internals import static_fake_mode
 from actorflow_compiler.plan.plan import Actor, FromRegister, OfInput, OfPiece, OfScalar, OfVariable, Operand, Plan
@@ -40,30 +40,10 @@ def prepare(
     reason; these run op by op.
     """
     told = _Told(plan)
-    mode = plan.mode
     with show_progress(f"compiling the bodies of {plan.name!r}", f"compiled the bodies of {plan.name!r}") as doing:
-        if mode.inductor:
-            doing(f"0 of {len(runs)}")
-        ready: list[Actor] = []
-        with static_fake_mode(), torch.no_grad():
-            likeness = _Likeness(plan, held, device)
-            for actor in _in_order(plan, rank):
-                run = runs.get(actor.id)
-                if actor.body is None or (run is None and actor.queue != "compute"):
-                    continue
-                made: Sequence[Any] = ()
-                try:
-                    operands = [likeness.of(operand) for operand in actor.operands]
-                    if run is None:
-                        made = kernels.kernel(plan.bodies[actor.body])(operands)
-                    else:
-                        made = run.join(operands)
-                        ready.append(actor)
-                        doing(f"{len(ready)} of {len(runs)}")
-                except Exception as error:  # an op needs values, or torch, triton or a compiler failed
-                    if run is not None:
-                        told.refused("torch's inductor cannot compile" if mode.inductor else NOT_CAPTURED, actor, error)
-                likeness.learn(actor, made)
+        ready = _infer(plan, rank, runs, kernels, held, device, told)
+        if plan.mode.inductor:
+            ready = _compile(plan, ready, runs, told, doing)
         with torch.no_grad():
             for actor in ready:
                 names = [(i, o.name) for i, o in enumerate(actor.operands) if isinstance(o, OfVariable)]
@@ -74,6 +54,62 @@ def prepare(
     told.warn()
 
 
+def _infer(
+    plan: Plan,
+    rank: int,
+    runs: Mapping[int, BodyRunner],
+    kernels: Kernels,
+    held: Mapping[str, Tensor],
+    device: torch.device,
+    told: _Told,
+) -> list[Actor]:
+    """Find the strides of all operands; return the actors of ``runs`` of which they are known."""
+    ready: list[Actor] = []
+    with static_fake_mode(), torch.no_grad():
+        likeness = _Likeness(plan, held, device)
+        for actor in _in_order(plan, rank):
+            run = runs.get(actor.id)
+            if actor.body is None or (run is None and actor.queue != "compute"):
+                continue
+            made: Sequence[Any] = ()
+            try:
+                operands = [likeness.of(operand) for operand in actor.operands]
+                if run is None:
+                    made = kernels.kernel(plan.bodies[actor.body])(operands)
+                else:
+                    made = run.infer(operands)
+                    ready.append(actor)
+            except Exception as error:  # an op needs values
+                if run is not None:
+                    told.refused(NOT_COMPILED if plan.mode.inductor else NOT_CAPTURED, actor, error)
+            likeness.learn(actor, made)
+    return ready
+
+
+def _compile(
+    plan: Plan, ready: Sequence[Actor], runs: Mapping[int, BodyRunner], told: _Told, doing: Progress
+) -> list[Actor]:
+    """Compile the bodies of these actors; return the actors of which that was possible."""
+    if not ready:
+        return []
+    wanted = {actor.id: runs[actor.id].wanted for actor in ready}
+    with torch.no_grad():
+        found = runs[ready[0].id].compiler.compile([one for one in wanted.values() if one is not None], doing)
+    made = f"{found.compiled} compiled here, {found.loaded} taken from other ranks or earlier runs"
+    doing.say_at_end(f"compiled the bodies of {plan.name!r} ({made})")
+    done = []
+    for actor in ready:
+        one = wanted[actor.id]
+        error = None if one is None else found.errors.get(one)
+        if error is not None:
+            told.refused(NOT_COMPILED, actor, error)
+        else:
+            runs[actor.id].use_compiled()
+            done.append(actor)
+    return done
+
+
+NOT_COMPILED = "torch's inductor cannot compile"
 NOT_CAPTURED = "no CUDA graph can be made of"
 
 

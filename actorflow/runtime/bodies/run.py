@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from actorflow.devices import Device
+from actorflow.runtime.bodies.body_store import body_store
 from actorflow.runtime.bodies.divide import CHANGES, DRAWS, PLAIN, BodyPart, divide
-from actorflow.runtime.bodies.inductor import joined
+from actorflow.runtime.bodies.inductor import Compilations, WantedBody, compile_bodies
 from actorflow.runtime.bodies.kernels import Kernel, Kernels, resolve
 from actorflow.runtime.bodies.replay import replayed
 from actorflow_compiler.core.torch_internals import OpOverload, schema_of
@@ -27,7 +28,7 @@ class BodyCompiler:
 
     def __init__(self, device: Device, kernels: Kernels) -> None:
         self.device, self.kernels = device, kernels
-        self._joined: dict[object, Kernel] = {}  # by body, mode, and the operands' shapes, strides and dtypes
+        self._joined: dict[WantedBody, Kernel] = {}
 
     def of(self, body: Body, numbers: Collection[int], mode: Mode) -> BodyRunner | None:
         """The runner of a body; ``numbers`` are the positions of operands that are Python numbers.
@@ -40,12 +41,19 @@ class BodyCompiler:
             return None
         return BodyRunner(body, parts, mode, replays, self)
 
-    def joined(self, part: BodyPart, operands: Sequence[Tensor], mode: Mode) -> Kernel:
-        """A part compiled by inductor for operands like these fake tensors; see ``inductor.joined`` for errors."""
-        key = (part.body, mode.autotune, tuple((x.shape, x.stride(), x.dtype) for x in operands))
-        if key not in self._joined:
-            self._joined[key] = joined(self.kernels.kernel(part.body), operands, mode)
-        return self._joined[key]
+    def compile(self, wanted: Iterable[WantedBody], doing: Callable[[str], None]) -> Compilations:
+        """Compile those of these bodies that are not compiled yet, each once; see ``compile_bodies``.
+
+        What could not be compiled is tried again only by a later call.
+        """
+        new = [one for one in dict.fromkeys(wanted) if one not in self._joined]
+        found = compile_bodies(new, self.kernels, body_store(), doing)
+        self._joined.update(found.kernels)
+        return found
+
+    def kernel_of(self, wanted: WantedBody) -> Kernel | None:
+        """The kernel of a body that ``compile`` has compiled."""
+        return self._joined.get(wanted)
 
     def _does(self, step: Step) -> int:
         """The kind of a step, for ``divide``."""
@@ -76,24 +84,38 @@ class BodyRunner:
 
     def __init__(self, body: Body, parts: Sequence[BodyPart], mode: Mode, replays: bool, runs: BodyCompiler) -> None:
         self._outputs, self._parts = body.outputs, tuple(parts)
-        self._mode, self._replays, self._runs = mode, replays, runs
+        self._mode, self._replays, self.compiler = mode, replays, runs
         self._kernels: list[Kernel] = [runs.kernels.kernel(part.body) for part in parts]
         self._given: list[Tensor] = []  # fake tensors like the middle part's operands
 
-    def join(self, operands: Sequence[Any]) -> Sequence[Tensor]:
-        """Compile the middle part for operands like these fake tensors and numbers; return fake outputs.
+    def infer(self, operands: Sequence[Any]) -> Sequence[Tensor]:
+        """Note what the middle part is to be compiled for: operands like these fake tensors and numbers.
 
-        Raises the exception of an op that needs values, or of torch's compiler; the body then still runs op by op.
+        Returns fake outputs.  Raises the exception of an op that needs values; the body then still runs op by op.
         """
         held = dict(enumerate(operands))
-        for at, part in enumerate(self._parts):
-            plain = self._runs.kernels.kernel(part.body)
-            given = [held[v] for v in part.reads]
-            held.update(zip(part.makes, plain(list(given)), strict=True))
-            if part.inside:
-                self._kernels[at] = self._runs.joined(part, given, self._mode) if self._mode.inductor else plain
-                self._given = given
+        given: list[Tensor] = []
+        for part in self._parts:
+            these = [held[v] for v in part.reads]
+            held.update(zip(part.makes, self.compiler.kernels.kernel(part.body)(list(these)), strict=True))
+            given = these if part.inside else given
+        self._given = given
         return [held[v] for v in self._outputs]
+
+    @property
+    def wanted(self) -> WantedBody | None:
+        """What is to be compiled, once ``infer`` has been called; None if the mode compiles nothing."""
+        inside = next((part for part in self._parts if part.inside), None)
+        if inside is None or not self._mode.inductor:
+            return None
+        return WantedBody.of(inside.body, self._given, self._mode.autotune)
+
+    def use_compiled(self) -> None:
+        """Run the middle part as it was compiled (``BodyCompiler.compile``), if it was."""
+        wanted = self.wanted
+        kernel = None if wanted is None else self.compiler.kernel_of(wanted)
+        if kernel is not None:
+            self._kernels = [kernel if p.inside else k for p, k in zip(self._parts, self._kernels, strict=True)]
 
     def capture(self, fixed: Mapping[int, Tensor]) -> None:
         """Capture the middle part if the mode replays; ``fixed`` are operands that are the same tensor at every call.
@@ -103,7 +125,7 @@ class BodyRunner:
         for at, part in enumerate(self._parts):
             if self._replays and part.inside:
                 same = {i: fixed[v] for i, v in enumerate(part.reads) if v in fixed}
-                self._kernels[at] = replayed(self._kernels[at], self._runs.device, self._given, same)
+                self._kernels[at] = replayed(self._kernels[at], self.compiler.device, self._given, same)
         self._given = []
 
     def __call__(self, operands: list[Any]) -> tuple[Any, ...]:

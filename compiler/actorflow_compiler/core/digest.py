@@ -6,7 +6,9 @@ import functools
 import hashlib
 import re
 import struct
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -16,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["NoDigest", "digest_of", "digest_of_files"]
+__all__ = ["NoDigest", "digest_of", "digest_of_code", "digest_of_files"]
 
+STARTED = time.time()  # of this process
 OURS = ("actorflow", "actorflow_compiler", "actorflow_scheduler")
 
 
@@ -53,6 +56,15 @@ def digest_of_files(folder: Path, pattern: str = "*.py") -> str:
     if not paths:
         raise NoDigest(f"the files in {folder}, where none were found")
     return found.hexdigest()
+
+
+def digest_of_code(folder: Path) -> str:
+    """The digest of our code in a folder.  Raises NoDigest if it has changed since this process started."""
+    for path in folder.rglob("*.py"):
+        with suppress(OSError):
+            if path.stat().st_mtime > STARTED:  # then this process may run what was there before
+                raise NoDigest(f"{path}, which has changed since this process started")
+    return digest_of_files(folder)
 
 
 def _write(value: Any, out: bytearray) -> None:

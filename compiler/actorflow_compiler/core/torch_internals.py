@@ -7,14 +7,22 @@ operators and their schemas; dispatch modes; hooks; gradient scalers; CUDA, comp
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib
 import inspect
 import math
+import os
+import pickle
+import platform
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -59,6 +67,7 @@ __all__ = [
     "SCRIPT_MODULE",
     "SHARES_SHAPE",
     "AdaptiveOutput",
+    "CompiledGraph",
     "FakeTensor",
     "GeneratorLayout",
     "OpOverload",
@@ -74,6 +83,7 @@ __all__ = [
     "captured_graph",
     "collate_into",
     "compile_graph",
+    "compile_settings",
     "constant_in_trace",
     "constant_of",
     "current_tracer",
@@ -95,6 +105,7 @@ __all__ = [
     "is_traced_by_jit",
     "items_from",
     "keeps_graph",
+    "load_graph",
     "looks_compiling",
     "make_wrapper",
     "memory_is_refused",
@@ -1273,19 +1284,152 @@ def when_cuda_starts(call: Callable[[], object]) -> None:
     torch.cuda._lazy_call(call)  # type: ignore[no-untyped-call]
 
 
-def compile_graph(
-    graph: torch.fx.GraphModule, operands: Sequence[torch.Tensor], mode: str
-) -> Callable[[list[Any]], Sequence[Any]]:
-    """A graph as torch's inductor compiles it for operands like these, which have no memory.
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """What inductor has made of a graph."""
 
-    The compiled function takes the operands in a list, which it empties.  ``mode`` is one of ``torch.compile``'s.
-    Call this with gradients off.  Exceptions of torch's compiler pass through.
+    run: Callable[[list[Any]], Sequence[Any]]  # takes the operands in a list, which it empties
+    data: bytes | None  # of which ``load_graph`` makes the same function in any process; None: torch cannot write it
+
+
+def compile_graph(graph: torch.fx.GraphModule, operands: Sequence[torch.Tensor], mode: str) -> CompiledGraph:
+    """A graph as torch's inductor compiles it for operands like these, which are of a ``fake_mode``.
+
+    ``mode`` is one of ``torch.compile``'s.  Call this with gradients off, and on one thread at a time.  Exceptions of
+    torch's compiler pass through.
     """
-    run: Any = torch._inductor.compile(graph, list(operands), options=torch._inductor.list_mode_options(mode))
+    options = torch._inductor.list_mode_options(mode)
+    kept = all(x.device.type == "cpu" for x in operands)
+    made: dict[str, Any] = {}
+    with _cpp_kernels({}, made), torch._functorch.config.patch("bundled_autograd_cache", kept):
+        run: Any = torch._inductor.compile(graph, list(operands), options=options)
+        data = None
+        if kept:
+            with contextlib.suppress(Exception):  # what torch cannot write is compiled again by every process
+                data = _written(run, made)
+    return CompiledGraph(_taking_a_list(run), data)
+
+
+def load_graph(data: bytes) -> Callable[[list[Any]], Sequence[Any]]:
+    """The function of a graph that this version of torch has compiled in any process; ``data`` are run as code.
+
+    No C++ compiler is needed.  Call this with gradients off, on one thread at a time, and outside all modes.  Raises
+    any exception for data that do not fit.
+    """
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
+
+    graph, libraries = pickle.loads(data)
+    made: dict[str, Any] = {}
+    with _cpp_kernels(libraries, made):
+        return _taking_a_list(AOTCompiledArtifact.deserialize(graph).inner_fn.compiled_fn)
+
+
+def _written(run: Any, made: Mapping[str, Any]) -> bytes | None:
+    """A compiled function, with the libraries of its C++ kernels, as bytes."""
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
+
+    if getattr(run, "serialize", None) is None:
+        return None
+    libraries = {}
+    for key, kernel in made.items():
+        function: Any = kernel.result() if hasattr(kernel, "result") else kernel
+        libraries[key] = Path(function.__self__.__file__).read_bytes()
+    return pickle.dumps((AOTCompiledArtifact(run).serialize(), libraries))
+
+
+def _taking_a_list(run: Any) -> Callable[[list[Any]], Sequence[Any]]:
+    """The function within one that takes operands one by one."""
     while getattr(getattr(run, "__code__", None), "co_flags", 0) & inspect.CO_VARARGS:
-        run = run.__wrapped__  # the function that takes a list is wrapped by one that takes operands one by one
+        run = run.__wrapped__
     found: Callable[[list[Any]], Sequence[Any]] = run
     return found
+
+
+@contextlib.contextmanager
+def _cpp_kernels(libraries: Mapping[str, bytes], made: dict[str, Any]) -> Iterator[None]:
+    """Let inductor load C++ kernels from ``libraries``, by digest of their source; note others in ``made``.
+
+    Inductor would find out what the CPU and the compiler can do, and compile a header, before it looks for a library.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    functions: Any = AsyncCompile
+    usual = functions.cpp_pybinding
+
+    def cpp_pybinding(compiler: Any, arguments: Sequence[str], source: str, *more: Any, **named: Any) -> Any:
+        text = repr((list(arguments), source, more, sorted(named.items())))
+        key = hashlib.sha256(text.encode()).hexdigest()
+        if key in libraries:
+            return _kernel_of_library(libraries[key])
+        made[key] = usual(compiler, arguments, source, *more, **named)
+        return made[key]
+
+    functions.cpp_pybinding = cpp_pybinding
+    try:
+        yield
+    finally:
+        functions.cpp_pybinding = usual
+
+
+def _kernel_of_library(data: bytes) -> Any:
+    """The function of a C++ kernel that inductor has compiled; equal libraries are loaded once."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    name = f"actorflow_{hashlib.sha256(data).hexdigest()}"  # Python and the linker know a library by its path
+    with tempfile.TemporaryDirectory(prefix="actorflow-kernels-") as folder:
+        path = Path(folder, f"{name}.so")
+        path.write_bytes(data)
+        return CppPythonBindingsCodeCache._load_library(str(path), name).kernel
+
+
+def compile_settings() -> tuple[object, ...] | None:
+    """All of this process that a compiled graph depends on, as plain data; None if some of it is the script's own code.
+
+    It is the same in each process that is set alike.
+    """
+    import torch._inductor.config as config
+
+    seen: dict[str, Any] = dict(config.get_config_copy())
+    if any(callable(value) for key, value in seen.items() if not key.startswith("_")):
+        return None
+    kernels = sorted(name for name in torch.library._impls if name.startswith("aten/") and not name.endswith("/Meta"))
+    if _own_decompositions() or any("Composite" in name for name in kernels):
+        return None
+    states = []
+    for name, read in setting_readers():
+        if not name.startswith(("torch.backends.", *_NOT_OF_COMPILATION)):
+            with contextlib.suppress(Exception):
+                states.append((name, repr(read())))
+    variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(_VARIABLES) and k not in _NO_MATTER)
+    compiler = shutil.which(os.environ.get("CXX") or "g++") or ""
+    at = os.stat(compiler) if compiler else None
+    return (
+        str(torch.__version__), str(torch.version.git_version), sys.version, platform.machine(), _cpu(),
+        torch.get_num_threads(), tuple(kernels), tuple(states), tuple(variables),
+        tuple(sorted((k, repr(v)) for k, v in seen.items() if k not in ("compile_threads", "worker_start_method"))),
+        (os.path.realpath(compiler), at.st_size, at.st_mtime_ns) if at else None,
+    )  # fmt: skip
+
+
+_NOT_OF_COMPILATION = ("gradients", "inference", "anomalies", "GPUs", "kernels in Python", "kinds of trees")
+_VARIABLES = (  # environment variables that inductor and C++ compilers read
+    "TORCHINDUCTOR_", "TORCH_COMPILE", "ATEN_", "CXX", "CPATH", "CPLUS_INCLUDE_PATH", "CPPFLAGS", "CXXFLAGS", "LDFLAGS",
+    "LIBRARY_PATH", "GCC_",
+)  # fmt: skip
+_NO_MATTER = ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_WORKER_START")
+
+
+@functools.cache
+def _cpu() -> tuple[str, ...]:
+    """What the CPU is and can do."""
+    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
+    lines: dict[str, str] = {}
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() in wanted:
+                lines.setdefault(name.strip(), value.strip())
+    return tuple(f"{name}: {value}" for name, value in sorted(lines.items()))
 
 
 def captured_graph(launch: Callable[[], R], pool: Any) -> tuple[Callable[[], None], R]:

@@ -7,6 +7,7 @@ that, so that nothing can be exchanged in between.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import stat
@@ -23,7 +24,7 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UserFolder:
-    """A folder of files, by their names; see ``PlanFolder``.
+    """A folder of files, by their names; see ``plan_store.PlanFolder``.
 
     All methods raise OSError where the file system does, and ``Unsafe``, which is one.
     """
@@ -88,6 +89,53 @@ class UserFolder:
         """Remove a file, if it is there."""
         with suppress(FileNotFoundError), self._opened() as folder:
             os.unlink(name, dir_fd=folder)
+
+    def last_used(self) -> dict[str, float]:
+        """When each file in the folder was written, or noted as used, in seconds; see ``note_use``."""
+        found = {}
+        with suppress(FileNotFoundError, NotADirectoryError), self._opened() as folder:
+            for entry in os.scandir(folder):
+                with suppress(FileNotFoundError):
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_mtime
+        return found
+
+    def note_use(self, name: str) -> None:
+        """Count a file as the one used last."""
+        with self._opened() as folder:
+            os.utime(name, dir_fd=folder, follow_symlinks=False)
+
+    @contextmanager
+    def locked(self, name: str, wait: bool) -> Iterator[bool]:
+        """Hold the lock of this name, which is a file, against all other processes and threads.
+
+        Gives False, and holds nothing, where another one has it; with ``wait`` it is waited for.  The system frees the
+        lock of a process that ends in any way.
+        """
+        file = -1
+        try:
+            while file < 0:
+                with self._opened() as folder:
+                    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                    file = os.open(name, flags, 0o600, dir_fd=folder)
+                    _check(os.fstat(file), f"{self._path}/{name}", "600")
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    break
+                with self._opened() as folder:
+                    there = None
+                    with suppress(FileNotFoundError):
+                        there = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if there is None or not os.path.samestat(there, os.fstat(file)):  # removed in between
+                    os.close(file)
+                    file = -1
+            else:
+                yield True
+                return
+            yield False
+        finally:
+            if file >= 0:
+                os.close(file)
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
