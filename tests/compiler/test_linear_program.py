@@ -95,6 +95,19 @@ def test_no_process_is_started_where_none_is_needed() -> None:
     assert printed == "0\n0\n0\n"
 
 
+def test_modules_of_the_script_with_names_of_pythons_own_are_not_run_again(tmp_path: Path) -> None:
+    for name in ("fractions", "heapq", "json", "platform", "random", "secrets", "statistics", "tempfile", "uuid"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')")
+    printed = in_python(f"""
+        program = drawn(0)
+        sys.path.insert(0, {str(tmp_path)!r})
+        with solver_apart():
+            print(solve(program).best, 'scipy' in sys.modules)
+    """)
+    assert printed == "True False\n"
+    assert not (tmp_path / "run").exists()
+
+
 def test_blocks_within_one_another_share_a_process_which_ends_with_the_outermost() -> None:
     printed = in_python("""
         with solver_apart():

@@ -199,7 +199,7 @@ def _serve() -> None:
         signal.signal(number, signal.SIG_IGN)
     given, taken = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
-    sys.path[:] = _receive(given)
+    sys.path += [place for place in _receive(given) if place not in sys.path]  # of what is there twice Python's own
     import scipy.optimize  # noqa: F401  # before it is needed
 
     with contextlib.suppress(EOFError, BrokenPipeError):
