@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actorflow.runtime.bodies import body_store as store_module
 from actorflow.runtime.bodies import inductor
-from actorflow.runtime.bodies.body_store import BodyStore, body_store
+from actorflow.runtime.bodies.body_store import BodyStore, body_store, key_of
 from actorflow.runtime.bodies.inductor import Compilations, WantedBody, compile_bodies
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.support.user_folder import UserFolder
@@ -107,16 +107,41 @@ def test_a_body_that_is_loaded_computes_what_the_compiled_one_does_bit_by_bit(
     torch.testing.assert_close(outputs(second, one), list(plain))
 
 
-def test_a_kept_body_needs_no_compiler(
-    folder: Path, tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+def _load(variables: dict[str, str], threads: int, answer: Any) -> None:
+    """In a new process, in which no C++ can be compiled: load the body and compute with it."""
+    from torch._inductor import cpp_builder
+
+    os.environ.update(variables)
+    torch.set_num_threads(threads)
+    cpp_builder.CppBuilder.build = None
+    one = wanted()
+    found = made(one)
+    answer.send((found.loaded, [x.numpy() for x in outputs(found, one)]))
+
+
+def test_a_kept_body_is_loaded_by_another_process_and_needs_no_compiler(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = wanted()
     before = outputs(made(one), one)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    monkeypatch.setattr("torch._inductor.cpp_builder.CppBuilder.build", None)
-    for mine, theirs in zip(before, outputs(made(one), one), strict=True):
-        assert torch.equal(mine, theirs)
-    assert len(compiled) == 1
+    variables = {name: os.environ[name] for name in ("ACTORFLOW_CACHE", "ACTORFLOW_CACHE_BODIES")}
+    variables["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "torch")  # an empty one
+    context = multiprocessing.get_context("forkserver")
+    here, there = context.Pipe()
+    process = context.Process(target=_load, args=(variables, torch.get_num_threads(), there))
+    process.start()
+    there.close()  # so that the end of the process ends the wait
+    loaded, after = here.recv()
+    process.join(LIMIT)
+    assert loaded == 1
+    assert all(torch.equal(mine, torch.from_numpy(theirs)) for mine, theirs in zip(before, after, strict=True))
+
+
+def test_a_body_that_no_file_can_hold_is_compiled_by_each_rank_at_once() -> None:
+    one = wanted()
+    assert key_of(one.body, one.operands, one.autotune, {}, ()) is not None
+    on_gpu = [(*form, torch.device("cuda:0")) for *form, _ in one.operands]
+    assert key_of(one.body, on_gpu, one.autotune, {}, ()) is None
 
 
 @pytest.mark.parametrize("what", ["body", "operands", "threads", "torch", "code"])

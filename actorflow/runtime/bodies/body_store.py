@@ -16,10 +16,12 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from actorflow.support.user_folder import UserFolder
 from actorflow_compiler.core import digest as digests
@@ -149,14 +151,18 @@ def _store_at(path: Path, given: bool) -> BodyStore | None:
 
 
 def key_of(
-    body: Body, operands: object, autotune: bool, library: Mapping[str, Callable[..., Any]], settings: object
+    body: Body,
+    operands: Sequence[tuple[object, object, object, torch.device]],
+    autotune: bool,
+    library: Mapping[str, Callable[..., Any]],
+    settings: object,
 ) -> str | None:
-    """The digest of all that a compiled body depends on; None if that is not known.
+    """The digest of all that a compiled body depends on; None if that is not known, or if no file can hold the body.
 
     ``operands`` are their shapes, strides, dtypes and devices, and ``settings`` is what ``compile_settings`` returns.
     """
-    if settings is None:
-        return None
+    if settings is None or any(device.type != "cpu" for *_, device in operands):
+        return None  # ranks would wait for a file that ``compile_graph`` writes for CPUs alone
     for op in {step.op for step in body.steps}:
         namespace, _, name = op.partition(".")
         code = str(getattr(library.get(name), "__module__", ""))
