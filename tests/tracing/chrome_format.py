@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+HALF = 5e-4  # microseconds: times are whole nanoseconds, which a float of microseconds since the machine's start rounds
 NUMBER, TEXT = (int, float), str
 COMMON: Mapping[str, Any] = {"name": TEXT, "ph": TEXT, "pid": int, "tid": int}
 TIMED = {**COMMON, "cat": TEXT, "ts": NUMBER}
@@ -70,9 +71,9 @@ def _nesting(events: list[dict[str, Any]]) -> Iterator[str]:
         open_until: list[float] = []
         for start, minus, name in sorted(slices):
             end = start - minus
-            while open_until and open_until[-1] <= start + 1e-6:
+            while open_until and open_until[-1] <= start + HALF:
                 open_until.pop()
-            if open_until and end > open_until[-1] + 1e-6:
+            if open_until and end > open_until[-1] + HALF:
                 yield f"{name} of thread {where} overlaps another slice in part"
             open_until.append(end)
 
@@ -91,5 +92,5 @@ def _pairs(events: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{key} has the ends {[e['ph'] for e in pair]}"
     for pair in ends.values():
         for e in pair:
-            if e["ph"] in "sf" and not any(a <= e["ts"] <= b for a, b in slices[e["pid"], e["tid"]]):
+            if e["ph"] in "sf" and not any(a - HALF <= e["ts"] <= b + HALF for a, b in slices[e["pid"], e["tid"]]):
                 yield f"an end of an arrow lies in no slice: {e}"
