@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import warm
-from actorflow.devices.openmp import leave_team
+from actorflow.devices import openmp
 from actorflow.support import heap
 
 LIMIT = 300  # seconds, which only a hang reaches
@@ -85,11 +85,34 @@ def test_a_step_runs_beside_no_team_of_the_scripts_own_and_in_huge_pages(tmp_pat
         assert found["huge"] >= 8  # MiB; weights and gradients alone are 16
 
 
-def test_a_thread_without_a_team_leaves_none() -> None:
-    before = torch.get_num_threads()
-    leave_team()
-    leave_team()
-    assert torch.get_num_threads() == before
+class OpenMP:
+    """Stands for an OpenMP library: notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def omp_pause_resource_all(self, kind: int) -> int:
+        self.told.append(kind)
+        return 0
+
+
+class OpenMPOfLLVM(OpenMP):
+    def kmp_get_blocktime(self) -> int:
+        return 200
+
+
+@pytest.mark.parametrize(
+    ("library", "threads", "told"), [(OpenMP, 2, [1]), (OpenMP, 1, []), (OpenMPOfLLVM, 2, []), (object, 2, [])]
+)
+def test_only_gnu_openmp_with_several_threads_is_told(
+    library: type, threads: int, told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = library()
+    monkeypatch.setattr(openmp, "_gnu_openmp", openmp._gnu_openmp.__wrapped__)  # without what this process has found
+    monkeypatch.setattr(openmp.ctypes, "CDLL", lambda name: loaded)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    openmp.leave_team()
+    assert getattr(loaded, "told", []) == told
 
 
 class CLibrary:

@@ -85,6 +85,14 @@ def made(*bodies: WantedBody, store: BodyStore | None = None) -> Compilations:
         return compile_bodies(bodies, KERNELS, store or body_store(), lambda text: None)
 
 
+def lock_of_a_body_to_be_compiled(folder: Path) -> str:
+    """The name of the lock of ``wanted()``, which was compiled once, and whose file is gone."""
+    made(wanted())
+    (path,) = folder.glob("body-*.actorflow")
+    path.unlink()
+    return f"{path.stem}.lock"
+
+
 def outputs(found: Compilations, one: WantedBody) -> list[Tensor]:
     given: list[Any] = operands()
     with torch.no_grad():
@@ -266,13 +274,10 @@ def _hold(path: Path, name: str, has: Any) -> None:
 def test_a_process_that_dies_while_it_compiles_holds_up_nobody(
     folder: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = wanted()
-    made(one)
-    (path,) = folder.glob("body-*.actorflow")
-    path.unlink()
+    one, lock = wanted(), lock_of_a_body_to_be_compiled(folder)
     context = multiprocessing.get_context("forkserver")
     has = context.Event()
-    holder = context.Process(target=_hold, args=(folder, f"{path.stem}.lock", has))
+    holder = context.Process(target=_hold, args=(folder, lock, has))
     holder.start()
     assert has.wait(LIMIT)
     assert holder.pid is not None
@@ -294,12 +299,9 @@ def test_a_process_that_dies_while_it_compiles_holds_up_nobody(
 def test_a_process_that_stands_still_is_not_waited_for_without_end(
     folder: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = wanted()
-    made(one)
-    (path,) = folder.glob("body-*.actorflow")
-    path.unlink()
+    one, lock = wanted(), lock_of_a_body_to_be_compiled(folder)
     monkeypatch.setattr(store_module, "LONGEST", 0.1)
-    with UserFolder(folder).locked(f"{path.stem}.lock", wait=True) as held:
+    with UserFolder(folder).locked(lock, wait=True) as held:
         assert held
         assert made(one).compiled == 1
 

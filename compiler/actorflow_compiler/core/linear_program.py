@@ -116,7 +116,7 @@ class _Solver:
         with self._turn:
             if self._process is None and not self._lost:
                 # without site and with this process's path, so that it finds the same scipy and runs nothing else
-                command = [sys.executable, "-I", "-S", *(["-B"] if sys.dont_write_bytecode else []), __file__]
+                command = [sys.executable or "", "-I", "-S", *(["-B"] if sys.dont_write_bytecode else []), __file__]
                 pipe = subprocess.PIPE
                 try:
                     self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
