@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from actorflow.distributed.elastic_logs import STDERR, STDOUT, ElasticLogs, log_folder
 from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.owned_folders import owned_folder, remove_leftovers
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -121,7 +121,8 @@ def launch(run: ElasticLaunch) -> int:
     # the agent fills in templates such as ${local_rank} in arguments; "$$" is a plain "$"
     command = [argument.replace("$", "$$") for argument in run.command]
     wrapper = ["-I", "-S", str(Path(__file__).with_name("die_with_parent.py")), str(os.getpid())]
-    with _environment(run), tempfile.TemporaryDirectory(prefix="actorflow-errors-") as errors:
+    remove_leftovers()
+    with _environment(run), owned_folder("errors") as errors:
         config = LaunchConfig(
             min_nodes=run.nnodes,
             max_nodes=run.nnodes,

@@ -20,6 +20,7 @@ from actorflow.rendezvous.script_request import RunShape, check_token
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.held_files import FileHolder
 from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.owned_folders import remove_leftovers
 
 __all__ = ["launch"]
 
@@ -32,6 +33,7 @@ def launch(run: Settings) -> int:
     again while restarts are left (``--max-restarts``).
     """
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    remove_leftovers()
     try:
         while True:
             result = _run(console, run)

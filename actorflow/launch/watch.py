@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +30,9 @@ from actorflow.rendezvous.reports import (
     next_report,
 )
 from actorflow.rendezvous.script_request import RunShape
+from actorflow.support.peer_user import hear_senders
 from actorflow.support.silences import SilenceCounter, Turn
+from actorflow_compiler.core.owned_folders import make_owned_folder
 
 GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
 LATER = 4.0  # seconds beyond the run's limit in which a stopped process's peers may say themselves that it is lost
@@ -70,10 +71,12 @@ class RankWatch:
     def __init__(self, on_kept: Callable[[str], object] = lambda _: None, limit: float | None = None) -> None:
         self.findings = WatchFindings()
         self._on_kept = on_kept
-        self._folder = tempfile.mkdtemp(prefix="actorflow-")  # readable by this user alone
+        self._folder = make_owned_folder()
         self.address = str(Path(self._folder, "launcher"))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        hear_senders(self._socket)
         self._socket.bind(self.address)
+        os.chmod(self.address, 0o600)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._stop, self._stop_writer = os.pipe()

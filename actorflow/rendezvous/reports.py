@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.rendezvous.script_request import RunShape
+from actorflow.support.peer_user import receive_from_user
 from actorflow.support.truncate import truncated
 
 
@@ -88,11 +89,11 @@ def report_to_launcher(launcher: str, report: RankReport) -> None:
 def next_report(launcher: socket.socket) -> RankReport:
     """The next report on the launcher's socket.
 
-    Raises BlockingIOError if there is none now, and ValueError for a datagram that is no report; the next call
-    reads the next one.
+    Raises BlockingIOError if there is none now, ValueError for a datagram that is no report, and ClusterError for one
+    of another user; the next call reads the next one.
     """
-    datagram, _, flags, _ = launcher.recvmsg(MOST)
-    if flags & socket.MSG_TRUNC:
+    datagram, is_longer = receive_from_user(launcher, MOST)
+    if is_longer:
         raise ValueError(f"it is longer than {MOST} bytes: {datagram[:80]!r}…")
     return parse(datagram)
 

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -21,6 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+
+from actorflow.support.peer_user import check_user, peer_process
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.owned_folders import birth
 
 if TYPE_CHECKING:
     from actorflow.status.rank_status import RankStatus
@@ -57,7 +60,7 @@ class RunStatus:
 
 def announce_run(launcher: str, about: RunInfo) -> None:
     """Describe the run in a file beside the launcher's socket."""
-    found = {"run": asdict(about), "birth": _birth(about.pid)}
+    found = {"run": asdict(about), "birth": birth(about.pid)}
     Path(launcher).with_name(_ABOUT).write_text(json.dumps(found))
 
 
@@ -69,7 +72,7 @@ def find_runs() -> list[tuple[str, RunInfo]]:
             told = json.loads(path.read_text())
             about = told["run"]
             run = RunInfo(**{**about, "argv": tuple(about["argv"]), "ranks": tuple(about["ranks"])})
-            if path.stat().st_uid == os.getuid() and _birth(run.pid) == told["birth"]:
+            if path.stat().st_uid == os.getuid() and birth(run.pid) == told["birth"]:
                 found.append((str(path.with_name("launcher")), run))
         except (OSError, ValueError, TypeError, KeyError):  # it has just ended, or is another user's
             continue
@@ -83,6 +86,7 @@ def answer_requests(launcher: str, rank: int, world: int, pull: Callable[[int], 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(_address(launcher, rank))
+        os.chmod(_address(launcher, rank), 0o600)
     except OSError:  # its launcher is gone, and it is about to end
         listener.close()
         return
@@ -136,6 +140,7 @@ def _serve(listener: socket.socket, rank: int, world: int, pull: Callable[[int],
         with connection, suppress(Exception):  # one request that fails must not end the thread
             from actorflow.status.rank_status import own_status
 
+            check_user(connection)
             connection.settimeout(PATIENCE)
             asked = connection.makefile("r").readline().split()
             own = asked == ["own"]
@@ -171,24 +176,18 @@ def _ask(launcher: str, rank: int, what: str) -> list[RankStatus] | str:
         pid = 0
         try:
             s.connect(_address(launcher, rank))
-            pid = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            pid = peer_process(s)
             s.sendall(f"{what}\n".encode())
             data = b"".join(iter(lambda: s.recv(1 << 16), b""))
             return [RankStatus.from_json(one) for one in json.loads(data)]
         except FileNotFoundError:
             return "has not started"
+        except ClusterError as e:
+            return f"gave no answer ({e})"
         except (ConnectionError, ValueError):
             return f"gave no answer ({_state(pid)})" if pid and psutil.pid_exists(pid) else "has ended"
         except TimeoutError:
             return f"does not answer ({_state(pid)})"
-
-
-def _birth(pid: int) -> int:
-    """When a process began, in the kernel's ticks since boot, to tell it from a later process with the same pid.
-
-    Raises OSError if the process has ended.  psutil gives a time of day, which changes when the clock is set.
-    """
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _state(pid: int) -> str:

@@ -9,12 +9,15 @@ import json
 import os
 import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from actorflow.support.peer_user import check_user
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.owned_folders import make_owned_folder
 
 __all__ = ["FileHolder", "held_files", "hold_file", "let_go_of_files", "open_held_file"]
 
@@ -27,11 +30,12 @@ class FileHolder:
     """Holds files for other processes of this user, which reach it at ``address``, until it is closed."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="actorflow-held-")  # readable by this user alone
+        self._folder = make_owned_folder("held")
         self.address = str(Path(self._folder, "holder"))
         self._files: dict[str, int] = {}  # name → descriptor
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(self.address)
+        os.chmod(self.address, 0o600)
         self._socket.listen(128)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="actorflow-held-files", daemon=True)
@@ -57,7 +61,8 @@ class FileHolder:
                 if self._closed.wait(RETRY):
                     return
                 continue
-            with connection, suppress(OSError, ValueError):  # a caller that has died harms nobody
+            with connection, suppress(OSError, ValueError, ClusterError):  # a caller that has died harms nobody
+                check_user(connection)
                 connection.settimeout(PATIENCE)
                 data, fds, _, _ = socket.recv_fds(connection, _MOST, 1)
                 answer, own = self._answer(json.loads(data), fds)

@@ -16,11 +16,11 @@ import socket
 import struct
 from pathlib import Path
 
+from actorflow.support.peer_user import check_user
 from actorflow_compiler.core.errors import ClusterError
 
 _GREETING = struct.Struct("<8sI32s")  # magic, rank, proof
 _MAGIC = b"actflow1"
-_PEER = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 
 
 def machine() -> str:
@@ -79,7 +79,7 @@ class UnixDoor:
         try:
             async with asyncio.timeout(self._patience):
                 await loop.sock_connect(sock, _address(name))
-                _check_user(sock)  # before the proof is sent
+                check_user(sock)  # before the proof is sent
                 await loop.sock_sendall(sock, self._greeting(self._rank, name, "dials"))
                 await self._hear(sock, name, "answers", peer)
         except BaseException:
@@ -92,7 +92,7 @@ class UnixDoor:
         peer = -1
         try:
             async with asyncio.timeout(self._patience):
-                _check_user(guest)
+                check_user(guest)
                 caller = await self._hear(guest, self.name, "dials")
                 if caller in self._arrived:
                     raise ClusterError("it has come in before")
@@ -123,9 +123,3 @@ class UnixDoor:
 
 def _address(name: str) -> str:
     return f"\0{name}"
-
-
-def _check_user(sock: socket.socket) -> None:
-    _, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    if user != os.geteuid():
-        raise ClusterError(f"it is of user {user}")

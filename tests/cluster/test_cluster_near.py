@@ -60,7 +60,7 @@ def test_another_user_is_turned_away_on_both_sides(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(unix_door.os, "geteuid", lambda: os.getuid() + 1)
     got, inside = visit((1, "secret"))
     assert inside == []
-    assert f"it is of user {os.getuid()}" in str(got[0])
+    assert f"of user {os.getuid()} is at the other end" in str(got[0])
 
 
 @pytest.mark.parametrize("data", [b"", b"actflow1", b"GET / HTTP/1.1\r\n" * 2 + bytes(12)])

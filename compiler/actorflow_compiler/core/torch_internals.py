@@ -17,7 +17,6 @@ import pickle
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -54,6 +53,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.hooks import RemovableHandle
 
 from actorflow_compiler.core.function_source import function_source
+from actorflow_compiler.core.owned_folders import owned_folder
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -1376,7 +1376,7 @@ def _kernel_of_library(data: bytes) -> Any:
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     name = f"actorflow_{hashlib.sha256(data).hexdigest()}"  # Python and the linker know a library by its path
-    with tempfile.TemporaryDirectory(prefix="actorflow-kernels-") as folder:
+    with owned_folder("kernels") as folder:
         path = Path(folder, f"{name}.so")
         path.write_bytes(data)
         return CppPythonBindingsCodeCache._load_library(str(path), name).kernel
