@@ -6,13 +6,20 @@ import threading
 from collections.abc import Callable
 from typing import Generic, ParamSpec
 
+from actorflow.support.refusals import MessageRefused, RefusalReason
+
 P = ParamSpec("P")
+MOST = 1 << 16
 
 
 class BufferedCallback(Generic[P]):
-    """Passes calls on to a callback; keeps calls made before it is attached.  May be used on any thread."""
+    """Passes calls on to a callback; keeps calls made before it is attached.  May be used on any thread.
 
-    def __init__(self) -> None:
+    Raises MessageRefused for a call that would be one more than ``most`` to be kept.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self._callback: Callable[P, object] | None = None
         self._kept: list[Callable[[Callable[P, object]], object]] = []
         self._lock = threading.Lock()
@@ -32,6 +39,9 @@ class BufferedCallback(Generic[P]):
             with self._lock:
                 callback = self._callback
                 if callback is None:
+                    if len(self._kept) >= self._most:
+                        what = f"{self._most + 1} messages before this rank takes any"
+                        raise MessageRefused(RefusalReason.LIMIT, what, f"at most {self._most}")
                     self._kept.append(lambda give: give(*args, **kwargs))
                     return
         callback(*args, **kwargs)

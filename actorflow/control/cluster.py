@@ -32,6 +32,7 @@ from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
 from actorflow.support.exit_hooks import at_exit
+from actorflow.support.refusals import MessageRefused
 from actorflow.support.requests import AnyRequest, Request
 from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import Contributed, Filled, Line, Message, Region
@@ -300,6 +301,12 @@ class Cluster:
         self._soon(
             self._control_plane.fail, Failure(self.rank, self._base.host, self._base.pid, kind, cause, self.rank)
         )
+        if self._thread.is_alive():
+            self.failed.wait(NEWS)
+
+    def accuse(self, error: MessageRefused) -> None:
+        """End the whole run because of what another rank has sent this one, which refuses it."""
+        self._soon(self._control_plane.accuse, error)
         if self._thread.is_alive():
             self.failed.wait(NEWS)
 

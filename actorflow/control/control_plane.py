@@ -24,17 +24,19 @@ from actorflow.control.join import Reception
 from actorflow.control.ledger import Ledger, StepDifference, differs
 from actorflow.control.link import PeerLink
 from actorflow.control.local_links import LocalLinks
+from actorflow.control.message_rules import COUNT, check_fields, check_sender, one_of_a_range, refuse
 from actorflow.control.payloads import Payloads
 from actorflow.control.peer_watch import PeerWatch
 from actorflow.control.pull import PullService
-from actorflow.control.step_log import CommonStep, Described, StepBatch, StepKind, StepLog
+from actorflow.control.step_log import DIGEST, CommonStep, Described, StepBatch, StepKind, StepLog
 from actorflow.rendezvous.failure import LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import LogsKept, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.waiting_nodes import lost_node
+from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow.support.requests import Request
-from actorflow.transport.abandon import Coordinator, Order, Word
+from actorflow.transport.abandon import Coordinator, Hold, Order, Word
 from actorflow.transport.messages import Credit, Line, Message, Stamp
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
@@ -48,6 +50,7 @@ BACKSTOP = 2.0  # times the limit of the watch over peers after which gRPC ends 
 CLOSED_TOO = 1.0  # seconds in which the links of a process that ends are all closed
 CONNECTING, GREETING = 2.0, 1.0  # seconds that a silent peer's host and process have to answer a probe
 ANSWERING = 2.0  # seconds that its Python has to answer a call
+LINK = "link"  # how refusals of what comes on links are counted
 CATCHING_UP = 0.2  # seconds in which what has come while this process itself was stopped is read
 
 
@@ -88,6 +91,8 @@ class ControlPlane:
         self._difference: StepDifference | None = None
         self._described: dict[int, Described] = {}  # by rank: what the two have done that differ
         self._coordinator = Coordinator(settings.world)  # the master's
+        self._held: set[int] = set()  # calls that the master has ordered to be held, on another rank
+        self._decided: set[int] = set()  # and those that it has decided
         self._dropped = DropTally(settings.world)
         self._reception: Reception | None = None  # the master's
         self._payloads = Payloads()
@@ -105,23 +110,23 @@ class ControlPlane:
             self._missing_step,
         )
         self._items: dict[str, Callable[[PeerLink, Any], None]] = {
-            "steps": lambda link, item: self._add_steps(link.peer, proto.steps_from(item)),
-            "part": lambda link, item: self._payloads.add(link.peer, item),
+            "steps": lambda link, item: self._hear_steps(link.peer, proto.steps_from(item)),
+            "part": self._add_part,
             "alike": lambda _, item: self._are_alike(*proto.alike_from(item)),
             "hurry": lambda _, item: self._hurry_up(item.steps),
             "tell": lambda link, item: self._describe(link, item.step),
-            "told": lambda link, item: self._is_described(link.peer, proto.told_from(item)),
+            "told": lambda link, item: self._hear_described(link.peer, proto.told_from(item)),
             "hello": self._hello,
             "welcome": lambda _, item: self._welcome(item),
             "failure": self._told_of_failure,
-            "heard": lambda link, _: self._heard(link),
-            "farewell": lambda _, __: self._farewell(),
+            "heard": lambda link, _: self._told_heard(link),
+            "farewell": lambda _, __: self._told_farewell(),
             "bye": self._bye,
             "near": lambda link, item: self.local_links.on_dialled(link.peer, item.connected),
             "failed": lambda link, item: self._heard_of(link.peer, proto.word_from(item)),
             "vote": lambda link, item: self._heard_of(link.peer, proto.word_from(item)),
-            "hold": lambda _, item: self._on_order(proto.order_from(item)),
-            "decision": lambda _, item: self._on_order(proto.order_from(item)),
+            "hold": lambda _, item: self._hear_order(proto.order_from(item)),
+            "decision": lambda _, item: self._hear_order(proto.order_from(item)),
             "beat": lambda _, __: None,
             "silent": self._told_of_silence,
         }
@@ -209,10 +214,17 @@ class ControlPlane:
             raise ClusterError(f"the master at {address} took the call but did not welcome us") from None
 
     def _hello(self, link: PeerLink, item: pb.Hello) -> None:
-        if self._done or item.rank != link.peer:
+        if self._done:
             return
+        if link.known or item.rank != link.peer:
+            refuse(RefusalReason.SEQUENCE, f"the hello of rank {item.rank}", f"one of rank {link.peer}, once")
+        one_of_a_range("the hello of rank", item.rank, self.rank + 1, COUNT if self._reception else self.settings.world)
+        if item.HasField("ticket") != (self._reception is not None):
+            refuse(RefusalReason.VALUE, "a hello with a ticket, or without", "one to rank 0 alone")
         if self._reception is not None:
             ticket = proto.ticket_from(item.ticket)
+            if ticket.rank != link.peer:
+                refuse(RefusalReason.NUMBER, f"the ticket of rank {ticket.rank}", f"that of rank {link.peer}")
             late = self._reception.roster.complete
             try:
                 self._reception.admit(ticket)
@@ -220,6 +232,8 @@ class ControlPlane:
                 self._reject(link, str(e), late)
                 return
             self.tickets[ticket.rank] = ticket
+        elif link.peer in self.links:
+            refuse(RefusalReason.SENDER, f"a second link of rank {link.peer}", "one for each rank")
         link.known = True
         self.links[link.peer] = link
         if self.failure is not None:
@@ -231,6 +245,7 @@ class ControlPlane:
     def _reject(self, link: PeerLink, text: str, late: bool) -> None:
         failure = self._own_failure(FailureKind.JOIN, text)
         if late:  # a stray process must not harm a run that goes well
+            link.turned_away = True
             link.put(proto.failure_to(failure))
             link.close()
         else:
@@ -239,12 +254,14 @@ class ControlPlane:
             self.fail(failure)
 
     def _welcome(self, item: pb.Welcome) -> None:
-        self.tickets.update({ticket.rank: proto.ticket_from(ticket) for ticket in item.tickets})
-        self.store = (item.store_host, item.store_port)
-        if item.logs_port and self.settings.leads:  # one for each launcher is enough
-            report_to_launcher(self.settings.launcher, LogsKept(self.settings.at_master(item.logs_port)))
-        if not self._welcomed.done():
-            self._welcomed.set_result(None)
+        if self._welcomed.done():
+            refuse(RefusalReason.SEQUENCE, "a second welcome", "one")
+        tickets, store, logs_port = proto.welcome_from(item, self.settings.world, self.own)
+        self.tickets.update({ticket.rank: ticket for ticket in tickets})
+        self.store = store
+        if logs_port and self.settings.leads:  # one for each launcher is enough
+            report_to_launcher(self.settings.launcher, LogsKept(self.settings.at_master(logs_port)))
+        self._welcomed.set_result(None)
 
     # -- links -----------------------------------------------------------------------------------
 
@@ -311,9 +328,11 @@ class ControlPlane:
         """Run the answering side of a link."""
         peer = door.caller(context)
         if peer <= self.rank:
+            refused = MessageRefused(RefusalReason.SENDER, f"a call of rank {peer}", f"one of a rank above {self.rank}")
+            REFUSALS.add(LINK, refused, context.peer())
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"rank {peer} does not dial rank {self.rank}")
         await context.send_initial_metadata(door.ACCEPTED)
-        link = PeerLink(peer, self._loop)
+        link = PeerLink(peer, self._loop, context.peer())
         await self._converse(link, link.pump(context.write), context.read)
 
     async def _converse(
@@ -322,7 +341,8 @@ class ControlPlane:
         pumping = asyncio.ensure_future(pump)
         pumping.add_done_callback(lambda task: task.cancelled() or task.exception())  # the reader reports the error
         try:
-            await link.read(read, self._item)
+            while not await self._read(link, read):
+                pass
             if link.said_bye:  # answer it before the stream goes down
                 await asyncio.wait({pumping}, timeout=CLOSING)
         except (grpc.aio.AioRpcError, asyncio.CancelledError):  # a broken link, as a client and as a server see it
@@ -331,10 +351,24 @@ class ControlPlane:
             pumping.cancel()
             self._ended(link)
 
+    async def _read(self, link: PeerLink, read: Callable[[], Awaitable[Any]]) -> bool:
+        """Take in what comes on a link; returns whether that is all, since a rank that is refused is to hear why."""
+        try:
+            await link.read(read, self._item)
+        except MessageRefused as error:
+            self._refused(link, error)
+            return not link.known
+        return True
+
     def _item(self, link: PeerLink, item: pb.Item) -> None:
+        """Take in an item.  Raises MessageRefused, before anything has changed, for what no rank sends."""
         kind = item.WhichOneof("kind")
-        if kind is None or not (link.known or kind == "hello"):
+        if link.turned_away and kind not in ("heard", "bye"):
             return
+        if kind is None:
+            refuse(RefusalReason.UNREADABLE, "an empty item", "one of a kind")
+        if not (link.known or link.turned_away or kind == "hello"):
+            refuse(RefusalReason.SEQUENCE, f"{kind!r} before a hello", "a hello first")
         try:
             if kind == "credit":
                 self._on_message(link.peer, Credit(item.credit.plan, item.credit.register))
@@ -343,12 +377,32 @@ class ControlPlane:
             elif kind == "stamp":
                 self._on_message(link.peer, Stamp(item.stamp.call, item.stamp.history))
             else:
-                self._items[kind](link, getattr(item, kind))
+                check_sender(kind, link.peer, self.rank)
+                found = getattr(item, kind)
+                check_fields(found)
+                self._items[kind](link, found)
+        except MessageRefused as error:
+            raise error.of(link.peer) from None
         except Exception as e:  # a bug in actorflow or a callback must end the run, not just stop the link
             traceback.print_exc()
             self.fail(
                 self._own_failure(FailureKind.RAISED, f"raised {type(e).__name__}: {e} (while it handled {kind!r})")
             )
+
+    def _refused(self, link: PeerLink, error: MessageRefused) -> None:
+        """What was sent on a link is refused: one of no known rank ends, one of a rank of this run ends the run."""
+        link.turned_away = True
+        if link.known:
+            self.accuse(error.of(link.peer))
+        else:
+            REFUSALS.add(LINK, error, link.address)
+
+    def accuse(self, error: MessageRefused) -> None:
+        """End the run because of what another rank has sent."""
+        REFUSALS.add(LINK, error, f"rank {error.sender}")
+        ticket = self.tickets.get(error.sender)
+        host, pid = (ticket.host, ticket.pid) if ticket else (self.settings.master_host, 0)
+        self.fail(Failure(error.sender, host, pid, FailureKind.MALFORMED, error.cause, self.rank))
 
     def _bye(self, link: PeerLink, _item: pb.Bye) -> None:
         link.said_bye = True
@@ -404,8 +458,10 @@ class ControlPlane:
             self.fail(self._own_failure(FailureKind.RAISED, f"raised {type(e).__name__}: {e} (while it watched peers)"))
 
     def _told_of_silence(self, link: PeerLink, item: pb.Silent) -> None:
-        if item.rank in self.tickets:
-            self.peer_watch.hear(link.peer, item.rank, item.seconds, item.over, item.waits)
+        one_of_a_range("the silence of rank", item.rank, 1, self.settings.world)
+        if item.rank == link.peer or item.seconds < 0:
+            refuse(RefusalReason.VALUE, f"{item.seconds:g} s of silence of rank {item.rank}", "that of another rank")
+        self.peer_watch.hear(link.peer, item.rank, item.seconds, item.over, item.waits)
 
     def _fail_for(self, peer: int, kind: FailureKind) -> None:
         ticket = self.tickets.get(peer)
@@ -457,8 +513,19 @@ class ControlPlane:
             self._tells = self._loop.call_later(self._spacing, self.tell)
 
     def _hurry_up(self, steps: int) -> None:
+        one_of_a_range("a wait for steps", steps, 1, COUNT)
         self._hurry = max(self._hurry, steps)
         self.tell()
+
+    def _hear_steps(self, rank: int, batch: StepBatch) -> None:
+        done = self._ledger.told(rank) + len(batch.digests) // DIGEST
+        if self._difference is None and batch.wanted > done:
+            refuse(RefusalReason.SEQUENCE, f"a wish to know of {batch.wanted} steps", f"at most {done}: its own")
+        self._add_steps(rank, batch)
+
+    def _add_part(self, link: PeerLink, part: pb.Part) -> None:
+        tells = self.rank == 0 and self._difference is None  # else the run is about to end
+        self._payloads.add(link.peer, part, self._ledger.told(link.peer) if tells else None)
 
     def _add_steps(self, rank: int, batch: StepBatch) -> None:
         """On the master: take in the next steps of a rank."""
@@ -510,14 +577,22 @@ class ControlPlane:
                     self._loop.call_soon(self._hurry_up, steps)
 
     def _are_alike(self, steps: int, dropped: DropSet) -> None:
+        one_of_a_range("the word of alike steps", steps, self.steps.forgotten + 1, self.steps.told + 1)
         call = self.steps.forget(steps)
         if call >= 0:
             self._on_go(call, dropped)
 
     def _describe(self, link: PeerLink, step: int) -> None:
+        one_of_a_range("a question about step", step, self.steps.forgotten, self.steps.told)
         found = self.steps.describe(step)
         if found is not None:
             link.put(proto.told_to(found))
+
+    def _hear_described(self, rank: int, step: Described) -> None:
+        found = self._difference
+        if found is None or rank not in (found.first, found.second) or rank in self._described:
+            refuse(RefusalReason.SEQUENCE, "an answer about a step", "none: it was not asked")
+        self._is_described(rank, step)
 
     def _is_described(self, rank: int, step: Described | None) -> None:
         """On the master: end the run when both ranks that differ have said what they have done."""
@@ -553,6 +628,19 @@ class ControlPlane:
         if order is not None:
             self._tell_all(proto.order_to(order))
             self._on_order(order)
+
+    def _hear_order(self, order: Order) -> None:
+        """On another rank than the master: hold a call once, and decide it once."""
+        if isinstance(order, Hold):
+            if order.call in self._held or order.call in self._decided:
+                refuse(RefusalReason.SEQUENCE, f"a second order to hold call {order.call}", "one")
+            self._held.add(order.call)
+        else:
+            if order.call not in self._held:
+                refuse(RefusalReason.SEQUENCE, f"a decision on call {order.call}", "one on a call that is held")
+            self._held.discard(order.call)
+            self._decided.add(order.call)
+        self._on_order(order)
 
     def forget(self, dropped: DropSet) -> None:
         """On the master: forget drops on which all ranks have agreed by other means."""
@@ -595,6 +683,11 @@ class ControlPlane:
         await self._unless_failed(self._departed)
         await asyncio.wait({asyncio.ensure_future(link.ended.wait()) for link in self.links.values()}, timeout=CLOSING)
         self._over.set()
+
+    def _told_farewell(self) -> None:
+        if not self.steps.ended:
+            refuse(RefusalReason.SEQUENCE, "a farewell", "none before this rank's script has ended")
+        self._farewell()
 
     def _farewell(self) -> None:
         self._done = True
@@ -640,8 +733,16 @@ class ControlPlane:
         self._on_failure(failure)
 
     def _told_of_failure(self, link: PeerLink, item: pb.Failure) -> None:
+        failure = proto.failure_from(item)
+        if self.rank == 0 or self._welcomed.done():  # else this rank may be none of that run
+            one_of_a_range("the failure of rank", failure.rank, 0, self.settings.world)
         link.put(pb.Item(heard=pb.Heard()))
-        self.fail(proto.failure_from(item))
+        self.fail(failure)
+
+    def _told_heard(self, link: PeerLink) -> None:
+        if self.failure is None and not link.turned_away:
+            refuse(RefusalReason.SEQUENCE, "an answer to a failure", "none: there is none")
+        self._heard(link)
 
     def _heard(self, link: PeerLink) -> None:
         self._unheard.discard(link)
@@ -686,4 +787,4 @@ class _Servicer(PeerServicer):  # type: ignore[misc]
         await self._control.answer(context)
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> None:  # noqa: N802
-        await self._control.pulls.serve(request.key, context)
+        await self._control.pulls.serve(request, context)

@@ -57,6 +57,10 @@ class Ledger:
             self._ended.add(rank)
         return None
 
+    def told(self, rank: int) -> int:
+        """How many steps a rank has told of."""
+        return self._done[rank]
+
     def alike(self) -> int:
         """How many steps all ranks have done, all alike."""
         least = min(self._done)

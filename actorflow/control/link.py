@@ -7,6 +7,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
+from actorflow.control.message_rules import check_known, unreadable
 from actorflow.control.proto import message_to_item
 from actorflow.transport.messages import Message
 from actorflow_protos import runtime_pb2 as pb
@@ -22,9 +25,11 @@ class PeerLink:
     under way goes out with the next one.  Items keep their order.  Everything else runs on the gRPC thread.
     """
 
-    def __init__(self, peer: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, peer: int, loop: asyncio.AbstractEventLoop, address: str = "") -> None:
         self.peer = peer
+        self.address = address  # from which the peer has dialled this rank
         self.known = False  # the peer has identified itself
+        self.turned_away = False  # nothing of what comes is taken in any more
         self.said_bye = False  # the peer has said goodbye, so the end of the stream is no failure
         self.ended = asyncio.Event()  # the stream is down
         self.heard = False  # something has come since the watch of peers looked last
@@ -89,8 +94,20 @@ class PeerLink:
         return batch, False
 
     async def read(self, read: Callable[[], Awaitable[Any]], handle: Callable[[PeerLink, pb.Item], None]) -> None:
-        """Pass every item of the peer to ``handle`` until the stream ends; errors of a broken link pass through."""
-        while isinstance(batch := await read(), pb.Batch):  # else it is gRPC's end marker
+        """Pass every item of the peer to ``handle`` until the stream ends; errors of a broken link pass through.
+
+        Raises MessageRefused for what is no batch of items of this version.
+        """
+        while True:
+            try:
+                batch = await read()
+            except DecodeError as error:  # as a server sees it
+                raise unreadable(str(error)) from None
+            if batch is None:  # as a client sees it
+                raise unreadable("a batch was expected")
+            if not isinstance(batch, pb.Batch):  # gRPC's end marker
+                return
+            check_known(batch)
             self.heard = True
             for item in batch.items:
                 handle(self, item)

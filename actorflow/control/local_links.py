@@ -13,8 +13,10 @@ from contextlib import suppress
 
 from actorflow.control.join import UnlessFailed
 from actorflow.control.link import PeerLink
+from actorflow.control.message_rules import refuse
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
+from actorflow.support.refusals import RefusalReason
 from actorflow.transport.unix_door import UnixDoor, machine
 from actorflow.transport.unix_link import UnixLink
 from actorflow_compiler.core.errors import ClusterError
@@ -81,8 +83,9 @@ class LocalLinks:
     def on_dialled(self, peer: int, connected: bool) -> None:
         """Record that a peer has dialled this rank, and whether it succeeded."""
         said = self._said.setdefault(peer, asyncio.get_running_loop().create_future())
-        if not said.done():
-            said.set_result(connected)
+        if said.done():
+            refuse(RefusalReason.SEQUENCE, f"a second word of rank {peer} about its Unix socket", "one")
+        said.set_result(connected)
 
     async def close(self) -> None:
         """Say goodbye on all links and close the socket."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from actorflow.control.message_rules import CHUNK, refuse
+from actorflow.support.refusals import RefusalReason
 from actorflow_protos import runtime_pb2 as pb
+
+MOST = 1 << 34  # bytes of one payload
 
 
 class Payloads:
@@ -12,15 +16,37 @@ class Payloads:
 
     def __init__(self) -> None:
         self._pieces: dict[int, list[bytes]] = {}  # by peer; a peer sends one payload at a time
+        self._sizes: dict[int, int] = {}  # bytes of those pieces
+        self._steps: dict[int, int] = {}  # by peer: of its pieces, or the first that its next payload may be for
         self._whole: dict[tuple[int, int], asyncio.Future[bytes]] = {}  # by (peer, step)
 
-    def add(self, peer: int, part: pb.Part) -> None:
-        """Add a piece."""
+    def add(self, peer: int, part: pb.Part, told: int | None = None) -> None:
+        """Add a piece.
+
+        ``told``: how many steps the peer has told of; None where it tells of none, as it is the master.  Raises
+        MessageRefused for a piece that is not the next one of a payload.
+        """
+        self._check(peer, part, told)
         pieces = self._pieces.setdefault(peer, [])
         pieces.append(part.data)
+        self._sizes[peer] = self._sizes.get(peer, 0) + len(part.data)
+        self._steps[peer] = part.step
         if part.last:
-            del self._pieces[peer]
+            del self._pieces[peer], self._sizes[peer]
+            self._steps[peer] = part.step + 1
             self._slot(peer, part.step).set_result(b"".join(pieces))
+
+    def _check(self, peer: int, part: pb.Part, told: int | None) -> None:
+        what, size = f"a part of {len(part.data)} bytes for step {part.step}", len(part.data)
+        begun, step = peer in self._pieces, self._steps.get(peer, 0)
+        if part.step != step if begun else part.step < step:
+            refuse(RefusalReason.SEQUENCE, what, f"one for step {step}" + ("" if begun else " or a later one"))
+        if told is not None and part.step >= told:
+            refuse(RefusalReason.SEQUENCE, what, f"one for a step below {told}: it has told of so many")
+        if size > CHUNK or (not part.last and size < CHUNK) or (part.last and begun and not size):
+            refuse(RefusalReason.SIZE, what, f"{CHUNK} bytes in each but the last, which has some")
+        if self._sizes.get(peer, 0) + size > MOST:
+            refuse(RefusalReason.LIMIT, f"a payload of more than {MOST} bytes", "less")
 
     async def take(self, peer: int, step: int) -> bytes:
         """Wait for a peer's payload for a step, and remove it."""

@@ -1,18 +1,33 @@
-"""Convert messages, tickets, failures and common steps to and from protobuf."""
+"""Convert messages, tickets, failures and common steps to and from protobuf.
+
+What was sent by another process is checked on the way (``message_rules``): the functions that read a message raise
+MessageRefused where no rank sends such a one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from actorflow.control.drops import NO_DROPS, DropSet, drop_set
-from actorflow.control.step_log import Described, StepBatch, StepKind
-from actorflow.rendezvous.failure import Failure, FailureKind
+from actorflow.control.message_rules import (
+    CHUNK,
+    COUNT,
+    PORTS,
+    RANKS,
+    check_address,
+    check_ticket,
+    member,
+    one_of_a_range,
+    refuse,
+    shortened,
+)
+from actorflow.control.step_log import DIGEST, Described, StepBatch, StepKind
+from actorflow.rendezvous.failure import LAUNCHER, Failure, FailureKind
 from actorflow.rendezvous.roster import Ticket
+from actorflow.support.refusals import RefusalReason
 from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
 from actorflow.transport.messages import Credit, Message, Ready, Stamp
 from actorflow_protos import runtime_pb2 as pb
-
-CHUNK = 1 << 20  # most bytes of a payload in one message
 
 
 def message_to_item(message: Message) -> pb.Item:
@@ -32,6 +47,8 @@ def message_to_item(message: Message) -> pb.Item:
 def ready_from(item: pb.Ready) -> Ready:
     """The token announcement in an item."""
     payload = tuple(item.payload) if item.inline else None
+    if payload is None and item.payload:
+        refuse(RefusalReason.VALUE, f"a token of register {item.register} with a payload", "none: it is not inline")
     return Ready(item.plan, item.register, item.sequence, item.nbytes, payload)
 
 
@@ -60,7 +77,7 @@ def ticket_to(ticket: Ticket) -> pb.Ticket:
 
 def ticket_from(item: pb.Ticket) -> Ticket:
     """The ticket that another rank sent."""
-    return Ticket(
+    found = Ticket(
         rank=item.rank,
         node=item.node,
         nnodes=item.nnodes,
@@ -79,6 +96,21 @@ def ticket_from(item: pb.Ticket) -> Ticket:
         libraries=item.libraries,
         lost_after=item.lost_after,
     )
+    return check_ticket(found)
+
+
+def welcome_from(item: pb.Welcome, world: int, own: Ticket) -> tuple[list[Ticket], tuple[str, int], int]:
+    """The tickets of all ranks, the address of the store, and the port for logs; ``own`` is the receiver's ticket."""
+    tickets = [ticket_from(ticket) for ticket in item.tickets]
+    if [ticket.rank for ticket in tickets] != list(range(world)):
+        refuse(RefusalReason.NUMBER, f"tickets of {len(tickets)} ranks", f"those of ranks 0 to {world - 1} in order")
+    if tickets[own.rank] != own:
+        refuse(RefusalReason.VALUE, f"another ticket of rank {own.rank}", "the one that it has sent")
+    for ticket in tickets:
+        check_address(ticket.address)
+    one_of_a_range("the port of the store", item.store_port, 1, PORTS)
+    one_of_a_range("the port for logs", item.logs_port, 0, PORTS)
+    return tickets, (item.store_host, item.store_port), item.logs_port
 
 
 def failure_to(failure: Failure) -> pb.Item:
@@ -89,7 +121,7 @@ def failure_to(failure: Failure) -> pb.Item:
             host=failure.host,
             pid=failure.pid,
             kind=failure.kind,
-            cause=failure.cause,
+            cause=shortened(failure.cause),
             noticed_by=failure.noticed_by,
         )
     )
@@ -97,7 +129,10 @@ def failure_to(failure: Failure) -> pb.Item:
 
 def failure_from(item: pb.Failure) -> Failure:
     """The failure that a peer reported."""
-    return Failure(item.rank, item.host, item.pid, FailureKind(item.kind), item.cause, item.noticed_by)
+    kind = member(FailureKind, item.kind, "a failure of the kind")
+    one_of_a_range("a failure of rank", item.rank, 0, RANKS)
+    one_of_a_range("a failure noticed by rank", item.noticed_by, LAUNCHER, RANKS)
+    return Failure(item.rank, item.host, item.pid, kind, item.cause, item.noticed_by)
 
 
 def steps_to(batch: StepBatch) -> pb.Item:
@@ -109,6 +144,13 @@ def steps_to(batch: StepBatch) -> pb.Item:
 
 def steps_from(item: pb.Steps) -> StepBatch:
     """The next steps of a rank."""
+    count, odd = divmod(len(item.digests), DIGEST)
+    if odd:
+        refuse(RefusalReason.SIZE, f"{len(item.digests)} bytes of digests of steps", f"a multiple of {DIGEST}")
+    if len(item.released) > count:
+        refuse(RefusalReason.LIMIT, f"{len(item.released)} releases with {count} steps", "one for a step")
+    for one in item.released:
+        one_of_a_range("a release with call", one.call, 0, COUNT)
     dropped = tuple((one.call, _dropped_from(one)) for one in item.released)
     return StepBatch(item.digests, dropped, item.ended, item.wanted)
 
@@ -128,12 +170,12 @@ def alike_from(item: pb.Alike) -> tuple[int, DropSet]:
 
 def told_to(step: Described) -> pb.Item:
     """What a rank has done as a common step, for people, as an item of the link to the master."""
-    return pb.Item(told=pb.Told(kind=step.kind, text=step.text))
+    return pb.Item(told=pb.Told(kind=step.kind, text=shortened(step.text)))
 
 
 def told_from(item: pb.Told) -> Described:
     """What a rank has done as a common step, for people."""
-    return Described(StepKind(item.kind), item.text)
+    return Described(member(StepKind, item.kind, "a step of the kind"), item.text)
 
 
 def _dropped_to(what: DropSet) -> pb.Dropped:
@@ -141,6 +183,8 @@ def _dropped_to(what: DropSet) -> pb.Dropped:
 
 
 def _dropped_from(item: pb.Released | pb.Alike) -> DropSet:
+    for plan in item.dropped.plans:
+        one_of_a_range("the drop of plan", plan, 0, 1 << 32)
     return drop_set(item.dropped.plans, item.dropped.variables) if item.HasField("dropped") else NO_DROPS
 
 
@@ -148,11 +192,12 @@ def word_to(word: Word) -> pb.Item:
     """A rank's word about a call that has failed, as an item of the link to the master."""
     if isinstance(word, Failed):
         return pb.Item(failed=_failed_to(word))
-    return pb.Item(vote=pb.Vote(call=word.call, obstacle=word.obstacle))
+    return pb.Item(vote=pb.Vote(call=word.call, obstacle=shortened(word.obstacle)))
 
 
 def word_from(item: pb.Failed | pb.Vote) -> Word:
     """A rank's word about a call that has failed."""
+    one_of_a_range("a word about call", item.call, 0, COUNT)
     return _failed_from(item) if isinstance(item, pb.Failed) else Vote(item.call, item.obstacle)
 
 
@@ -160,18 +205,26 @@ def order_to(order: Order) -> pb.Item:
     """The master's order about such a call, as an item of a link."""
     if isinstance(order, Hold):
         return pb.Item(hold=pb.Hold(call=order.call, line=order.line))
-    return pb.Item(decision=pb.Decision(failed=_failed_to(order.failed), obstacle=order.obstacle))
+    return pb.Item(decision=pb.Decision(failed=_failed_to(order.failed), obstacle=shortened(order.obstacle)))
 
 
 def order_from(item: pb.Hold | pb.Decision) -> Order:
     """The master's order about such a call."""
+    call = item.call if isinstance(item, pb.Hold) else item.failed.call
+    one_of_a_range("an order about call", call, 0, COUNT)
     if isinstance(item, pb.Hold):
         return Hold(item.call, item.line)
     return Decision(_failed_from(item.failed), item.obstacle)
 
 
 def _failed_to(failed: Failed) -> pb.Failed:
-    return pb.Failed(call=failed.call, text=failed.text, cause=failed.cause, message=failed.message, line=failed.line)
+    return pb.Failed(
+        call=failed.call,
+        text=shortened(failed.text),
+        cause=failed.cause,
+        message=shortened(failed.message),
+        line=failed.line,
+    )
 
 
 def _failed_from(item: pb.Failed) -> Failed:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from actorflow.control.channels import PeerStub, grpc
+from actorflow.control.message_rules import check_fields, check_known
 from actorflow.control.pool import DaemonPool
 from actorflow.control.proto import pieces
+from actorflow.support.refusals import REFUSALS, MessageRefused
 from actorflow.support.requests import Request, RequestHandlers
 from actorflow.support.truncate import truncated
 from actorflow_compiler.core.errors import ClusterError
@@ -34,14 +36,19 @@ class PullService:
                 raise ClusterError(e.details()) from None
             raise
 
-    async def serve(self, key: str, context: Any) -> None:
-        """Answer a pull with chunks of at most 1 MiB."""
-        loop = asyncio.get_running_loop()
+    async def serve(self, request: pb.PullRequest, context: Any) -> None:
+        """Answer a pull with chunks of at most 1 MiB; one that is no request of this version is refused."""
+        loop, key = asyncio.get_running_loop(), request.key
         try:
+            check_known(request)
+            check_fields(request)
             chunks: Iterator[bytes] = iter(await loop.run_in_executor(self._pool, self.requests.answer, key))
             while (chunk := await loop.run_in_executor(self._pool, next, chunks, None)) is not None:
                 for piece in pieces(chunk):
                     await context.write(pb.Chunk(data=bytes(piece)))
+        except MessageRefused as e:
+            REFUSALS.add("pull", e, context.peer())
+            await context.abort(grpc.StatusCode.ABORTED, truncated(str(e), MOST_TEXT, _in_headers))
         except Exception as e:  # send any error of the handler to the other rank
             text = str(e) if isinstance(e, ClusterError) else f"{type(e).__name__}: {e}"
             await context.abort(grpc.StatusCode.ABORTED, truncated(text, MOST_TEXT, _in_headers))

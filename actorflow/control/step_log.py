@@ -94,6 +94,18 @@ class StepLog:
         with self._lock:
             return self._first + len(self._steps) - len(self._digests) // DIGEST
 
+    @property
+    def forgotten(self) -> int:
+        """How many steps all ranks are known to have done."""
+        with self._lock:
+            return self._first
+
+    @property
+    def ended(self) -> bool:
+        """Whether this rank has come to the end of its script."""
+        with self._lock:
+            return self._ended
+
     def want(self) -> None:
         """Ask to be told at once when all ranks have done what this one has done so far."""
         with self._lock:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Protocol
 
+from actorflow.support.refusals import MessageRefused, RefusalReason
+
 FILES = ("stdout", "stderr")  # the output streams of a rank, each with its own file
 MOST = 32 << 20  # bytes copied from the beginning of a file while it grows
 RUSH = 4 << 20  # bytes left at the end that are still copied in full; if more are left …
@@ -70,15 +72,14 @@ class LogCopies:
         self._written: dict[Path, int] = {}
 
     def has(self, name: str) -> bool:
-        """Whether the folder has a file of this name; ValueError for a name that is no plain file name."""
-        if name != Path(name).name:
-            raise ValueError(f"{name!r} is no file's name")
-        return bool(name) and Path(self._folder, name).exists()
+        """Whether the folder has a file of this name, which the caller has checked."""
+        return Path(self._folder, name).exists()
 
     def add(self, node: int, rank: int, file: str, data: bytes) -> None:
-        """Append a piece to its file; ValueError if the node has no such rank or file."""
+        """Append a piece to its file; MessageRefused if the node has no such rank or file."""
         if node not in self._nodes or rank // self._devices != node or file not in FILES:
-            raise ValueError(f"node {node} has no {file!r} of rank {rank}")
+            found = f"node {node} has no {file!r} of rank {rank}"
+            raise MessageRefused(RefusalReason.NUMBER, found, f"{' or '.join(FILES)} of a rank of that node")
         path = log_path(self._folder, rank, file)
         written = self._written.get(path, 0)
         data = data[: self._most - written]

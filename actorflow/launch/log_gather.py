@@ -8,6 +8,7 @@ their launchers.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Set
@@ -16,9 +17,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from actorflow.control import channels as door
 from actorflow.control.channels import grpc
+from actorflow.control.message_rules import check_fields, check_known, refuse, unreadable
 from actorflow.launch.log_files import FILES, LogCopies, LogTail, log_path
+from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
@@ -26,6 +31,7 @@ __all__ = ["LogKeeper", "LogSender"]
 
 TICK = 0.25  # seconds between checks for new output
 PATIENCE = 3.0  # seconds to send the last pieces after the ranks have ended
+_MARKER = re.compile(rb"\.logs-[0-9a-f]{16}")
 OTHERS = 6.0  # seconds for the ranks of other nodes to end, too, where the run has failed
 
 
@@ -167,22 +173,37 @@ class LogKeeper:
         node = -1
         try:
             async for piece in pieces:
-                if node < 0 and piece.node in self._nodes and piece.node not in self._came:
-                    node = piece.node
-                    self._came.add(node)
-                if piece.node != node:
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a node of this run sends its logs once")
-                if not piece.file and self._copies.has(piece.data.decode()):  # the same folder: no copy needed
+                check_known(piece)
+                check_fields(piece)
+                if piece.node != node and (node >= 0 or piece.node not in self._nodes or piece.node in self._came):
+                    refuse(RefusalReason.SENDER, f"logs of node {piece.node}", "those of one of the nodes, once")
+                if not piece.file and self._copies.has(_marker_in(piece)):  # the same folder: no copy needed
+                    node = self._comes(piece.node)
                     break
                 if piece.file:
-                    self._copies.add(node, piece.rank, piece.file, piece.data)
+                    self._copies.add(piece.node, piece.rank, piece.file, piece.data)
+                node = self._comes(piece.node)
             await context.write(pb.LogsKept())
-        except ValueError as e:
+        except (MessageRefused, DecodeError) as problem:
+            e = problem if isinstance(problem, MessageRefused) else unreadable(str(problem))
+            REFUSALS.add("logs", e, context.peer())
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
         finally:
             if node >= 0:
                 self._gone.add(node)
                 self._news.set()
+
+
+    def _comes(self, node: int) -> int:
+        self._came.add(node)
+        return node
+
+
+def _marker_in(piece: pb.LogPiece) -> str:
+    """The name of a sender's marker file, which has no folder in it.  Raises MessageRefused for anything else."""
+    if not _MARKER.fullmatch(piece.data):
+        refuse(RefusalReason.VALUE, f"the file name {piece.data[:80]!r}", "that of a marker")
+    return piece.data.decode()
 
 
 class _Servicer(door.LogCollectorServicer):  # type: ignore[misc]

@@ -16,19 +16,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from google.protobuf.message import DecodeError
+
 from actorflow.control import channels as door
 from actorflow.control.channels import grpc
 from actorflow.control.join import FIRST_NOTICE, NOTICE
+from actorflow.control.message_rules import check_fields, check_known, one_of_a_range, refuse, unreadable
 from actorflow.control.proto import ticket_from, ticket_to
 from actorflow.doctor.ports import PortUse
 from actorflow.launch.node_assembly import HOST, Begin, Decision, End, NodeAssembly, NodeLost, NodesWait, Note, Refuse
 from actorflow.rendezvous.roster import Ticket
+from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
 __all__ = ["AttendedSeat", "HostedSeat", "Seat"]
 
 MEETING = PortUse("The launchers of all nodes meet there.", "--master-port (the same on every node)")
+MOST_ATTEMPTS, MOST_NODES = 1 << 20, 1 << 20
 CLOSING = 3.0  # seconds for the last items to reach other launchers
 
 
@@ -74,6 +79,7 @@ class HostedSeat:
         self._port, self._on_waiting, self._on_lost, self._say = port, on_waiting, on_lost, say
         self._items: queue.SimpleQueue[pb.MeetingItem] = queue.SimpleQueue()
         self._guests: dict[int, asyncio.Queue[pb.MeetingItem | None]] = {}  # by key
+        self._tickets: dict[int, Ticket] = {}  # of guests
         self._keys = HOST  # the last one that was given
         self._over: pb.MeetingItem | None = None
         self._started: Future[None] = Future()
@@ -191,7 +197,7 @@ class HostedSeat:
         key, items = self._keys, asyncio.Queue[pb.MeetingItem | None]()
         self._guests[key] = items
         await context.send_initial_metadata(door.ACCEPTED)
-        listening = asyncio.ensure_future(self._listen_to(key, requests))
+        listening = asyncio.ensure_future(self._listen_to(key, requests, context.peer()))
         listening.add_done_callback(lambda _: items.put_nowait(None))
         try:
             while (item := await items.get()) is not None:
@@ -201,20 +207,37 @@ class HostedSeat:
         finally:
             listening.cancel()
             del self._guests[key]
+            self._tickets.pop(key, None)
             self._hear_of(self._assembly.gone(key, time.monotonic()))
 
-    async def _listen_to(self, key: int, requests: AsyncIterator[pb.NodeReady]) -> None:
-        async for request in requests:
-            culprit = request.culprit if request.HasField("culprit") else None
-            wanted = request.node if request.HasField("node") else None
-            now = time.monotonic()
-            if self._over is not None:
-                self._tell(key, self._over)
-            elif request.left:
-                self._hear_of(self._assembly.left(key, request.left, now))
-            else:
-                ticket = ticket_from(request.ticket)
-                self._hear_of(self._assembly.ready(key, ticket, wanted, request.failed, now, request.attempts, culprit))
+    async def _listen_to(self, key: int, requests: AsyncIterator[pb.NodeReady], address: str) -> None:
+        try:
+            async for request in requests:
+                self._take_in(key, request)
+        except (MessageRefused, DecodeError) as problem:
+            error = problem if isinstance(problem, MessageRefused) else unreadable(str(problem))
+            REFUSALS.add("meeting", error, address)
+            self._tell(key, pb.MeetingItem(refused=str(error)))
+
+    def _take_in(self, key: int, request: pb.NodeReady) -> None:
+        """Take in what a launcher says.  Raises MessageRefused, before anything has changed, for what none says."""
+        check_known(request)
+        check_fields(request)
+        culprit = request.culprit if request.HasField("culprit") else None
+        wanted = request.node if request.HasField("node") else None
+        now = time.monotonic()
+        if self._over is not None:
+            self._tell(key, self._over)
+        elif request.left:
+            self._hear_of(self._assembly.left(key, request.left, now))
+        else:
+            ticket = ticket_from(request.ticket)
+            one_of_a_range("the attempts of a launcher", request.attempts, 0, MOST_ATTEMPTS)
+            for number in (wanted, culprit):
+                one_of_a_range("node", number or 0, 0, MOST_NODES)
+            if self._tickets.setdefault(key, ticket) != ticket:
+                refuse(RefusalReason.VALUE, "another ticket of a launcher", "the one that it has sent before")
+            self._hear_of(self._assembly.ready(key, ticket, wanted, request.failed, now, request.attempts, culprit))
 
 
 def _without_closed_loops(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from actorflow.rendezvous.reports import (
 )
 from actorflow.rendezvous.script_request import RunShape
 from actorflow.support.peer_user import hear_senders
+from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow.support.silences import SilenceCounter, Turn
 from actorflow_compiler.core.owned_folders import make_owned_folder
 
@@ -123,6 +124,8 @@ class RankWatch:
                 self._handle(next_report(self._socket))
             except BlockingIOError:
                 return
+            except MessageRefused as error:
+                REFUSALS.add("launcher", error, "a process of this user")
             except Exception as error:  # an error in one report must not block the others
                 _say(f"a report of a rank could not be taken in: {error}")
 
@@ -145,6 +148,15 @@ class RankWatch:
             self._note_failure(report)
 
     def _note_start(self, report: RankStarted) -> None:
+        if report.rank < 0 or report.pid < 1:
+            what = f"the start of rank {report.rank} as process {report.pid}"
+            raise MessageRefused(RefusalReason.NUMBER, what, "that of a rank")
+        if report.rank in self._alive:
+            what = f"a second start of rank {report.rank}"
+            raise MessageRefused(RefusalReason.SEQUENCE, what, "one, while its process lives")
+        if not _is_ours(report.pid):
+            what = f"the start of rank {report.rank} as process {report.pid}, which is none of this launcher's"
+            raise MessageRefused(RefusalReason.SENDER, what, "a process that it has started")
         self.findings.started[report.rank] = report.pid
         with suppress(ProcessLookupError):  # dead already; the agent has its status
             process = _Process(report.rank, report.pid, os.pidfd_open(report.pid), os.getpgid(report.pid) == report.pid)
@@ -215,6 +227,14 @@ class RankWatch:
 def _say(text: str) -> None:
     with suppress(OSError, ValueError):  # the terminal may be gone, but the ranks still have to be watched
         print(f"actorflow: {text}", file=sys.stderr, flush=True)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process is a child of this one, or the child of one, or has ended: only these are ever killed."""
+    try:
+        return any(one.pid == os.getpid() for one in psutil.Process(pid).parents())
+    except psutil.Error:
+        return True
 
 
 def _is_stopped(pid: int) -> bool:

@@ -28,6 +28,7 @@ class FailureKind(enum.StrEnum):
     ENDED = "ended"  # its script exited with a non-zero status, or was asked to stop
     CALL = "call"  # ranks did not take the same steps
     JOIN = "join"  # the ranks could not come together
+    MALFORMED = "malformed"  # it has sent what no rank sends
 
 
 # texts for ranks that are gone, as their peers report them
@@ -42,6 +43,8 @@ ADVICE: dict[FailureKind, str] = {
     FailureKind.STOPPED: "It hangs or was stopped (SIGSTOP, a debugger, a suspended machine).",
     FailureKind.UNREACHABLE: "Look at its host and the network between.",
     FailureKind.BROKEN: "Look at the network between the two hosts.",
+    FailureKind.MALFORMED: "Install the same version of actorflow on every node; where they have it, see who else "
+    "knows the token of the run.",
 }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
-from actorflow.rendezvous.failure import Failure, FailureKind
+from actorflow.rendezvous.failure import LAUNCHER, Failure, FailureKind
 from actorflow.rendezvous.script_request import RunShape
 from actorflow.support.peer_user import receive_from_user
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.support.truncate import truncated
 
 
@@ -70,6 +72,8 @@ _KINDS: dict[str, type[RankReport]] = {
     "kept": LogsKept,
 }
 MOST = 1 << 16  # most bytes of a datagram that the launcher reads
+MOST_NUMBER = 1 << 31  # of ranks, processes, devices
+_TYPES: dict[Any, type] = {"int": int, "str": str, "bool": bool, "FailureKind": str}
 _TEXTS = ("cause", "text")  # fields that may be shortened
 
 
@@ -89,24 +93,36 @@ def report_to_launcher(launcher: str, report: RankReport) -> None:
 def next_report(launcher: socket.socket) -> RankReport:
     """The next report on the launcher's socket.
 
-    Raises BlockingIOError if there is none now, ValueError for a datagram that is no report, and ClusterError for one
-    of another user; the next call reads the next one.
+    Raises BlockingIOError if there is none now, MessageRefused for a datagram that is no report, and ClusterError for
+    one of another user; the next call reads the next one.
     """
     datagram, is_longer = receive_from_user(launcher, MOST)
     if is_longer:
-        raise ValueError(f"it is longer than {MOST} bytes: {datagram[:80]!r}…")
+        raise MessageRefused(RefusalReason.LIMIT, f"{datagram[:80]!r}…", f"at most {MOST} bytes")
     return parse(datagram)
 
 
 def parse(datagram: bytes) -> RankReport:
-    """The report in a datagram; raises ValueError where there is none."""
+    """The report in a datagram; raises MessageRefused where there is none."""
     try:
         name, body = json.loads(datagram)
-        if "kind" in body:
-            body["kind"] = FailureKind(body["kind"])
-        return _KINDS[name](**body)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{datagram[:80]!r}: {type(error).__name__}: {error}") from error
+        report = _KINDS[name](**body)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        what = f"{datagram[:80]!r}: {type(error).__name__}: {error}"
+        raise MessageRefused(RefusalReason.UNREADABLE, what, "a report") from error
+    for field in fields(report):
+        value: Any = getattr(report, field.name)
+        kind = _TYPES[field.type]
+        if type(value) is not kind or (isinstance(value, int) and not LAUNCHER <= value < MOST_NUMBER):
+            what = f"{field.name} {value!r} of {name!r}"
+            raise MessageRefused(RefusalReason.VALUE, what, f"{field.name}: {field.type}")
+    if isinstance(report, Failure):
+        try:
+            return replace(report, kind=FailureKind(report.kind))
+        except ValueError:
+            what = f"a failure of the kind {report.kind[:80]!r}"
+            raise MessageRefused(RefusalReason.VALUE, what, f"one of {', '.join(FailureKind)}") from None
+    return report
 
 
 def _datagram(report: RankReport) -> bytes:

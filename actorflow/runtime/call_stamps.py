@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.transport.messages import Stamp
 
 __all__ = ["CallStamps"]
+
+MOST = 1 << 16  # calls; the slots of registers and the calls in flight keep ranks much nearer to each other
 
 
 class CallStamps:
@@ -30,7 +33,9 @@ class CallStamps:
         self.differing: dict[int, int] = {}  # rank → the call where its script has done something else
         self._own: dict[int, int] = {}  # call → this rank's history; not of those that all ranks are known to have made
         self._last = -1  # the last call of this rank
+        self._heard: dict[int, int] = {}  # rank → the last call of which its stamp has come
         self._early: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # call not made here → rank, history
+        self._ahead: defaultdict[int, int] = defaultdict(int)  # rank → its stamps in ``_early``
         self._matched: defaultdict[int, int] = defaultdict(lambda: -1)  # rank → the last call in which it did the same
         self._waiting: list[tuple[Sequence[int], int, Callable[[], None]]] = []
 
@@ -39,11 +44,23 @@ class CallStamps:
         self._own[stamp.call] = stamp.history
         self._last = stamp.call
         for rank, history in self._early.pop(stamp.call, ()):
+            self._ahead[rank] -= 1
             self._compare(rank, stamp.call, history, stamp.history)
 
     def arrived(self, rank: int, stamp: Stamp) -> None:
-        """Note that another rank has made a call, and do what has waited for that."""
+        """Note that another rank has made a call, and do what has waited for that.
+
+        Raises MessageRefused for a call that is not behind its last one, or one more than any rank comes ahead.
+        """
+        if stamp.call <= self._heard.get(rank, -1):
+            what = f"the stamp of call {stamp.call}"
+            raise MessageRefused(RefusalReason.SEQUENCE, what, f"one behind {self._heard[rank]}", rank)
+        if stamp.call > self._last and self._ahead[rank] >= MOST:
+            what = f"the stamps of {MOST + 1} calls that are not made here"
+            raise MessageRefused(RefusalReason.LIMIT, what, f"at most {MOST}", rank)
+        self._heard[rank] = stamp.call
         if stamp.call > self._last:
+            self._ahead[rank] += 1
             self._early[stamp.call].append((rank, stamp.history))
             return
         # a call that is not among our own is one that all ranks are known to have made alike

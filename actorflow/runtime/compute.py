@@ -23,6 +23,7 @@ from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call, told
 from actorflow.runtime.call_stamps import CallStamps
 from actorflow.runtime.collective_order import CollectiveOrder
+from actorflow.runtime.early_messages import EarlyMessages
 from actorflow.runtime.group_progress import GroupProgress
 from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.installed_plan import InstalledPlan
@@ -35,6 +36,7 @@ from actorflow.runtime.story import actor_error, again, cause_of, firing, line_o
 from actorflow.runtime.stream_events import NO_MEMORY
 from actorflow.runtime.transfers import Task, Transfers
 from actorflow.standins.logical_batch import RowsRead
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
 from actorflow.transport.messages import (
     Contributed,
@@ -50,7 +52,7 @@ from actorflow.transport.messages import (
 from actorflow.transport.shared import owned
 from actorflow.transport.small_tensors import decode
 from actorflow_compiler.plan.plan import VariableKind
-from actorflow_scheduler.machine import CallIssued, CreditReturned, Fire, GiveCredit, Instruction, Release, TokenArrived
+from actorflow_scheduler.machine import CallIssued, Fire, GiveCredit, Instruction, Release
 
 __all__ = ["Compute"]
 
@@ -93,7 +95,7 @@ class Compute:
         self._waiting: deque[tuple[InstalledPlan, Call]] = deque()  # issued, not begun
         self._permitted = -1  # the last call that every rank is known to have made
         self._stamps = CallStamps()
-        self._early: dict[int, list[tuple[int, Message]]] = {}  # messages for plans that are not installed
+        self._early = EarlyMessages()
         self._dropped: set[int] = set()  # numbers of plans
         self._current: InstalledPlan | None = None  # the plan of the calls under way
         self._doing: tuple[ActorUnit, Fire] | None = None  # the firing in progress, for errors and texts
@@ -254,6 +256,7 @@ class Compute:
                 else actor_error(self._rank, *at, error, None if self._current is None else self._current.plan)
             )
         pending.clear()
+        self._early.close()
         inbox.close()
 
     def _deliver_here(self, peer: int, message: Message) -> None:
@@ -269,7 +272,7 @@ class Compute:
     def _install(self, job: InstalledPlan) -> None:
         self._jobs[job.number] = job
         self._order.install(job.number, job.nccl_calls, {r.id: (r.slots, r.initial) for r in job.plan.registers})
-        for peer, message in self._early.pop(job.number, ()):
+        for peer, message in self._early.take(job.number):
             self._take_in(peer, message)
 
     def _drop(self, job: InstalledPlan) -> None:
@@ -349,12 +352,10 @@ class Compute:
             return
         assert not isinstance(message, Stamp)
         job = self._jobs.get(message.plan)
-        if job is None and message.plan in self._dropped:  # such as a credit that nobody needs any more
-            if isinstance(message, Region):
-                os.close(message.descriptor)
-        elif job is None:
-            self._early.setdefault(message.plan, []).append((peer, message))
+        if job is None:
+            self._keep_early(peer, message)
         elif isinstance(message, Credit):
+            job.check_credit(peer, message.register)
             if self._record is not None:
                 self._record.credited(job.number, message.register)
             if self._order.credited(job.number, message.register):
@@ -381,8 +382,18 @@ class Compute:
             else:
                 self._arrive(job, register, sequence, token)
 
+    def _keep_early(self, peer: int, message: Ready | Credit | Filled | Region | Contributed) -> None:
+        """Keep a message for a plan that is not here, until it is."""
+        if message.plan not in self._dropped:
+            self._early.keep(peer, message)
+        elif isinstance(message, Region):
+            os.close(message.descriptor)
+        elif not isinstance(message, Credit):  # which nobody needs any more
+            what = f"{type(message).__name__} of plan {message.plan}, which all ranks have dropped"
+            raise MessageRefused(RefusalReason.NUMBER, what, "none of it but credits", peer)
+
     def _credited(self, job: InstalledPlan, register: int) -> None:
-        self._apply(job, job.machine.handle(CreditReturned(register)))
+        self._apply(job, job.credited(register))
 
     def _take_filled(self, job: InstalledPlan, peer: int, filled: Filled) -> None:
         """Read a token in shared memory where it lies; a queue thread copies it to a device with memory of its own."""
@@ -396,11 +407,12 @@ class Compute:
     ) -> None:
         if self._stamps.differing and job.sources[register].rank in self._stamps.differing:
             return
+        follows = job.arrived(register, sequence)
         if self._record is not None:
             self._record.arrived(job.number, register, sequence)
         job.slots[register].put(sequence, token)
         job.stream_events.received(register, sequence, mark)
-        self._apply(job, job.machine.handle(TokenArrived(register)))
+        self._apply(job, follows)
 
     def _apply(self, job: InstalledPlan, instructions: list[Instruction]) -> None:
         for todo in instructions:

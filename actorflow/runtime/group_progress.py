@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.transport.contributions import Contribution
 from actorflow.transport.group_memory import GroupMemory, SharedCollective
-from actorflow_compiler.core.errors import PlanError
 
 __all__ = ["GroupProgress"]
 
@@ -52,12 +52,17 @@ class GroupProgress:
         self._done = self._read = 0
 
     def hear(self, rank: int, step: int) -> None:
-        """Note that another rank has announced a step.  Raises PlanError if it is not the next one."""
+        """Note that another rank has announced a step.
+
+        Raises MessageRefused if it is not the next one, or one that this rank has not made possible yet.
+        """
         if self._heard.get(rank) != step:
-            raise PlanError(
-                f"rank {rank} announces step {step} of the collectives over ranks {list(self.ranks)}; "
-                f"step {self._heard.get(rank)} was expected"
-            )
+            what = f"step {step} of the collectives over ranks {list(self.ranks)}"
+            raise MessageRefused(RefusalReason.SEQUENCE, what, f"step {self._heard.get(rank)}", rank)
+        if step > self._steps + self._done + 1:  # it reads what this rank puts in before it goes on, but for one step
+            what = f"step {step} of the collectives over ranks {list(self.ranks)}"
+            at = self._steps + self._done
+            raise MessageRefused(RefusalReason.SLOT, what, f"none behind {at + 1}: this rank has done {at}", rank)
         self._heard[rank] = step + 1
 
     def advance(self, announce: Callable[[int], object]) -> Sequence[Tensor] | None:
@@ -86,6 +91,7 @@ class GroupProgress:
                 return None
         self._steps += len(steps)
         self._slots += now.filling
+        self._done = self._read = 0
         self._now = None
         return now.end()
 

@@ -19,16 +19,17 @@ from actorflow.runtime.group_progress import GroupProgress
 from actorflow.runtime.slots import Slots
 from actorflow.runtime.stream_events import StreamEvents, barrier
 from actorflow.runtime.unit_builder import UnitBuilder, plane_of
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.transport.contributions import Contribution
 from actorflow.transport.messages import DataPlane, Filled, Ready, Region
 from actorflow.transport.shared import SharedSlots, make_region, map_region, region_bytes, shared_registers
 from actorflow.transport.small_tensors import decode
 from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
 from actorflow_compiler.core.ops import ITEM_BYTES
-from actorflow_compiler.plan.plan import OfInput, OfScalar, Plan, Send, TensorSpec, ToResult
+from actorflow_compiler.plan.plan import OfInput, OfScalar, Plan, Plane, Send, TensorSpec, ToResult
 from actorflow_compiler.plan.stamping import stamps_from, stamps_to
 from actorflow_compiler.plan.verify import verify
-from actorflow_scheduler.machine import Machine
+from actorflow_scheduler.machine import CreditReturned, IllegalEvent, Instruction, Machine, TokenArrived
 
 __all__ = ["InstalledPlan", "open_planes"]
 
@@ -79,6 +80,12 @@ class InstalledPlan:
         self.group_of = {id: group for group in self.groups.values() for id in group.actors}  # by actor
         self.queues = tuple({u.stream.queue.name: u.stream.queue for u in self.units.values()}.values())
         self.sources = {r.id: plan.actor(r.producer) for r in plan.registers if plan.actor(r.producer).rank != rank}
+        # of registers that other ranks fill: the token that must arrive next, and that must be announced next
+        self.due = {r.id: r.initial for r in plan.registers if r.id in self.sources}
+        self._announced = dict(self.due)  # for the thread that receives from the rank
+        # the rank that reads a register, of those that this one fills on others
+        self.homes = {r.id: plan.home(r) for r in plan.registers if r.id not in self.sources and plan.home(r) != rank}
+        self._borrowed: set[tuple[int, int]] = set()  # (rank, group) from which shared memory has come
         self.firings = sum(a.rate for a in mine)  # of this rank in an iteration
         self.results = frozenset(t.index for a in mine for t in a.targets if isinstance(t, ToResult))
         self.inputs = frozenset(o.name for a in mine for o in a.operands if isinstance(o, OfInput))
@@ -134,19 +141,77 @@ class InstalledPlan:
             )
 
     def expect(self, peer: int, ready: Ready) -> None:
-        """Raise PlanError unless the token that a peer announces has the register and the sizes of the plan."""
-        where = f"plan {self.plan.name!r}: rank {peer} announces"
-        source = self.sources.get(ready.register)
-        if source is None or source.rank != peer:
-            raise PlanError(f"{where} register {ready.register}, which it does not fill on rank {self._rank}")
-        slots = self.slots[ready.register]
-        sizes = None if ready.payload is None else [len(p) for p in ready.payload]
+        """Raise MessageRefused unless a token that a peer announces has the register, way and sizes of the plan.
+
+        A token whose tensors follow on a data plane must also be the next one, since its thread waits for them.
+        """
+        register, payload = ready.register, ready.payload
+        source = self.sources.get(register)
+        if source is None or source.rank != peer or source.comm is None:
+            raise self._not_filled(peer, register)
+        slots = self.slots[register]
+        sizes = None if payload is None else [len(p) for p in payload]
         if ready.nbytes != slots.nbytes or (sizes is not None and sizes != [t.nbytes for t in slots.specs]):
             tensors = ", ".join(f"{t.dtype}{list(t.shape)}" for t in slots.specs)
-            raise PlanError(
-                f"{where} {ready.nbytes} bytes for register {ready.register} on rank {self._rank}, "
-                f"filled by {source.name}; the plan says {slots.nbytes} bytes: {tensors}"
-            )
+            raise self.refused(
+                RefusalReason.SIZE, peer, f"{ready.nbytes} bytes for register {register}, filled by {source.name}",
+                f"{slots.nbytes} bytes: {tensors}",
+            )  # fmt: skip
+        plane = source.comm.plane
+        inline = plane == Plane.INLINE or not slots.specs
+        if inline != (payload is not None) or (plane == Plane.SHARED and not inline):
+            how = "inside a message" if payload is not None else "on its way"
+            raise self.refused(RefusalReason.VALUE, peer, f"a token of register {register} {how}", f"one by {plane!r}")
+        if not inline:
+            if ready.sequence != self._announced[register]:
+                raise self._out_of_turn(peer, register, ready.sequence, self._announced[register])
+            self._announced[register] += 1
+
+    def refused(self, reason: RefusalReason, peer: int, found: str, expected: str) -> MessageRefused:
+        """The error for something about this plan that a peer has sent."""
+        return MessageRefused(reason, f"plan {self.plan.name!r} on rank {self._rank}: {found}", expected, peer)
+
+    def _not_filled(self, peer: int, register: int) -> MessageRefused:
+        found = f"a token of register {register}, which it does not fill on rank {self._rank}"
+        mine = sorted(id for id, source in self.sources.items() if source.rank == peer)
+        return self.refused(RefusalReason.NUMBER, peer, found, f"one of registers {mine[:8]}")
+
+    def _out_of_turn(self, peer: int, register: int, sequence: int, due: int) -> MessageRefused:
+        return self.refused(RefusalReason.SEQUENCE, peer, f"token {sequence} of register {register}", f"token {due}")
+
+    def arrived(self, register: int, sequence: int) -> list[Instruction]:
+        """Tell the machine that a token of another rank is here; returns what follows.
+
+        Raises MessageRefused unless it is the next one, and its slot is free.
+        """
+        due = self.due[register]
+        if sequence != due:
+            raise self._out_of_turn(self.sources[register].rank, register, sequence, due)
+        try:
+            found = self.machine.handle(TokenArrived(register))
+        except IllegalEvent as error:
+            what = f"token {sequence} of register {register} ({error})"
+            raise self.refused(RefusalReason.SLOT, self.sources[register].rank, what, "a free slot for it") from None
+        self.due[register] = due + 1
+        return found
+
+    def credited(self, register: int) -> list[Instruction]:
+        """Tell the machine that a slot on another rank is free again; returns what follows.
+
+        Raises MessageRefused unless a token is in it.
+        """
+        try:
+            return self.machine.handle(CreditReturned(register))
+        except IllegalEvent as error:
+            what = f"a credit for register {register} ({error})"
+            raise self.refused(RefusalReason.SLOT, self.homes[register], what, "one for a slot with a token") from None
+
+    def check_credit(self, peer: int, register: int) -> None:
+        """Raise MessageRefused unless a peer has the slots of a register that this rank fills."""
+        if self.homes.get(register) != peer:
+            found = f"a credit for register {register}, which rank {self._rank} does not fill there"
+            mine = sorted(id for id, home in self.homes.items() if home == peer)
+            raise self.refused(RefusalReason.NUMBER, peer, found, f"one for registers {mine[:8]}")
 
     def lend(self) -> list[tuple[int, Region]]:
         """Make the shared memory that this rank fills; return pairs of the rank to send it to and the region.
@@ -166,35 +231,44 @@ class InstalledPlan:
         return made
 
     def borrow(self, peer: int, region: Region) -> None:
-        """Map the shared memory that a peer fills.  Raises ClusterError if it does not have the plan's size."""
+        """Map the shared memory that a peer fills.
+
+        Raises MessageRefused if it comes again, does not have the plan's size, or is no memory that stays as it is.
+        """
         try:
-            if region.group >= 0:
-                self.group(peer, region.group).memory.take(peer, region.descriptor, region.nbytes)
-                return
-            self.shared.update(map_region(region.descriptor, shared_registers(self.plan, peer, self._rank)))
+            group = None if region.group < 0 else self.group(peer, region.group)
+            if (peer, region.group) in self._borrowed:
+                raise self.refused(RefusalReason.SEQUENCE, peer, "shared memory for what has some", "memory once")
+            if group is not None:
+                group.memory.take(peer, region.descriptor, region.nbytes)
+            else:
+                registers = shared_registers(self.plan, peer, self._rank)
+                if not registers or region.nbytes != region_bytes(registers):
+                    size = f"shared memory of {region.nbytes} bytes was found; the plan says {region_bytes(registers)}"
+                    raise ClusterError(size)
+                self.shared.update(map_region(region.descriptor, registers))
+            self._borrowed.add((peer, region.group))
+        except MessageRefused:
+            raise
         except ClusterError as e:
-            raise ClusterError(f"plan {self.plan.name!r}, from rank {peer} for rank {self._rank}: {e}") from None
+            raise self.refused(RefusalReason.MEMORY, peer, str(e), "the memory that the plan says") from None
         finally:
             os.close(region.descriptor)
 
     def group(self, peer: int, number: int) -> GroupProgress:
-        """The group of that number; PlanError if a peer that names it is not in it."""
+        """The group of that number; MessageRefused if a peer that names it is not in it."""
         found = self.groups.get(number)
         if found is None or peer not in found.others:
-            raise PlanError(
-                f"plan {self.plan.name!r}: rank {peer} takes part in collectives of group {number}, in which rank "
-                f"{self._rank} does not"
-            )
+            what = f"a part in collectives of group {number}, in which rank {self._rank} has none with it"
+            raise self.refused(RefusalReason.NUMBER, peer, what, f"one of groups {sorted(self.groups)[:8]}")
         return found
 
     def token(self, peer: int, filled: Filled) -> Sequence[Tensor]:
-        """The token in shared memory that a peer has announced; PlanError if the peer shares no such register."""
+        """The token in shared memory that a peer has announced; MessageRefused if the peer shares no such register."""
         source, shared = self.sources.get(filled.register), self.shared.get(filled.register)
         if shared is None or source is None or source.rank != peer:
-            raise PlanError(
-                f"plan {self.plan.name!r}: rank {peer} says that it has filled register {filled.register}, which it "
-                f"does not share with rank {self._rank}"
-            )
+            what = f"the word that it has filled register {filled.register}, which it does not share"
+            raise self.refused(RefusalReason.NUMBER, peer, what, "one that it shares")
         return shared.slots[filled.sequence % len(shared.slots)]
 
     def plane_of(self, register: int) -> DataPlane:

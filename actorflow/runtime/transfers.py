@@ -20,6 +20,7 @@ from actorflow.runtime.queue_threads import QueueThread
 from actorflow.runtime.recorder import Recorder, clock
 from actorflow.runtime.story import actor_error, firing, receiving, wrapped
 from actorflow.runtime.stream_events import EventWaits
+from actorflow.support.refusals import MessageRefused
 from actorflow.transport.messages import Filled, Ready, Transport
 from actorflow_compiler.plan.plan import Plane
 from actorflow_scheduler.machine import Fire
@@ -124,7 +125,10 @@ class Transfers:
             self._fire(next)
 
     def _receive(self, peer: int, coming: Coming) -> None:
-        job = self._installed(coming.plan)
+        try:
+            job = self._installed(coming.plan)
+        except MessageRefused as error:
+            raise error.of(peer) from None
         if job is None:
             return
         if isinstance(coming, Filled):

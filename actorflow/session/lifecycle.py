@@ -17,6 +17,7 @@ from actorflow.runtime.results import Results
 from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import Worker
 from actorflow.session.context import PlanRuntime, SessionContext
+from actorflow.support.refusals import MessageRefused
 from actorflow.transport.gloo import GlooPlane
 from actorflow.transport.messages import DataPlane
 from actorflow.transport.nccl import NcclPlane, nccl_version
@@ -111,7 +112,9 @@ class Lifecycle:
     def _worker_failed(self, error: BaseException) -> None:
         """On failure of an actor of this rank."""
         cluster = self._context.cluster
-        if cluster.explain(error) is error:  # else a lost peer is the cause, and is reported as such
+        if isinstance(error, MessageRefused) and isinstance(cluster, Cluster):
+            cluster.accuse(error)
+        elif cluster.explain(error) is error:  # else a lost peer is the cause, and is reported as such
             cluster.abort(FailureKind.RAISED, f"failed: {error}")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from actorflow.support.refusals import REFUSALS
 from actorflow.support.requests import Request
 from actorflow_compiler.plan.plan import Collective, Send
 from actorflow_scheduler.events import Wait, WaitReason, explain, name
@@ -109,7 +110,8 @@ def own_status(rank: int) -> RankStatus:
     here = (rank, socket.gethostname(), os.getpid(), line)
     session = _observed()
     if session is None or session.worker is None:
-        return RankStatus(*here, 0 if session is None else session.calls, text="no job is compiled yet")
+        text = "\n".join(filter(None, ("no job is compiled yet", REFUSALS.text())))
+        return RankStatus(*here, 0 if session is None else session.calls, text=text)
     worker = session.worker
     job, early, doing = worker.standing()
     moved = worker.moved()
@@ -118,7 +120,8 @@ def own_status(rank: int) -> RankStatus:
     rows = worker.awaited or ("" if reads is None else f"{reads.text} of {reads.source}")
     busy = bool(doing) or bool(rows) or (job is not None and _sends(job))
     early = early or bool(worker.missing_calls)
-    return RankStatus(*here, session.calls, early, doing, busy, rows, moved, waits, worker.explain())
+    text = "\n".join(filter(None, (worker.explain(), REFUSALS.text())))
+    return RankStatus(*here, session.calls, early, doing, busy, rows, moved, waits, text)
 
 
 def own_wait(rank: int, other: int) -> str:

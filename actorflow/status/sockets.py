@@ -34,6 +34,7 @@ PATIENCE = 3.0  # seconds for an answer, including those of other machines
 ELSEWHERE = 2.0  # seconds for the answers of other machines
 BETWEEN = 0.5  # seconds between two rounds, so that messages under way between ranks arrive
 _ABOUT = "run.json"
+MOST = 1 << 16  # characters of a question
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,10 @@ def _serve(listener: socket.socket, rank: int, world: int, pull: Callable[[int],
 
             check_user(connection)
             connection.settimeout(PATIENCE)
-            asked = connection.makefile("r").readline().split()
+            asked = connection.makefile("r").readline(MOST).split()
             own = asked == ["own"]
-            standings = [own_status(rank)] if own else _others([int(r) for r in asked if int(r) < world], pull)
+            ranks = [] if own else sorted({int(r) for r in asked if 0 <= int(r) < world})
+            standings = [own_status(rank)] if own else _others(ranks, pull)
             connection.sendall(json.dumps([s.to_json() for s in standings]).encode())
 
 
@@ -184,7 +186,7 @@ def _ask(launcher: str, rank: int, what: str) -> list[RankStatus] | str:
             return "has not started"
         except ClusterError as e:
             return f"gave no answer ({e})"
-        except (ConnectionError, ValueError):
+        except (ConnectionError, ValueError, TypeError, KeyError, RecursionError):  # it has gone, or talks nonsense
             return f"gave no answer ({_state(pid)})" if pid and psutil.pid_exists(pid) else "has ended"
         except TimeoutError:
             return f"does not answer ({_state(pid)})"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from actorflow.support.peer_user import check_user
+from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.owned_folders import make_owned_folder
 
@@ -65,7 +66,14 @@ class FileHolder:
                 check_user(connection)
                 connection.settimeout(PATIENCE)
                 data, fds, _, _ = socket.recv_fds(connection, _MOST, 1)
-                answer, own = self._answer(json.loads(data), fds)
+                try:
+                    request = _checked(data, fds)
+                except MessageRefused as error:
+                    for fd in fds:
+                        os.close(fd)
+                    REFUSALS.add("held files", error, "a process of this user")
+                    continue
+                answer, own = self._answer(request, fds)
                 socket.send_fds(connection, [json.dumps(answer).encode()], own)
 
     def _answer(self, request: dict[str, Any], fds: list[int]) -> tuple[Any, list[int]]:
@@ -83,6 +91,21 @@ class FileHolder:
         elif (prefix := request.get("list")) is not None:
             return {name: os.fstat(fd).st_size for name, fd in self._files.items() if name.startswith(prefix)}, []
         return None, []
+
+
+def _checked(data: bytes, fds: list[int]) -> dict[str, Any]:
+    """The request in a message.  Raises MessageRefused where there is none."""
+    try:
+        found: dict[str, Any] = json.loads(data)
+    except (ValueError, RecursionError):
+        raise MessageRefused(RefusalReason.UNREADABLE, f"{data[:80]!r}", "a request as JSON") from None
+    ((kind, value),) = found.items() if isinstance(found, dict) and len(found) == 1 else (("", None),)
+    names = value if kind == "let go" and isinstance(value, list) else [value]
+    if kind not in ("hold", "open", "let go", "list") or not all(isinstance(name, str) for name in names):
+        raise MessageRefused(RefusalReason.VALUE, f"{data[:80]!r}", "to hold, open, list or let go of files by name")
+    if (kind == "hold") != bool(fds):
+        raise MessageRefused(RefusalReason.MEMORY, f"{kind!r} with {len(fds)} descriptors", "one with a file to hold")
+    return found
 
 
 def hold_file(holder: str, name: str, fd: int) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any, TypeVar
 
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["AnyRequest", "Request", "RequestHandlers"]
+
+
+LONGEST_NAME = 100
+MOST_NUMBER = 1 << 63
+_TYPES: dict[Any, type] = {name: kind for kind in (int, str, float, bool) for name in (kind, kind.__name__)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +41,32 @@ class RequestHandlers:
         self._kinds[kind.__name__] = kind, handler
 
     def answer(self, text: str) -> Iterable[bytes]:
-        """The chunks that answer a request that has travelled; raises ClusterError for a kind that is not served."""
+        """The chunks that answer a request that has travelled.
+
+        Raises ClusterError for a kind that is not served, or not yet, and MessageRefused for what is no request.
+        """
         name, _, fields = text.partition(" ")
+        if (name and not name.isidentifier()) or len(name) > LONGEST_NAME:
+            what = f"a request for {name[:LONGEST_NAME]!r}"
+            raise MessageRefused(RefusalReason.UNREADABLE, what, "a kind of request")
         if name not in self._kinds:
             raise ClusterError(f"{name} was asked for, which is not served here, or not yet")
         kind, handler = self._kinds[name]
-        return handler(kind(*json.loads(fields)))
+        return handler(_parsed(kind, fields))
+
+
+def _parsed(kind: type[Request], text: str) -> Request:
+    """The request with these fields, as JSON, which must be of the types that the kind says."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MessageRefused(RefusalReason.UNREADABLE, f"{kind.__name__} {text!r}", "its fields as JSON") from None
+    wanted = fields(kind)
+    if type(found) is not list or len(found) != len(wanted):
+        raise MessageRefused(RefusalReason.SIZE, f"{kind.__name__} {text!r}", f"{len(wanted)} fields")
+    for field, value in zip(wanted, found, strict=True):
+        if type(value) is not _TYPES[field.type] or (type(value) is int and abs(value) > MOST_NUMBER):
+            raise MessageRefused(
+                RefusalReason.VALUE, f"{kind.__name__} with {field.name} {value!r}", f"{field.name}: {field.type}"
+            )
+    return kind(*found)

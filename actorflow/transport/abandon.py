@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from actorflow.support.refusals import MessageRefused, RefusalReason
+
 __all__ = ["Coordinator", "Decision", "Failed", "Hold", "Order", "Vote", "Word"]
 
 
@@ -81,20 +83,29 @@ class Coordinator:
     def __init__(self, world: int) -> None:
         self._world = world
         self._open: dict[int, _Open] = {}
+        self._decided: set[int] = set()  # calls
 
     def hear(self, rank: int, word: Word) -> Order | None:
-        """Process a rank's message; return the order to send to every rank, or None."""
+        """Process a rank's message; return the order to send to every rank, or None.
+
+        Raises MessageRefused for a word about a call that was decided, and for a vote that nobody waits for.
+        """
+        if word.call in self._decided:
+            raise MessageRefused(RefusalReason.SEQUENCE, f"{word}", "no word on a call that was decided", rank)
         if isinstance(word, Failed):
             if word.call in self._open:  # it has failed on another rank, too
                 return None
             self._open[word.call] = _Open(word, set(range(self._world)))
             return Hold(word.call, word.line)
-        entry = self._open[word.call]
+        entry = self._open.get(word.call)
+        if entry is None or rank not in entry.missing:
+            raise MessageRefused(RefusalReason.SEQUENCE, f"{word}", "one vote, on a call that is held", rank)
         entry.missing.discard(rank)
         if word.obstacle:
             entry.obstacles[rank] = word.obstacle
         if entry.missing:
             return None
         del self._open[word.call]
+        self._decided.add(word.call)
         obstacles = [f"rank {rank}: {why}" for rank, why in sorted(entry.obstacles.items())]
         return Decision(entry.failed, "; ".join(obstacles[:3]))

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.transport.contributions import ALIGN, Assembly, Contribution, FlatSums, Run, Stream, add_terms, put
 from actorflow.transport.redistribution import check
 from actorflow.transport.shared import make_region, map_bytes
@@ -34,6 +35,7 @@ __all__ = ["GroupMemory", "SharedCollective"]
 
 LONGEST = 1 << 23  # bytes of a slot at most: what is longer goes in ranges
 SHARED_OUT = 1 << 17  # bytes from which ranks add up shares of an all-reduce, if they are more than two
+MOST_STEPS = 1 << 24  # of a collective
 _ENTRY = 4  # numbers that a rank tells each other one about each collective: see ``_Told``
 
 
@@ -267,6 +269,11 @@ class SharedCollective:
                     f"{side.comm.label} {side.comm.id}: rank {memory.ranks[member]} puts in {told.nbytes} bytes for "
                     f"rank {memory.ranks[side.me]}; the plan says {stream.nbytes}"
                 )
+            slot = memory.slot(member, 0).numel()
+            put_in = min(told.stride, told.nbytes)
+            if not (0 <= told.offset <= slot and 0 <= put_in <= slot - told.offset and 0 <= told.steps <= MOST_STEPS):
+                found = f"{told} of a slot of {slot} bytes in {side.comm.label} {side.comm.id}"
+                raise MessageRefused(RefusalReason.MEMORY, found, "a part of the slot", memory.ranks[member])
         self._ranges = max(told.steps for told in self._told)
         # all see the same streams of an all-reduce; those of a reduce-scatter may be in slots of several sizes
         self._flat = side.sums and len({told.stride for told in self._told}) == 1

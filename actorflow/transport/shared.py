@@ -89,7 +89,11 @@ def map_bytes(descriptor: int, nbytes: int) -> Tensor:
     Raises ClusterError if the region does not have ``nbytes`` bytes, or is not sealed against resizing.
     """
     found = os.fstat(descriptor).st_size
-    if found != nbytes or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+    try:
+        sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & (_SEALS | fcntl.F_SEAL_WRITE) == _SEALS
+    except OSError:  # it is a file, a socket or whatever has no seals
+        sealed = False
+    if found != nbytes or not sealed:
         raise ClusterError(f"shared memory of {found} bytes was found; the plan says {nbytes}, sealed")
     # unlike mmap.mmap it keeps no descriptor, of which a process may have few, and plans have many regions
     return torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=nbytes, dtype=torch.uint8)

@@ -11,17 +11,18 @@ A stamp has the number of its call in place of the sequence, and its history in 
 
 from __future__ import annotations
 
+import os
 import struct
 from collections import deque
 
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.transport.messages import Contributed, Credit, Filled, Message, Ready, Region, Stamp
-from actorflow_compiler.core.errors import ClusterError
 
 FRAME = struct.Struct("<HHIIIQQ")
 SIZE = FRAME.size
 CREDIT, FILLED, READY, INLINE, REGION, BYE, STAMP, CONTRIBUTED = range(1, 9)
 BYE_FRAME = FRAME.pack(BYE, 0, 0, 0, 0, 0, 0)
-LARGEST = 1 << 32  # most bytes of a token inside a message; its size is checked against the plan later
+LARGEST = 1 << 24  # most bytes of a token inside a message; its size is checked against the plan later
 
 
 def pack(message: Message) -> bytes:
@@ -57,7 +58,7 @@ class Parser:
     def feed(self, data: bytes | memoryview) -> list[Message]:
         """Add received bytes; return the messages that are complete now.
 
-        Raises ClusterError, which names the peer, for bytes that are not frames.
+        Raises MessageRefused, which names the peer, for bytes that are not frames.
         """
         if self._rest:
             data = self._rest + bytes(data)
@@ -65,7 +66,7 @@ class Parser:
         view, at, end = memoryview(data), 0, len(data)
         while end - at >= SIZE:
             kind, parts, plan, register, zero, sequence, nbytes = FRAME.unpack_from(view, at)
-            if zero:
+            if zero or (parts and kind != INLINE) or (nbytes and kind < READY) or (sequence and kind == CREDIT):
                 raise self._refused("a frame with bits that mean nothing")
             if kind == FILLED:
                 found.append(Filled(plan, register, sequence))
@@ -74,7 +75,7 @@ class Parser:
             elif kind == READY:
                 found.append(Ready(plan, register, sequence, nbytes, None))
             elif kind == INLINE:
-                payload = self._payload(view[at + SIZE :], parts)
+                payload = self._payload(view[at + SIZE :], parts, nbytes)
                 if payload is None:
                     break
                 found.append(Ready(plan, register, sequence, nbytes, payload))
@@ -91,16 +92,25 @@ class Parser:
                 raise self._refused("memory without its descriptor" if kind == REGION else f"a frame of kind {kind}")
             at += SIZE
         self._rest = bytes(view[at:])
+        if self.descriptors and (len(self.descriptors) > 1 or not 0 < len(self._rest) < SIZE):
+            raise self._refused("a descriptor without the message of its memory", RefusalReason.MEMORY)
         return found
 
-    def _payload(self, view: memoryview, parts: int) -> tuple[bytes, ...] | None:
+    def close(self) -> None:
+        """Close the descriptors that no message has taken."""
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
+
+    def _payload(self, view: memoryview, parts: int, nbytes: int) -> tuple[bytes, ...] | None:
         """The bytes of the tensors that follow a frame; None if they have not all been received."""
+        if nbytes > LARGEST:
+            raise self._refused(f"a token of {nbytes} bytes inside a message", RefusalReason.SIZE)
         start = 8 * parts
         if len(view) < start:
             return None
         sizes = struct.unpack_from(f"<{parts}Q", view)
-        if sum(sizes) > LARGEST:
-            raise self._refused(f"a token of {sum(sizes)} bytes inside a message")
+        if sum(sizes) != nbytes:
+            raise self._refused(f"a token of {sum(sizes)} bytes that says {nbytes}", RefusalReason.SIZE)
         if len(view) < start + sum(sizes):
             return None
         payload = []
@@ -109,8 +119,8 @@ class Parser:
             start += size
         return tuple(payload)
 
-    def _refused(self, what: str) -> ClusterError:
-        return ClusterError(
-            f"rank {self._peer} sent {what} on its Unix socket; expected register messages of this version of "
-            "actorflow: install the same version for all ranks"
+    def _refused(self, what: str, reason: RefusalReason = RefusalReason.UNREADABLE) -> MessageRefused:
+        self.close()
+        return MessageRefused(
+            reason, f"{what} on its Unix socket", "register messages of this version of actorflow", self._peer
         )

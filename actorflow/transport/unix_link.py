@@ -134,6 +134,7 @@ class UnixLink:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _end(self) -> None:
+        self._parser.close()
         if not self.ended:
             self.ended = True
             if not self._parser.bye:

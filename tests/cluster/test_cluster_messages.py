@@ -48,7 +48,8 @@ def test_messages_arrive_whole_and_in_order_in_both_directions(joined: Joined, l
         if sequence % 3 == 0:
             return Credit(plan=1, register=sequence)
         payload = (b"p" * (sequence % 50), b"") if sequence % 3 == 1 else None
-        return Ready(plan=1, register=7, sequence=sequence, nbytes=sequence, payload=payload)
+        nbytes = sequence if payload is None else sequence % 50
+        return Ready(plan=1, register=7, sequence=sequence, nbytes=nbytes, payload=payload)
 
     def talk(cluster: Cluster) -> None:
         if cluster.rank == 0:

@@ -8,6 +8,7 @@ import pytest
 
 from actorflow.launch.log_files import CHUNK, LogCopies, LogTail, log_path
 from actorflow.launch.log_gather import LogKeeper, LogSender
+from actorflow.support.refusals import MessageRefused
 
 
 def test_a_short_file_is_read_as_it_grows_and_to_its_end(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_copies_are_bounded_and_begin_anew_in_a_folder_that_is_used_again(tmp_pa
 )
 def test_a_node_writes_no_files_but_those_of_its_ranks(node: int, rank: int, file: str, tmp_path: Path) -> None:
     copies = LogCopies(str(tmp_path), range(1, 2), devices=2)
-    with pytest.raises(ValueError, match=f"node {node} has no"):
+    with pytest.raises(MessageRefused, match=f"node {node} has no"):
         copies.add(node, rank, file, b"x")
     assert list(tmp_path.iterdir()) == []
 

@@ -76,7 +76,8 @@ def test_what_is_no_report_is_said_and_the_launcher_goes_on_listening(
     found = watch.close()
     assert found.wanted == RunShape(2, 1, 0, "", 0, False, "")
     assert (found.failures, found.started) == ([], {})
-    assert capfd.readouterr().err.count("actorflow: a report of a rank could not be taken in: ") == len(wrong)
+    said = "actorflow: a message was refused (launcher, from a process of this user): "
+    assert capfd.readouterr().err.count(said) == len(wrong)
 
 
 def test_a_terminal_that_is_gone_does_not_end_the_watch(watch: RankWatch, monkeypatch: pytest.MonkeyPatch) -> None:

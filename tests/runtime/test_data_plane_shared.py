@@ -227,13 +227,13 @@ def receiving() -> Plan:
 def test_a_token_of_a_register_that_is_not_shared_is_an_error(worker: Worker) -> None:
     worker.install(0, receiving().for_rank(1))
     worker.deliver(0, Filled(0, 77, 0))
-    assert "rank 0 says that it has filled register 77, which it does not share with rank 1" in str(failure_of(worker))
+    assert "the word that it has filled register 77, which it does not share" in str(failure_of(worker))
 
 
 def test_shared_memory_of_a_size_that_the_plan_does_not_say_is_an_error(worker: Worker) -> None:
     worker.deliver(0, Region(0, 128, make_region(128, 0, 1)))
     worker.install(0, receiving().for_rank(1))
-    assert "from rank 0 for rank 1: shared memory of 128 bytes was found; the plan says 64" in str(failure_of(worker))
+    assert "on rank 1: shared memory of 128 bytes was found; the plan says 64" in str(failure_of(worker))
 
 
 def test_a_sender_shares_its_memory_before_its_first_token_and_waits_for_credits() -> None:
@@ -259,7 +259,7 @@ def test_a_sender_shares_its_memory_before_its_first_token_and_waits_for_credits
 def test_a_token_inside_a_message_still_has_to_fit_the_plan(worker: Worker) -> None:
     worker.install(0, receiving().for_rank(1))
     worker.deliver(0, Ready(0, 1, 0, 4, (b"abcd",)))
-    assert "announces 4 bytes for register 1" in str(failure_of(worker))
+    assert "4 bytes for register 1" in str(failure_of(worker))
 
 
 def test_a_plan_whose_sends_were_shared_keeps_everything_else() -> None:

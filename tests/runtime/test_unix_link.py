@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from actorflow.runtime.inbox import Inbox
 from actorflow.transport.messages import Contributed, Credit, Filled, Message, Ready, Region, Stamp
-from actorflow.transport.unix_frames import BYE_FRAME, FRAME, INLINE, REGION, SIZE, Parser, pack
+from actorflow.transport.unix_frames import BYE_FRAME, CREDIT, FILLED, FRAME, INLINE, READY, REGION, SIZE, Parser, pack
 from actorflow.transport.unix_link import UnixLink
 from actorflow_compiler.core.errors import ClusterError
 
@@ -26,7 +26,11 @@ MESSAGES = st.one_of(
     st.builds(Filled, NUMBERS, NUMBERS, LONG),
     st.builds(Contributed, NUMBERS, NUMBERS, LONG),
     st.builds(Stamp, LONG, LONG),
-    st.builds(Ready, NUMBERS, NUMBERS, LONG, LONG, st.none() | st.lists(st.binary(max_size=50)).map(tuple)),
+    st.builds(Ready, NUMBERS, NUMBERS, LONG, LONG, st.none()),
+    st.builds(
+        lambda plan, register, sequence, payload: Ready(plan, register, sequence, sum(map(len, payload)), payload),
+        NUMBERS, NUMBERS, LONG, st.lists(st.binary(max_size=50)).map(tuple),
+    ),
 )
 
 
@@ -49,15 +53,21 @@ def test_messages_survive_however_their_bytes_are_cut(messages: list[Message], c
         (FRAME.pack(99, 0, 0, 0, 0, 0, 0), "a frame of kind 99"),
         (FRAME.pack(0, 0, 0, 0, 0, 0, 0), "a frame of kind 0"),
         (
-            FRAME.pack(INLINE, 1, 0, 0, 0, 0, 0) + (1 << 60).to_bytes(8, "little"),
+            FRAME.pack(INLINE, 1, 0, 0, 0, 0, 1 << 60) + (1 << 60).to_bytes(8, "little"),
             "a token of 1152921504606846976 bytes",
+        ),
+        (FRAME.pack(INLINE, 1, 0, 0, 0, 0, 4) + (8).to_bytes(8, "little"), "a token of 8 bytes that says 4"),
+        (FRAME.pack(CREDIT, 0, 0, 0, 0, 1, 0), "a frame with bits that mean nothing"),
+        (FRAME.pack(FILLED, 0, 0, 0, 0, 1, 1), "a frame with bits that mean nothing"),
+        (
+            FRAME.pack(READY, 1, 0, 0, 0, 0, 0), "a frame with bits that mean nothing"
         ),
         (FRAME.pack(REGION, 0, 0, 0, 0, 0, 0), "memory without its descriptor"),
     ],
 )
 def test_bytes_that_are_no_messages_are_an_error_that_names_the_rank(data: bytes, what: str) -> None:
     assert len(data) >= SIZE
-    with pytest.raises(ClusterError, match=f"rank 3 sent {what}.* on its Unix socket"):
+    with pytest.raises(ClusterError, match=f"rank 3 sent .*{what}.* on its Unix socket"):
         Parser(3).feed(data)
 
 

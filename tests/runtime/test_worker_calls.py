@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from actorflow.runtime.worker import Worker
+from actorflow.support.refusals import MessageRefused
 from actorflow.testing.local_cluster import LocalCluster, MemoryTransport
 from actorflow.transport import abandon
 from actorflow.transport.abandon import Decision, Failed, Vote, Word
@@ -586,8 +587,8 @@ def test_the_size_of_a_token_is_checked_before_it_moves(
     call = worker.issue(0)
     worker.deliver(0, Ready(0, 1, 0, 12, payload))
     with pytest.raises(
-        PlanError,
-        match=r"rank 0 announces 12 bytes for register 1 on rank 1, filled by send x; .* 8 bytes: float32\[2\]",
+        MessageRefused,
+        match=r"rank 0 sent .* on rank 1: 12 bytes for register 1, filled by send x; expected 8 bytes: float32\[2\]",
     ):
         call.wait(SOON)
 
@@ -596,7 +597,7 @@ def test_a_register_that_a_peer_does_not_fill_is_refused(make: Callable[..., Wor
     worker = make(rank=1, library={})
     worker.install(0, receiving().for_rank(1))
     worker.deliver(5, Ready(0, 1, 0, 8, None))
-    with pytest.raises(PlanError, match="rank 5 announces register 1, which it does not fill on rank 1"):
+    with pytest.raises(MessageRefused, match=r"rank 5 sent .* register 1, which it does not fill on rank 1"):
         worker.issue(0).wait(SOON)
 
 
@@ -651,7 +652,7 @@ def test_a_message_that_overtakes_a_plan_which_it_does_not_fit_is_refused_with_t
     worker = make(rank=1, library={})
     worker.deliver(5, Ready(0, 1, 0, 8, (torch.ones(2).numpy().tobytes(),)))
     worker.install(0, receiving("inline").for_rank(1))
-    with pytest.raises(PlanError, match="rank 5 announces register 1, which it does not fill on rank 1"):
+    with pytest.raises(MessageRefused, match=r"rank 5 sent .* register 1, which it does not fill on rank 1"):
         worker.issue(0).wait(SOON)
 
 
@@ -665,7 +666,7 @@ def test_messages_that_come_when_their_plan_is_dropped_are_kept_no_longer(make: 
     worker.deliver(1, Credit(0, 1))  # the last slot that was filled
     worker.deliver(1, Credit(3, 1))  # of a plan that is still to come
     worker.issue(1, {"x": torch.ones(2)}).wait(SOON)
-    assert [*worker._compute._early] == [3]
+    assert worker._compute._early.plans == [3]
 
 
 def test_a_sender_waits_for_credit(make: Callable[..., Worker]) -> None:

@@ -1,0 +1,178 @@
+"""Check what came over the network by itself: fields, sizes, texts, numbers, and who may send such an item to whom.
+
+What follows from the state of the run (which plans there are, which step is next) is checked where that state is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from enum import StrEnum
+from typing import NoReturn, TypeVar
+
+from google.protobuf.message import Message as ProtoMessage
+
+from actorflow.rendezvous.roster import Ticket
+from actorflow.support.refusals import MessageRefused, RefusalReason
+
+__all__ = [
+    "CHUNK",
+    "LONGEST",
+    "check_address",
+    "check_fields",
+    "check_known",
+    "check_sender",
+    "check_ticket",
+    "member",
+    "one_of_a_range",
+    "refuse",
+    "shortened",
+    "unreadable",
+]
+
+CHUNK = 1 << 20  # most bytes of a payload in one message
+LONGEST = 1 << 18  # most characters of a text, and bytes of data that have no limit of their own
+MANY = 1 << 16  # most entries of a list that has no limit of its own
+RANKS = 1 << 20  # more than any run has
+PIDS = 1 << 22  # Linux gives no higher ones
+PORTS = 1 << 16
+COUNT = 1 << 62  # more than any count of calls or steps comes to
+_LIMITS = {  # most entries of a list, or bytes or characters of one entry
+    "Part.data": CHUNK,
+    "Chunk.data": CHUNK,
+    "LogPiece.data": CHUNK,
+    "Steps.digests": 1 << 26,
+    "Steps.released": 1 << 20,
+    "Dropped.plans": 1 << 20,
+    "Dropped.variables": 1 << 20,
+    "Welcome.tickets": RANKS,
+    "Ticket.argv": 1 << 20,
+}
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+):(\d{1,5})")
+_SOCKET = re.compile(r"actorflow-[0-9a-f]{32}")
+
+Kind = TypeVar("Kind", bound=StrEnum)
+
+
+class _Star(StrEnum):
+    """Who sends an item to whom."""
+
+    ANY = "any rank to any other"
+    TO_MASTER = "a rank to rank 0"
+    OF_MASTER = "rank 0 to a rank"
+    EITHER = "rank 0 to a rank, or a rank to rank 0"
+    UP = "a rank to one with a lower number, which it has dialled"
+
+
+_SENDERS = {
+    "ready": _Star.ANY, "credit": _Star.ANY, "stamp": _Star.ANY, "failure": _Star.ANY, "heard": _Star.ANY,
+    "bye": _Star.ANY, "beat": _Star.ANY, "hello": _Star.UP, "near": _Star.UP, "part": _Star.EITHER,
+    "steps": _Star.TO_MASTER, "told": _Star.TO_MASTER, "failed": _Star.TO_MASTER, "vote": _Star.TO_MASTER,
+    "silent": _Star.TO_MASTER, "welcome": _Star.OF_MASTER, "alike": _Star.OF_MASTER, "hurry": _Star.OF_MASTER,
+    "tell": _Star.OF_MASTER, "farewell": _Star.OF_MASTER, "hold": _Star.OF_MASTER, "decision": _Star.OF_MASTER,
+}  # fmt: skip
+
+
+def refuse(reason: RefusalReason, found: str, expected: str) -> NoReturn:
+    """Raise MessageRefused; its sender is named where the message came in."""
+    raise MessageRefused(reason, found, expected)
+
+
+def unreadable(why: str) -> MessageRefused:
+    """The refusal of bytes that are no message."""
+    return MessageRefused(RefusalReason.UNREADABLE, f"bytes that are no message ({why})", "a message of this version")
+
+
+def check_sender(kind: str, sender: int, receiver: int) -> None:
+    """Raise MessageRefused if a rank never sends an item of this kind to the other one."""
+    star = _SENDERS[kind]
+    fits = {
+        _Star.ANY: True,
+        _Star.TO_MASTER: receiver == 0,
+        _Star.OF_MASTER: sender == 0,
+        _Star.EITHER: 0 in (sender, receiver),
+        _Star.UP: sender > receiver,
+    }
+    if not fits[star]:
+        refuse(RefusalReason.SENDER, f"{kind!r} from rank {sender} to rank {receiver}", f"it from {star}")
+
+
+def check_known(message: ProtoMessage) -> None:
+    """Raise MessageRefused if a message has fields, at any depth, that this version does not know."""
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != size:
+        refuse(
+            RefusalReason.UNKNOWN_FIELD,
+            f"{type(message).__name__} with {size - message.ByteSize()} bytes of fields that are not known",
+            "those of this version",
+        )
+
+
+def check_fields(message: ProtoMessage) -> None:
+    """Raise MessageRefused where a text, bytes or a list is longer than it ever is, or a number is not finite."""
+    kind = message.DESCRIPTOR.name
+    for field, value in message.ListFields():
+        name = f"{kind}.{field.name}"
+        if isinstance(value, (str, bytes, float, int, ProtoMessage)):
+            _check_one(name, value)
+            continue
+        most = _LIMITS.get(name, MANY)
+        if len(value) > most:
+            refuse(RefusalReason.LIMIT, f"{name} with {len(value)} entries", f"at most {most}")
+        for one in value:
+            _check_one(name, one, listed=True)
+
+
+def _check_one(name: str, value: object, listed: bool = False) -> None:
+    if isinstance(value, ProtoMessage):
+        check_fields(value)
+    elif isinstance(value, (str, bytes)):
+        most = LONGEST if listed else _LIMITS.get(name, LONGEST)
+        if len(value) > most:
+            refuse(RefusalReason.LIMIT, f"{name} of length {len(value)}", f"at most {most}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        refuse(RefusalReason.VALUE, f"{name} {value}", "a finite number")
+
+
+def member(kinds: type[Kind], text: str, what: str) -> Kind:
+    """The member of an enumeration with this text; raises MessageRefused if there is none."""
+    try:
+        return kinds(text)
+    except ValueError:
+        refuse(RefusalReason.VALUE, f"{what} {text[:80]!r}", f"one of {', '.join(kinds)}")
+
+
+def one_of_a_range(what: str, value: int, start: int, stop: int) -> int:
+    """The value; raises MessageRefused unless it is at least ``start`` and below ``stop``."""
+    if not start <= value < stop:
+        refuse(RefusalReason.NUMBER, f"{what} {value}", f"{start} to {stop - 1}")
+    return value
+
+
+def check_ticket(ticket: Ticket) -> Ticket:
+    """The ticket; raises MessageRefused if no process can have it."""
+    for name in ("rank", "node"):
+        one_of_a_range(f"{name} of a ticket", getattr(ticket, name), 0, RANKS)
+    for name in ("nnodes", "devices"):
+        one_of_a_range(f"{name} of a ticket", getattr(ticket, name), 1, RANKS)
+    one_of_a_range("pid of a ticket", ticket.pid, 0, PIDS + 1)
+    if ticket.lost_after < 0:
+        refuse(RefusalReason.VALUE, f"a ticket with lost_after {ticket.lost_after:g}", "seconds")
+    if ticket.address:
+        check_address(ticket.address)
+    if ticket.socket and not _SOCKET.fullmatch(ticket.socket):
+        refuse(RefusalReason.VALUE, f"a ticket with the socket {ticket.socket[:80]!r}", "the name of a rank's socket")
+    return ticket
+
+
+def check_address(address: str) -> None:
+    """Raise MessageRefused if an address is no HOST:PORT."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found[2]) < PORTS:
+        refuse(RefusalReason.VALUE, f"the address {address[:80]!r}", "HOST:PORT")
+
+
+def shortened(text: str) -> str:
+    """A text of ours that may be long, as it is sent."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -1,0 +1,243 @@
+"""What no rank sends on a link is refused before it changes anything, and ends the run with the culprit named."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+
+from actorflow.control import channels, proto
+from actorflow.control.buffered_callback import BufferedCallback
+from actorflow.control.channels import PeerStub
+from actorflow.control.proto import ticket_to
+from actorflow.rendezvous.failure import FailureKind
+from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
+from actorflow.support.requests import RequestHandlers
+from actorflow_protos import runtime_pb2 as pb
+from cluster.ranks import LIMIT, Ranks, Word
+from fuzz.control_door import ControlDoor, three_ranks
+
+Reason = RefusalReason
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[ControlDoor]:
+    with three_ranks() as made:
+        yield made
+
+
+def part(step: int, size: int, last: bool = True) -> pb.Item:
+    return pb.Item(part=pb.Part(step=step, last=last, data=bytes(size)))
+
+
+def steps(digests: bytes = b"", **more: object) -> pb.Item:
+    return pb.Item(steps=pb.Steps(digests=digests, **more))  # type: ignore[arg-type]
+
+
+def failure(**changes: object) -> pb.Item:
+    fields = {"rank": 1, "host": "h", "pid": 1, "kind": "raised", "cause": "c", "noticed_by": 1, **changes}
+    return pb.Item(failure=pb.Failure(**fields))  # type: ignore[arg-type]
+
+
+NEVER = [  # to, from, item, reason
+    (0, 1, pb.Item(), Reason.UNREADABLE),
+    (0, 1, pb.Item(hello=pb.Hello(rank=1)), Reason.SEQUENCE),
+    (1, 0, pb.Item(hello=pb.Hello(rank=0)), Reason.SENDER),
+    (1, 2, pb.Item(welcome=pb.Welcome()), Reason.SENDER),
+    (1, 0, pb.Item(welcome=pb.Welcome()), Reason.SEQUENCE),
+    (0, 1, steps(b"1234567"), Reason.SIZE),
+    (0, 1, steps(b"12345678", wanted=99), Reason.SEQUENCE),
+    (0, 1, steps(released=[pb.Released(call=1)]), Reason.LIMIT),
+    (0, 1, steps(b"12345678", released=[pb.Released(call=-1)]), Reason.NUMBER),
+    (0, 1, steps(b"12345678", released=[pb.Released(dropped=pb.Dropped(plans=[-1]))]), Reason.NUMBER),
+    (2, 1, steps(b"12345678"), Reason.SENDER),
+    (0, 1, part(0, 1), Reason.SEQUENCE),  # it has come before
+    (0, 1, part(7, 1), Reason.SEQUENCE),  # it has told of no such step
+    (1, 0, part(1, 1), Reason.SEQUENCE),
+    (1, 0, part(5, 7, last=False), Reason.SIZE),
+    (1, 0, part(5, (1 << 20) + 1), Reason.LIMIT),
+    (1, 2, part(5, 1), Reason.SENDER),
+    (1, 0, pb.Item(alike=pb.Alike(steps=99)), Reason.NUMBER),
+    (1, 0, pb.Item(alike=pb.Alike(steps=0)), Reason.NUMBER),
+    (0, 1, pb.Item(alike=pb.Alike(steps=1)), Reason.SENDER),
+    (1, 0, pb.Item(hurry=pb.Hurry(steps=1 << 63)), Reason.NUMBER),
+    (1, 2, pb.Item(hurry=pb.Hurry(steps=1)), Reason.SENDER),
+    (1, 0, pb.Item(tell=pb.Tell(step=99)), Reason.NUMBER),
+    (0, 1, pb.Item(told=pb.Told(kind="call", text="t")), Reason.SEQUENCE),
+    (0, 1, pb.Item(told=pb.Told(kind="dance", text="t")), Reason.VALUE),
+    (0, 1, failure(kind="tired"), Reason.VALUE),
+    (0, 1, failure(rank=3), Reason.NUMBER),
+    (0, 1, failure(noticed_by=-2), Reason.NUMBER),
+    (0, 1, failure(cause="x" * (1 << 20)), Reason.LIMIT),
+    (0, 1, pb.Item(heard=pb.Heard()), Reason.SEQUENCE),
+    (1, 0, pb.Item(farewell=pb.Farewell()), Reason.SEQUENCE),
+    (1, 2, pb.Item(farewell=pb.Farewell()), Reason.SENDER),
+    (1, 0, pb.Item(near=pb.Near(connected=True)), Reason.SENDER),
+    (0, 1, pb.Item(vote=pb.Vote(call=3)), Reason.SEQUENCE),
+    (0, 1, pb.Item(vote=pb.Vote(call=-3)), Reason.NUMBER),
+    (2, 1, pb.Item(failed=pb.Failed(call=3)), Reason.SENDER),
+    (1, 0, pb.Item(hold=pb.Hold(call=-1)), Reason.NUMBER),
+    (1, 0, pb.Item(decision=pb.Decision(failed=pb.Failed(call=3))), Reason.SEQUENCE),
+    (0, 1, pb.Item(hold=pb.Hold(call=1)), Reason.SENDER),
+    (0, 1, pb.Item(silent=pb.Silent(rank=9, seconds=1.0)), Reason.NUMBER),
+    (0, 1, pb.Item(silent=pb.Silent(rank=1, seconds=1.0)), Reason.VALUE),
+    (0, 1, pb.Item(silent=pb.Silent(rank=2, seconds=-1.0)), Reason.VALUE),
+    (0, 1, pb.Item(silent=pb.Silent(rank=2, seconds=math.nan)), Reason.VALUE),
+    (0, 1, pb.Item(silent=pb.Silent(rank=2, seconds=1.0, waits="w" * (1 << 20))), Reason.LIMIT),
+    (0, 1, pb.Item(ready=pb.Ready(plan=1, register=1, payload=[b"x"])), Reason.VALUE),
+]
+
+
+@pytest.mark.parametrize(("to", "sender", "item", "reason"), NEVER, ids=lambda value: str(value)[:60])
+def test_what_no_rank_sends_is_refused_and_changes_nothing(
+    door: ControlDoor, to: int, sender: int, item: pb.Item, reason: Reason
+) -> None:
+    before = door.state(to)
+    refused = door.say(to, sender, item)
+    assert refused is not None
+    assert (refused.reason, refused.sender) == (reason, sender)
+    assert f"rank {sender} sent what no rank sends ({reason}): " in str(refused)
+    assert door.state(to) == before
+
+
+def test_bytes_and_fields_of_another_version_are_refused_at_any_depth(door: ControlDoor) -> None:
+    known = pb.Item(steps=pb.Steps(released=[pb.Released(call=1, dropped=pb.Dropped(plans=[1]))]))
+    known.steps.released[0].dropped.MergeFromString(b"\xf8\x3f\x01")  # field 1023
+    before = door.state(0)
+    unknown = door.say(0, 1, known)
+    assert unknown is not None
+    assert (unknown.reason, "3 bytes of fields that are not known" in str(unknown)) == (Reason.UNKNOWN_FIELD, True)
+    for data in (b"\xff", b"\x0a\x05\x0a", b"\x0a\x02\x0a\x7f"):
+        broken = door.say_bytes(0, 1, data)
+        assert broken is not None
+        assert broken.reason is Reason.UNREADABLE
+    assert door.state(0) == before
+
+
+def test_a_welcome_must_hold_all_ranks_and_ones_own_ticket(door: ControlDoor) -> None:
+    plane = door.plane(1)
+    tickets = [ticket_to(plane.tickets[rank]) for rank in range(3)]
+    good = pb.Welcome(tickets=tickets, store_host="h", store_port=1)
+    wrong = {
+        "fewer": pb.Welcome(tickets=tickets[:2], store_host="h", store_port=1),
+        "another order": pb.Welcome(tickets=tickets[::-1], store_host="h", store_port=1),
+        "no port": pb.Welcome(tickets=tickets, store_host="h", store_port=0),
+        "a port too high": pb.Welcome(tickets=tickets, store_host="h", store_port=1, logs_port=1 << 16),
+    }
+    for name, change in (("address", "nowhere"), ("address", ""), ("pid", 1 << 23), ("devices", 0), ("socket", "/tmp")):
+        other = pb.Welcome()
+        other.CopyFrom(good)
+        setattr(other.tickets[2], name, change)
+        wrong[f"{name} {change}"] = other
+    mine = pb.Welcome()
+    mine.CopyFrom(good)
+    mine.tickets[1].host = "elsewhere"
+    wrong["another ticket of one's own"] = mine
+    assert proto.welcome_from(good, 3, plane.own)[1] == ("h", 1)
+    for name, welcome in wrong.items():
+        with pytest.raises(MessageRefused):
+            pytest.fail(f"{name}: {proto.welcome_from(welcome, 3, plane.own)}")
+
+
+@pytest.mark.parametrize(
+    ("peer", "items", "reason"),
+    [
+        (2, [pb.Item(beat=pb.Beat())], Reason.SEQUENCE),  # before it has said who it is
+        (2, [pb.Item(hello=pb.Hello(rank=2))], Reason.SENDER),  # who has a link
+        (1, [pb.Item(hello=pb.Hello(rank=1))], Reason.SENDER),
+        (2, [pb.Item(hello=pb.Hello(rank=1))], Reason.SEQUENCE),
+        (7, [pb.Item(hello=pb.Hello(rank=7))], Reason.NUMBER),
+        (7, [pb.Item(hello=pb.Hello(rank=7, ticket=pb.Ticket(rank=7)))], Reason.NUMBER),
+    ],
+)
+def test_a_stranger_takes_no_ranks_place(
+    door: ControlDoor, peer: int, items: list[pb.Item], reason: Reason
+) -> None:
+    before = door.state(1)
+    refused = door.stranger(1, peer, *items)
+    assert refused is not None
+    assert refused.reason is reason
+    assert door.state(1) == before
+
+
+def test_a_rank_that_sends_what_none_sends_ends_the_run_and_is_named_on_every_rank(
+    joined: Callable[..., Ranks], capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks = joined(3)
+    ranks.clusters[2]._control_plane.links[0].put(pb.Item(alike=pb.Alike(steps=1)))
+    for cluster in ranks.clusters:
+        assert cluster.failed.wait(LIMIT)
+        failure = cluster.failure
+        assert failure is not None
+        assert (failure.rank, failure.kind, failure.noticed_by) == (2, FailureKind.MALFORMED, 0)
+        assert "sent what no rank sends (wrong sender): 'alike' from rank 2 to rank 0" in failure.text
+        assert "see who else knows the token" in str(failure.error())
+    assert "a message was refused (link, from rank 2): wrong sender" in capfd.readouterr().err
+
+
+def test_a_stranger_with_the_token_is_cut_off_and_counted_and_the_run_goes_on(joined: Callable[..., Ranks]) -> None:
+    ranks = joined(2)
+    before = REFUSALS.of("link")
+    address = f"127.0.0.1:{ranks.clusters[0].settings.master_port}"
+    with grpc.insecure_channel(address) as channel:
+        for rank, sent in ((5, pb.Item(beat=pb.Beat())), (1, pb.Item(welcome=pb.Welcome()))):
+            ended = threading.Event()
+            items = iter([pb.Batch(items=[sent])])
+
+            def batches(items: Iterator[pb.Batch] = items, ended: threading.Event = ended) -> Iterator[pb.Batch]:
+                yield from items
+                ended.wait(LIMIT)  # it does not close by itself
+
+            call = PeerStub(channel).Link(batches(), metadata=channels.metadata("secret", rank), timeout=LIMIT)
+            assert list(call) == []
+            ended.set()
+    after = REFUSALS.of("link")
+    assert after.get(Reason.SEQUENCE, 0) - before.get(Reason.SEQUENCE, 0) == 2
+    assert ranks.each(lambda cluster: cluster.goodbye()) == [None, None]
+
+
+def test_messages_that_nobody_takes_yet_are_kept_up_to_a_limit() -> None:
+    kept: BufferedCallback[[int]] = BufferedCallback(most=2)
+    kept(1)
+    kept(2)
+    with pytest.raises(MessageRefused, match="3 messages before this rank takes any"):
+        kept(3)
+    got: list[int] = []
+    kept.attach(got.append)
+    kept(4)
+    assert got == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Word", Reason.UNREADABLE),
+        ("Word {", Reason.UNREADABLE),
+        ("Word " + "[" * 100_000, Reason.UNREADABLE),
+        ('Word {"word": "w"}', Reason.SIZE),
+        ("Word []", Reason.SIZE),
+        ('Word ["a", "b"]', Reason.SIZE),
+        ("Word [1]", Reason.VALUE),
+        ("Word [null]", Reason.VALUE),
+        ("../etc [1]", Reason.UNREADABLE),
+        ("W" * 5000 + " []", Reason.UNREADABLE),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_request_that_is_none_reaches_no_handler(text: str, reason: Reason) -> None:
+    served = RequestHandlers()
+    served.serve(Word, lambda word: pytest.fail(f"{word} was answered"))
+    with pytest.raises(MessageRefused) as e:
+        served.answer(text)
+    assert e.value.reason is reason
+
+
+def test_a_refusal_can_be_copied_and_names_its_sender_once() -> None:
+    error = MessageRefused(Reason.SIZE, "x" * 1000, "8 bytes")
+    assert str(error.of(3).of(4)).startswith("rank 3 sent what no rank sends (wrong size): xxx")
+    assert len(str(error)) < 600
+    assert str(copy.copy(error.of(3))) == str(error.of(3))  # as it is raised again on another thread
