@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -26,7 +25,7 @@ from actorflow.control.step_log import CommonStep, StepKind
 from actorflow.rendezvous import start
 from actorflow.rendezvous.elastic import torch_run_settings, torch_settings
 from actorflow.rendezvous.failure import Failure, FailureKind, ProcessEnd
-from actorflow.rendezvous.network import interface_of, route_to
+from actorflow.rendezvous.network import interface_of, route_to, unused_port
 from actorflow.rendezvous.reports import RankFinished, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
@@ -37,6 +36,7 @@ from actorflow.support.requests import AnyRequest, Request
 from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import Contributed, Filled, Line, Message, Region
 from actorflow_compiler.core.errors import ActorflowError, ClusterError
+from actorflow_protos import runtime_pb2 as pb
 
 __all__ = ["Alone", "Cluster", "current", "joined", "process_settings", "use"]
 
@@ -74,14 +74,10 @@ class Cluster:
         self._orders: BufferedCallback[[Order]] = BufferedCallback()
         self._ends: list[Callable[[], object]] = []
         self._store: Any = None
-        self._store_socket: socket.socket | None = None
         self._joined: Future[None] = Future()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="actorflow-grpc", daemon=True)
-        where = ("", 0)
-        if self.rank == 0:  # listen now, so that the port is known before torch is imported
-            self._store_socket = _listen(settings.bind_host())
-            where = (settings.master_host, self._store_socket.getsockname()[1])
+        where = ("", 0) if self.rank else (settings.master_host, unused_port(settings.bind_host()))
         self._control_plane = ControlPlane(
             settings,
             self._ticket,
@@ -241,27 +237,40 @@ class Cluster:
     # -- data ------------------------------------------------------------------------------------
 
     def store(self) -> Any:
-        """The run's ``torch.distributed.Store``; the master makes it, so it calls this too.
+        """The run's ``torch.distributed.Store``, whose values the master keeps; see ``RunStore``.
 
         Process groups made on it use the network card by which the ranks reach each other, unless the user named one.
         """
         if self._store is None:
-            from torch import distributed
+            from actorflow.control.run_store import RunStore
 
             card = self._card()
             os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
             if card and not self.settings.one_node:  # Gloo's default may be a virtual card
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
-            host, port = self._control_plane.store
             limit = timedelta(seconds=max(self.settings.join_timeout, 2 * self.settings.silence_limit))
-            torch_distributed: Any = distributed  # its stubs lack what follows
-            make = torch_distributed.TCPStore
-            if self._store_socket is None:
-                self._store = make(host, port, None, False, limit)
-            else:
-                fd = self._store_socket.detach()
-                self._store = make("127.0.0.1", port, None, True, limit, wait_for_workers=False, master_listen_fd=fd)
+            self._store = RunStore(self._ask_store, limit)
         return self._store
+
+    @property
+    def address_for_scripts(self) -> tuple[str, int]:
+        """The master's host and a port there that nothing listens on, for a store that a script opens itself."""
+        return self._control_plane.store
+
+    def _ask_store(self, call: pb.StoreCall) -> pb.StoreReply:
+        """Ask the master; any thread but the gRPC thread.  Raises ClusterError when the run or its thread has ended."""
+        if threading.current_thread() is self._thread:
+            raise ClusterError("the run's store was asked on the thread that answers it")
+        if self._thread.is_alive():
+            with suppress(RuntimeError):  # the loop is closed
+                asked = asyncio.run_coroutine_threadsafe(self._control_plane.ask_store(call), self._loop)
+                while self._thread.is_alive() or asked.done():
+                    wait([asked], LOOK)
+                    if asked.done() and not asked.cancelled():
+                        return asked.result()
+                    if asked.cancelled():
+                        break
+        raise ClusterError("this rank has left the run")
 
     def _card(self) -> str:
         """The network card that leads to the other ranks; empty where it has no name."""
@@ -426,8 +435,3 @@ def _looks_broken(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _listen(host: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family, backlog=1024, dualstack_ipv6=host == "::")

@@ -27,8 +27,9 @@ from actorflow.control.local_links import LocalLinks
 from actorflow.control.message_rules import COUNT, check_fields, check_sender, one_of_a_range, refuse
 from actorflow.control.payloads import Payloads
 from actorflow.control.peer_watch import PeerWatch
-from actorflow.control.pull import PullService
+from actorflow.control.pull import MOST_TEXT, PullService, in_headers
 from actorflow.control.step_log import DIGEST, CommonStep, Described, StepBatch, StepKind, StepLog
+from actorflow.control.store_keeper import StoreKeeper
 from actorflow.rendezvous.failure import LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import LogsKept, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
@@ -36,6 +37,7 @@ from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.waiting_nodes import lost_node
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow.support.requests import Request
+from actorflow.support.truncate import truncated
 from actorflow.transport.abandon import Coordinator, Hold, Order, Word
 from actorflow.transport.messages import Credit, Line, Message, Stamp
 from actorflow_compiler.core.errors import ClusterError
@@ -61,7 +63,7 @@ class ControlPlane:
         self,
         settings: Settings,
         ticket: Callable[[int], Ticket],  # makes this rank's ticket from the port of its server
-        store: tuple[str, int],  # where the master's TCPStore listens
+        store: tuple[str, int],  # where a script may open a store of its own, as the master says
         on_go: Callable[[int, DropSet], None],
         on_message: Callable[[int, Message], None],
         on_line: Callable[[Line], None],
@@ -95,6 +97,7 @@ class ControlPlane:
         self._decided: set[int] = set()  # and those that it has decided
         self._dropped = DropTally(settings.world)
         self._reception: Reception | None = None  # the master's
+        self._store_keeper = StoreKeeper()  # the master's
         self._payloads = Payloads()
         self._dialled: dict[int, Any] = {}  # channels, by peer
         self._arrivals: dict[int, asyncio.Future[None]] = {}  # links that peers opened to this rank
@@ -714,6 +717,34 @@ class ControlPlane:
                 raise
             raise ClusterError(f"rank {rank} could not serve {request}: {e}") from None
 
+    # -- the store -------------------------------------------------------------------------------
+
+    async def ask_store(self, call: pb.StoreCall) -> pb.StoreReply:
+        """The master's answer to a request to the store; ClusterError where the run has failed or this rank left it."""
+        if self._over.is_set():
+            raise ClusterError("this rank has left the run")
+        if self.rank == 0:
+            return await self._unless_failed(self._store_keeper.answer(call))
+        channel = self._channel(0, self.tickets[0].address)
+        try:
+            return await self._unless_failed(PeerStub(channel).Store(call, metadata=self._metadata()))
+        except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.ABORTED:
+                raise ClusterError(e.details()) from None
+            with suppress(TimeoutError):  # the link to the master soon reports what happened
+                await self._unless_failed(self._loop.create_future(), NOTICING)
+            raise ClusterError(f"rank 0 broke off while it served the run's store: {e.details()}") from e
+
+    async def answer_store(self, call: pb.StoreCall, context: Any) -> pb.StoreReply:
+        """Answer another rank's request to the store."""
+        try:
+            return await self._unless_failed(self._store_keeper.answer(call))
+        except ClusterError as e:
+            if isinstance(e, MessageRefused):
+                REFUSALS.add("store", e, context.peer())
+            await context.abort(grpc.StatusCode.ABORTED, truncated(str(e), MOST_TEXT, in_headers))
+            raise
+
     # -- failure ---------------------------------------------------------------------------------
 
     def fail(self, failure: Failure) -> None:
@@ -788,3 +819,6 @@ class _Servicer(PeerServicer):  # type: ignore[misc]
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> None:  # noqa: N802
         await self._control.pulls.serve(request, context)
+
+    async def Store(self, request: pb.StoreCall, context: Any) -> pb.StoreReply:  # noqa: N802
+        return await self._control.answer_store(request, context)

@@ -48,16 +48,16 @@ class PullService:
                     await context.write(pb.Chunk(data=bytes(piece)))
         except MessageRefused as e:
             REFUSALS.add("pull", e, context.peer())
-            await context.abort(grpc.StatusCode.ABORTED, truncated(str(e), MOST_TEXT, _in_headers))
+            await context.abort(grpc.StatusCode.ABORTED, truncated(str(e), MOST_TEXT, in_headers))
         except Exception as e:  # send any error of the handler to the other rank
             text = str(e) if isinstance(e, ClusterError) else f"{type(e).__name__}: {e}"
-            await context.abort(grpc.StatusCode.ABORTED, truncated(text, MOST_TEXT, _in_headers))
+            await context.abort(grpc.StatusCode.ABORTED, truncated(text, MOST_TEXT, in_headers))
 
     def close(self) -> None:
         """Start no further answers."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _in_headers(text: str) -> int:
-    """Bytes of a text in gRPC headers, where each byte that is not printable ASCII takes three."""
+def in_headers(text: str) -> int:
+    """The bytes of a text in gRPC headers, where each byte that is not printable ASCII takes three."""
     return sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in text.encode(errors="replace"))

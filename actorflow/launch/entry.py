@@ -207,7 +207,10 @@ def _seed(settings: Settings) -> None:
 
 
 def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
-    """Set RANK, WORLD_SIZE and so on for the whole run, as torch's launcher does; the agent set those of one node."""
+    """Set RANK, WORLD_SIZE and so on for the whole run, as torch's launcher does; the agent set those of one node.
+
+    A process group of the script that names no store meets in the run's.
+    """
     os.environ.update(
         RANK=str(settings.rank),
         LOCAL_RANK=str(settings.local_rank),
@@ -219,8 +222,11 @@ def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
         TORCHELASTIC_MAX_RESTARTS=str(settings.max_restarts),
     )
     if isinstance(run, Cluster):
-        store = run.store()
-        os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
+        host, port = run.address_for_scripts
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+    from actorflow.control.run_store import meet_here
+
+    meet_here(lambda: run.store().clone(), settings.rank, settings.world)
 
 
 def _handle_signals(run: Cluster | Alone) -> None:

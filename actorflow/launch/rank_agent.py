@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
 
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -22,10 +23,10 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from actorflow.launch.rank_processes import RankProcess, end_all, wait_for_one
+from actorflow.rendezvous.network import unused_port
 
 __all__ = ["RankEnds", "StartRanks", "supervise"]
 
@@ -53,26 +54,60 @@ def supervise(count: int, start: StartRanks, command: Sequence[str], patience: f
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # our own report is shorter
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    parameters = RendezvousParameters(
-        backend="static", endpoint="127.0.0.1:0", run_id=uuid.uuid4().hex, min_nodes=1, max_nodes=1,
-        local_addr="127.0.0.1", rank=0,
-    )  # fmt: skip
-    rendezvous = get_rendezvous_handler(parameters)  # of this agent alone; nodes meet when their ranks join
     spec = WorkerSpec(
-        role="actorflow", local_world_size=count, rdzv_handler=rendezvous, entrypoint=command[0],
+        role="actorflow", local_world_size=count, rdzv_handler=_OneAgent(), entrypoint=command[0],
         args=tuple(command[1:]), max_restarts=0, monitor_interval=1e-3, local_addr="127.0.0.1",
     )  # fmt: skip
     agent = _RankAgent(spec, start, patience)
-    ended = False
     try:
         with _raising_signals():
             agent.run()
-        ended = True
     finally:
-        if ended:
-            rendezvous.shutdown()
         agent.close()
     return agent.ends
+
+
+class _OneAgent(RendezvousHandler):
+    """The meeting of an agent with itself, in a store in its memory; nodes meet when their ranks join.
+
+    torch's own would listen on all addresses of the machine, for nobody.
+    """
+
+    def __init__(self) -> None:
+        self._run = uuid.uuid4().hex
+
+    def get_backend(self) -> str:
+        """Its name."""
+        return "actorflow"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """False: ranks cannot reach the store."""
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """One agent; the address is for a store that the script opens itself."""
+        where = RendezvousStoreInfo("127.0.0.1", unused_port("127.0.0.1"))
+        return RendezvousInfo(HashStore(), 0, 1, where)
+
+    def is_closed(self) -> bool:
+        """Never."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing to close."""
+
+    def num_nodes_waiting(self) -> int:
+        """No other agent can come."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """A text that no other agent has."""
+        return self._run
+
+    def shutdown(self) -> bool:
+        """Nothing to end."""
+        return True
 
 
 class _RankAgent(SimpleElasticAgent):

@@ -22,6 +22,12 @@ def hold_port(host: str) -> socket.socket:
     return holder
 
 
+def unused_port(host: str) -> int:
+    """A port that nothing uses at an address of this host, and that nobody keeps for the caller."""
+    with hold_port(host) as holder:
+        return int(holder.getsockname()[1])
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address reaches this host alone."""
     try:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from actorflow.rendezvous.addresses import is_own, resolve
 from actorflow.rendezvous.engines import MASTER_VARIABLE
 from actorflow.rendezvous.network import address_of, is_loopback, own_address, route_to
 from actorflow.rendezvous.options import (
@@ -180,11 +181,18 @@ class Settings:
         return own_address(self.master_host) if self.node == 0 else route_to(self.master_host)
 
     def bind_host(self) -> str:
-        """The address that servers of this rank bind to: the loopback where all peers are on this host."""
+        """The address that servers of this rank bind to: the loopback where all peers are on this host.
+
+        On node 0 of several it is the one that the master's name means here.  Where that is the loopback, or no address
+        of this host, as behind a router that hands packets on, only others can use the name: then it is all addresses.
+        """
         host = self.local_host
         if self.rank or self.one_node or is_loopback(host):
             return host
-        return "::" if ":" in host else "0.0.0.0"  # the master's name may be one that only others can use
+        known = resolve(host)
+        if known and is_own(known[0]) and not any(map(is_loopback, known)):
+            return known[0]
+        return "::" if any(":" in address for address in known) else "0.0.0.0"
 
     def with_shape(self, devices: int, nnodes: int, node: int) -> Settings:
         """These settings in a run of so many devices on each of so many nodes, on this one of them."""

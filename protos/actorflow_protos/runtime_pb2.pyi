@@ -315,6 +315,32 @@ class Chunk(_message.Message):
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
+class StoreCall(_message.Message):
+    __slots__ = ("verb", "keys", "values", "number", "seconds")
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    verb: str
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    number: int
+    seconds: float
+    def __init__(self, verb: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[bytes]] = ..., number: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class StoreReply(_message.Message):
+    __slots__ = ("values", "keys", "number", "there")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    THERE_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    number: int
+    there: bool
+    def __init__(self, values: _Optional[_Iterable[bytes]] = ..., keys: _Optional[_Iterable[str]] = ..., number: _Optional[int] = ..., there: bool = ...) -> None: ...
+
 class LogPiece(_message.Message):
     __slots__ = ("node", "rank", "file", "data")
     NODE_FIELD_NUMBER: _ClassVar[int]

@@ -24,6 +24,11 @@ class PeerStub(object):
                 request_serializer=actorflow__protos_dot_runtime__pb2.PullRequest.SerializeToString,
                 response_deserializer=actorflow__protos_dot_runtime__pb2.Chunk.FromString,
                 )
+        self.Store = channel.unary_unary(
+                '/actorflow.runtime.Peer/Store',
+                request_serializer=actorflow__protos_dot_runtime__pb2.StoreCall.SerializeToString,
+                response_deserializer=actorflow__protos_dot_runtime__pb2.StoreReply.FromString,
+                )
 
 
 class PeerServicer(object):
@@ -43,6 +48,13 @@ class PeerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Store(self, request, context):
+        """A request to the store of torch.distributed that the master keeps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -55,6 +67,11 @@ def add_PeerServicer_to_server(servicer, server):
                     servicer.Pull,
                     request_deserializer=actorflow__protos_dot_runtime__pb2.PullRequest.FromString,
                     response_serializer=actorflow__protos_dot_runtime__pb2.Chunk.SerializeToString,
+            ),
+            'Store': grpc.unary_unary_rpc_method_handler(
+                    servicer.Store,
+                    request_deserializer=actorflow__protos_dot_runtime__pb2.StoreCall.FromString,
+                    response_serializer=actorflow__protos_dot_runtime__pb2.StoreReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -97,6 +114,23 @@ class Peer(object):
         return grpc.experimental.unary_stream(request, target, '/actorflow.runtime.Peer/Pull',
             actorflow__protos_dot_runtime__pb2.PullRequest.SerializeToString,
             actorflow__protos_dot_runtime__pb2.Chunk.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Store(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/actorflow.runtime.Peer/Store',
+            actorflow__protos_dot_runtime__pb2.StoreCall.SerializeToString,
+            actorflow__protos_dot_runtime__pb2.StoreReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -23,6 +23,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 import torch
 import torch.fx.traceback as fx_traceback
@@ -108,6 +109,7 @@ __all__ = [
     "load_graph",
     "looks_compiling",
     "make_wrapper",
+    "meet_by_environment",
     "memory_is_refused",
     "memory_of",
     "modes_around",
@@ -1473,3 +1475,36 @@ def store_of_default_group() -> tuple[Any, int, int] | None:
         return None
     store = distributed.distributed_c10d._get_default_store()
     return store, distributed.get_rank(), distributed.get_world_size()
+
+
+def meet_by_environment(meet: Callable[[int, int], Any]) -> None:
+    """Have ``init_process_group`` by ``env://``, which it does by default, meet in a store of ``meet``.
+
+    ``meet`` gets the rank and the world size that were asked for, and returns a store, or None: then, and where the
+    script has set ``MASTER_ADDR`` or ``MASTER_PORT`` to another value since this call, torch opens or dials its own
+    ``TCPStore`` there, as it does by default.  So do processes that the script starts.
+    """
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    theirs = handlers["env"]
+    place, process = _master(), os.getpid()
+
+    def handler(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        asked = dict(parse_qsl(urlsplit(url).query))
+        found = [asked.get(name) or os.environ.get(variable) for name, variable in _PLACE]
+        store = None
+        if place == _master() and process == os.getpid() and all(str(one).isdecimal() for one in found):
+            store = meet(*(int(str(one)) for one in found))
+        if store is None:
+            yield from theirs(url, **options)
+            return
+        yield store, int(str(found[0])), int(str(found[1]))
+        raise RuntimeError("Unable to perform re-rendezvous using env:// method")  # torch's own words
+
+    handlers["env"] = handler
+
+
+_PLACE = (("rank", "RANK"), ("world_size", "WORLD_SIZE"))  # of a URL's query, and the variables in its stead
+
+
+def _master() -> tuple[str | None, ...]:
+    return tuple(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
