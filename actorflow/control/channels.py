@@ -61,15 +61,27 @@ RANK_KEY = "actorflow-rank"
 ACCEPTED = (("actorflow-accepted", "1"),)  # the first metadata that the answering side of a link sends
 
 PING = 5.0  # seconds between gRPC's own signs of life on a connection that is at rest
+STRANGER, IDLE = 10.0, 30.0  # seconds for a connection to be made, and for one to be there without a call
+CONNECTIONS = 4  # of one caller: its link, what it pulls, and questions whether this process lives
+SPARE = 64  # connections that a server takes beyond those of its callers
+CALLS = 1024  # that one connection may have under way
+METADATA = 8192  # most bytes of a call's metadata, the token among it
 MOST_WAIT = 1_000_000_000  # milliseconds; gRPC counts them in 32 bits
 _SIZES = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
 )
-# the server's settings keep it from closing healthy links for too many pings
+# The first two keep a server from closing healthy links for too many pings.  The others limit what those can take that
+# have not shown the token: a connection that makes no call ends soon; all calls are refused before a byte of their
+# messages is read.  A rank always has a call under way, its link.
 _SERVER = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", round(1000 * STRANGER)),
+    ("grpc.max_connection_idle_ms", round(1000 * IDLE)),
+    ("grpc.max_concurrent_streams", CALLS),
+    ("grpc.max_metadata_size", METADATA),
+    ("grpc.absolute_max_metadata_size", METADATA),
 )
 _CHANNEL = (
     ("grpc.enable_http_proxy", 0),
@@ -97,7 +109,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _deny(self, _requests: Any, context: Any) -> None:
         self._turned_away(context.peer())
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "refused")
 
 
 def _health(silence: float) -> list[tuple[str, int]]:
@@ -124,15 +136,19 @@ def make_server(
     reserved: bool,
     token: str,
     silence: float,
+    callers: int,
     turned_away: Callable[[str], None],
     use: PortUse = CONTROL,
 ) -> tuple[Any, int]:
     """A server bound to an address, not yet started, and its port; ``port`` 0 takes any.
 
     ``reserved``: the launcher holds the port for this rank, so the server may share it.  ``silence``: the seconds
-    for which a caller may be silent.  ``use``: what the port is for, as the error says where it cannot be had.
+    for which a caller may be silent.  ``callers``: how many processes call it; where the installed gRPC can count them,
+    it takes ``SPARE`` connections more than they need.  ``turned_away`` is called with the address of whoever calls
+    without the token.  ``use``: what the port is for, as the error says where it cannot be had.
     """
-    options = [*_health(silence), *_SERVER, ("grpc.so_reuseport", int(reserved))]
+    most = ("grpc.max_allowed_incoming_connections", CONNECTIONS * callers + SPARE)
+    options = [*_health(silence), *_SERVER, most, ("grpc.so_reuseport", int(reserved))]
     server = grpc.aio.server(interceptors=[TokenInterceptor(token, turned_away)], options=options)
     try:
         bound = server.add_insecure_port(f"{_bracket(host)}:{port}")

@@ -7,6 +7,7 @@ Every method runs on that thread's event loop unless it says otherwise.  The mai
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -30,8 +31,9 @@ from actorflow.control.peer_watch import PeerWatch
 from actorflow.control.pull import MOST_TEXT, PullService, in_headers
 from actorflow.control.step_log import DIGEST, CommonStep, Described, StepBatch, StepKind, StepLog
 from actorflow.control.store_keeper import StoreKeeper
+from actorflow.control.strangers import Strangers
 from actorflow.rendezvous.failure import LOST, Failure, FailureKind
-from actorflow.rendezvous.reports import LogsKept, report_to_launcher
+from actorflow.rendezvous.reports import LogsKept, Notice, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.waiting_nodes import lost_node
@@ -97,6 +99,7 @@ class ControlPlane:
         self._decided: set[int] = set()  # and those that it has decided
         self._dropped = DropTally(settings.world)
         self._reception: Reception | None = None  # the master's
+        self._strangers = Strangers(self._say)
         self._store_keeper = StoreKeeper()  # the master's
         self._payloads = Payloads()
         self._dialled: dict[int, Any] = {}  # channels, by peer
@@ -153,6 +156,7 @@ class ControlPlane:
             self.fail(self._own_failure(FailureKind.JOIN, str(e)))
             joined.set_exception(e)
         await self._over.wait()
+        self._strangers.close()
         self.pulls.close()
         await self.local_links.close()
         for channel in self._dialled.values():
@@ -167,7 +171,7 @@ class ControlPlane:
         host, port = s.bind_host(), s.master_port if self.rank == 0 else 0
         server, port = door.make_server(
             host, port, reserved=s.reserved_port and self.rank == 0, token=s.token,
-            silence=BACKSTOP * s.silence_limit, turned_away=self._turn_away,
+            silence=BACKSTOP * s.silence_limit, callers=s.world, turned_away=self._turn_away,
         )  # fmt: skip
         machine, socket = self.local_links.open()
         self.own = replace(self._make_ticket(port), machine=machine, socket=socket)
@@ -180,8 +184,16 @@ class ControlPlane:
         return server
 
     def _turn_away(self, address: str) -> None:
+        self._strangers.note(address)
         if self._reception is not None:
             self._reception.turn_away(address)
+
+    def _say(self, text: str) -> None:
+        """Print a line about this rank on its node's terminal."""
+        if self.settings.launcher:
+            report_to_launcher(self.settings.launcher, Notice(f"rank {self.rank} {text}"))
+        else:
+            print(f"actorflow: rank {self.rank} {text}", file=sys.stderr, flush=True)
 
     async def _welcome_all(self) -> None:
         """The master's part of joining: wait for all, then give everybody the address book."""

@@ -116,8 +116,9 @@ def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
     if run.launcher_number:
         return LogSender(run.launcher_number, run.launcher_ranks, log_dir, run.token, run.silence_limit)
     keeper = LogKeeper(
-        range(1, run.launchers), len(run.launcher_ranks), log_dir, run.bind_host(), run.token, run.silence_limit
-    )
+        range(1, run.launchers), len(run.launcher_ranks), log_dir, run.bind_host(), run.token, run.silence_limit,
+        lambda text: console.print(f"actorflow: {text}"),
+    )  # fmt: skip
     try:
         keeper.start()
     except ClusterError as e:

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from actorflow.control import channels as door
 from actorflow.control.channels import grpc
 from actorflow.control.message_rules import check_fields, check_known, refuse, unreadable
+from actorflow.control.strangers import Strangers
 from actorflow.launch.log_files import FILES, LogCopies, LogTail, log_path
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow_compiler.core.errors import ClusterError
@@ -98,11 +99,15 @@ class LogSender:
 class LogKeeper:
     """On node 0: writes the logs that other launchers send into files.
 
-    ``start`` raises ClusterError if no port is available.
+    ``start`` raises ClusterError if no port is available.  ``say`` prints a line, on a thread of its own.
     """
 
-    def __init__(self, nodes: range, devices: int, folder: str, host: str, token: str, silence: float) -> None:
+    def __init__(
+        self, nodes: range, devices: int, folder: str, host: str, token: str, silence: float,
+        say: Callable[[str], object],
+    ) -> None:  # fmt: skip
         self.port = 0
+        self._strangers = Strangers(lambda text: say(f"what gathers the logs {text}"))
         self._silence = silence  # seconds that another node may be silent
         self._nodes = nodes
         self._copies = LogCopies(folder, nodes, devices)
@@ -140,8 +145,9 @@ class LogKeeper:
         self._well = False
         try:
             server, port = door.make_server(
-                self._host, 0, reserved=False, token=self._token, silence=self._silence, turned_away=lambda _: None
-            )
+                self._host, 0, reserved=False, token=self._token, silence=self._silence, callers=len(self._nodes),
+                turned_away=self._strangers.note,
+            )  # fmt: skip
             door.add_keeper(_Servicer(self._keep), server)
             await server.start()
         except ClusterError as e:
@@ -153,6 +159,7 @@ class LogKeeper:
         await self._await_gone(self._awaited, OTHERS)
         if self._well:  # one that has come is only slow, or stands still for a while
             await self._await_gone(self._came, self._silence)
+        self._strangers.close()
         await server.stop(0)
 
     async def _await_gone(self, nodes: Set[int], seconds: float) -> None:

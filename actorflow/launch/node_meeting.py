@@ -23,6 +23,7 @@ from actorflow.control.channels import grpc
 from actorflow.control.join import FIRST_NOTICE, NOTICE
 from actorflow.control.message_rules import check_fields, check_known, one_of_a_range, refuse, unreadable
 from actorflow.control.proto import ticket_from, ticket_to
+from actorflow.control.strangers import Strangers
 from actorflow.doctor.ports import PortUse
 from actorflow.launch.node_assembly import HOST, Begin, Decision, End, NodeAssembly, NodeLost, NodesWait, Note, Refuse
 from actorflow.rendezvous.roster import Ticket
@@ -117,10 +118,11 @@ class HostedSeat:
         self._news = asyncio.Event()
         self._left = asyncio.Event()
         host, port = self._listen
+        strangers = Strangers(lambda text: self._say(f"the launcher of node 0 {text}"))
         try:
             server, _ = door.make_server(
                 host, port, reserved=False, token=self._token, silence=self._own.lost_after,
-                turned_away=lambda _: None, use=MEETING,
+                callers=self._own.nnodes, turned_away=strangers.note, use=MEETING,
             )  # fmt: skip
             door.add_meeting(_Servicer(self._meet), server)
             await server.start()
@@ -131,6 +133,7 @@ class HostedSeat:
         clock = asyncio.ensure_future(self._watch_clock())
         await self._left.wait()
         clock.cancel()
+        strangers.close()
         await server.stop(CLOSING)
 
     async def _watch_clock(self) -> None:

@@ -68,7 +68,7 @@ def _gathered(tmp_path: Path, token: str) -> str:
     for folder in (here, there):
         folder.mkdir()
     log_path(there, 1, "stderr").write_text("ValueError\n")
-    keeper = LogKeeper(range(1, 2), 1, str(here), "127.0.0.1", "secret", 30.0)
+    keeper = LogKeeper(range(1, 2), 1, str(here), "127.0.0.1", "secret", 30.0, print)
     keeper.start()
     sender = LogSender(1, range(1, 2), str(there), token, 30.0)
     sender.send_to(f"127.0.0.1:{keeper.port}")
