@@ -52,6 +52,6 @@ def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Layouts]], dt
     decided = infer.GraphLayouts(value, placement, operands, chosen)
     step = StepLayouts(graph, decided, 1, everywhere, dict.fromkeys(results, True), tuple(variables))
     program = verify_program(lower(step), step)
-    plan = cut(PlanHeader("boxing", world, 1, step.variables), verify_segments(segment(program)))
+    plan = cut(PlanHeader("boxing", world, 1, step.variables), verify_segments(segment(program))).plan(None)
     assert all(r.sbp == (B,) for r in plan.results)
     return schedule(plan)

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -57,7 +57,7 @@ from actorflow_compiler.core.linear_program import expect_programs, solver_apart
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
-from actorflow_compiler.plan.plan import OfVariable, Plan, VariableKind
+from actorflow_compiler.plan.plan import OfVariable, Plan, Variable, VariableKind
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.stamping import begins_freely
 from actorflow_compiler.plan.text import to_text
@@ -76,6 +76,7 @@ __all__ = [
     "make_plan", "own_devices", "written_by",
 ]  # fmt: skip
 
+USABLE = 0.9  # of a device's memory: the buffers that ops need inside are not known
 LOG = logging.getLogger("actorflow.plans")  # says, on INFO, why a step is captured though its plan is kept
 PARTS = (  # the parts of compiling, in order, and their names for people
     ("capture", "capturing the step as a graph of ops"),
@@ -366,8 +367,9 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
         hardware = request.target.hardware(devices.type, lambda: (plan, make(Variant(weights=True))), doing)
     doing("schedule")
     memory = left_for_registers(plan, request.goal.budget)
+    room = room_beside_variables(plan, request.goal.budget, hardware.memory_bytes, request.fixed.values())
     try:
-        return schedule(make, hardware, memory, request.schedule), hardware
+        return schedule(make, hardware, memory, request.schedule, room), hardware
     except DeadlockError as error:
         raise _deadlock_error(plan, error) from error
 
@@ -445,6 +447,23 @@ def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | Non
     if budget is None or plan.pieces == 1:
         return None
     return {rank: int(budget) - taken for rank, taken in variable_bytes(plan).items()}
+
+
+def room_beside_variables(
+    plan: Plan, budget: float | None, memory: int | None, known: Iterable[Variable]
+) -> dict[int, int] | None:
+    """Rank → the bytes that variables, its own and those ``known`` of other jobs, leave of its memory.
+
+    That is the memory budget, or all but a part of the device's ``memory``, whichever is less, in bytes.  None if
+    neither is known.
+    """
+    limits = [x for x in (budget, None if memory is None else memory * USABLE) if x is not None]
+    if not limits:
+        return None
+    own = {v.name for v in plan.variables}
+    others = tuple(v for v in known if v.name not in own)
+    taken = variable_bytes(replace(plan, variables=(*plan.variables, *others)))
+    return {rank: int(min(limits)) - nbytes for rank, nbytes in taken.items()}
 
 
 def hints_of(state: ScriptState) -> ResolvedHints:

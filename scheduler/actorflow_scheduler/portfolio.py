@@ -13,6 +13,7 @@ counts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +21,13 @@ from itertools import pairwise
 
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.plan.plan import ActorKind, Collective, Order, Plan
+from actorflow_compiler.plan.variant import AHEAD
 from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.critical_path import critical_firings
 from actorflow_scheduler.firing_times import FiringTimes
+from actorflow_scheduler.gathers_ahead import gathered_chunks
 from actorflow_scheduler.iteration_graph import Dependency, IterationGraph, IterationOrder
+from actorflow_scheduler.notation import COMPUTING
 from actorflow_scheduler.pipeline import SCHEDULES, find_pipeline, task_of
 from actorflow_scheduler.published_orders import B, F, PublishedOrder, StageTask, W
 from actorflow_scheduler.slots import roomy
@@ -79,7 +83,7 @@ class Portfolio:
                 assert task is not None
                 self.nodes.setdefault((a.rank, task), []).append(graph.first[a.id] + n)
                 self.task[graph.first[a.id] + n] = (a.rank, task)
-        self.computing = {i for i, (_, name) in enumerate(graph.names) if name == "compute"}  # compute queues
+        self.computing = {i for i, (_, name) in enumerate(graph.names) if name == COMPUTING}  # compute queues
         worked = [0] * len(graph.names)
         for node, queues in enumerate(graph.queues):
             for queue in queues:
@@ -114,6 +118,20 @@ class Portfolio:
                 wanted.append((CLASSES[a.kind], 0, n, a.id))
         number = {key: i for i, key in enumerate(sorted(set(wanted)))}
         return [number[key] for key in wanted]
+
+    def needed_first(self, run: IterationOrder) -> list[int]:
+        """The priorities, but for communication: what a run needs first comes first, and not what is ready first.
+
+        Gathers of variables are ready long before they are needed, many at the same time.
+        """
+        graph, keys = self.graph, list(self.priorities)
+        position = {n: i for i, n in enumerate(run.nodes)}
+        for node in reversed(run.nodes):  # what waits for communication that others wait for has its key before it
+            if graph.is_comm[node]:
+                after = [n for n in (*graph.feeds[node], *graph.fetch[node]) if graph.members[n] != graph.members[node]]
+                wanted = (keys[n] if graph.is_comm[n] else position[n] for n in after)
+                keys[node] = min(wanted, default=len(position))
+        return keys
 
     def keys_of(self, order: PublishedOrder) -> list[int]:
         """Keys by a published order, followed by weight gradients that are not in it, then by optimizers.
@@ -187,6 +205,11 @@ class Portfolio:
         return int(any(a.rate > 1 and isinstance(a.comm, Collective) for a in self.plan.actors))
 
     @property
+    def gathers(self) -> bool:
+        """Whether so many chunks of variables are gathered that some may wait until others have been used."""
+        return max(map(len, gathered_chunks(self.plan).sizes.values()), default=0) > AHEAD
+
+    @property
     def optimizer_sends(self) -> bool:
         """Whether what one of an optimizer's parts makes is communicated, which other work may hide."""
         kind = {a.id: a.kind for a in self.plan.actors}
@@ -238,6 +261,22 @@ class Portfolio:
         if self.hides or not self.found:
             self.consider(name, keys, self.loose_edges(order))
 
+    def keep_computing(self, name: str, orders: Iterable[Order]) -> None:
+        """Consider orders of compute queues, with the communication that they need first before all other."""
+        edges: list[Dependency] = []
+        for order in orders:
+            if order.queue == COMPUTING and order.actors[0] in self.graph.first:
+                fired: Counter[int] = Counter()
+                nodes = []
+                for actor in order.actors:
+                    nodes.append(self.graph.first[actor] + fired[actor])
+                    fired[actor] += 1
+                edges += pairwise(nodes)
+        run = self.graph.run(self.priorities, edges)
+        if run is not None:
+            self.budget = max(1, self.budget)
+            self.consider(name, self.needed_first(run), edges)
+
     def search(self, frugal: bool = False) -> None:
         """Consider all candidates that the budget allows; if ``frugal``, also candidates that need little memory."""
         for step in self.steps():
@@ -253,6 +292,9 @@ class Portfolio:
                 limit = max(limit + 1, limit * 5 // 4)
         if self.plan.pieces > 1 and self.pipeline.length > 1:
             self.hill_climb()
+        if self.gathers:
+            best = min(self.found, key=lambda c: c.period)
+            self.keep_computing(best.name, best.plan.orders)
 
     def steps(self) -> Iterator[Callable[[], object]]:
         """The steps of the search: few without a pipeline, and a single one without micro-batches."""

@@ -11,12 +11,14 @@ from actorflow_compiler.core.schedule_names import ScheduleName, schedule_name
 from actorflow_compiler.core.units import seconds_text
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.summary import summarise
-from actorflow_compiler.plan.variant import Variant
+from actorflow_compiler.plan.variant import AHEAD, Variant
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.cost import max_workspace_bytes
+from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.forecast import forecast
+from actorflow_scheduler.gathers_ahead import gathered_chunks, with_gathers_at_once
 from actorflow_scheduler.pipeline import SCHEDULES
-from actorflow_scheduler.portfolio import SAME, Candidate, Portfolio
+from actorflow_scheduler.portfolio import SAME, STEADY, Candidate, Portfolio
 from actorflow_scheduler.portfolio import period as period_of
 from actorflow_scheduler.proof import WHAT_TO_DO, prove, too_much
 from actorflow_scheduler.published_orders import B
@@ -27,6 +29,7 @@ from actorflow_scheduler.timeline import Timeline, nanoseconds
 __all__ = ["SCHEDULES", "schedule"]
 
 Memory = Mapping[int, int]  # rank → most bytes for its live registers and the largest workspace together
+WORTH = 0.01  # gathers run further ahead only if that shortens the period by this fraction
 
 
 def schedule(
@@ -34,19 +37,23 @@ def schedule(
     hardware: Hardware = CPU_CORE,
     memory: Memory | None = None,
     name: str = "auto",
+    room: Memory | None = None,
 ) -> Plan:
     """Give a plan, or the best of the variants that ``make`` makes, orders and slot counts, and prove it.
 
     ``name`` is one of SCHEDULES: "auto" searches for the shortest period, and among equal periods for the least memory;
     any other name stands for that published schedule.  ``memory`` caps, for some ranks, the peak bytes of live
     registers and workspace; to stay below the caps, the plan may become slower, also by recomputing forward values.
+    ``room`` is how many such bytes all ranks have, where that is known: gathers of parameters run further ahead where
+    that is faster and fits.  It is no cap: a plan that does not fit even so stays as it is.
 
     Raises DeadlockError if no slot counts let the plan run; PlanError if it is not legal, does not fit the memory, or
     its stages do not fit the schedule; CallError for an unknown name.
     """
     search = _Search(make, hardware, memory or {}, schedule_name(name))
-    found = search.best()
+    found, told = search.run_ahead(search.best(), room)
     plan = search.unfolded(found)
+    plan = replace(plan, notes=(*plan.notes, *told))
     if search.is_pipeline:
         expected = forecast(plan, hardware)
         tried = f" of {search.tried} tried" if search.tried > 1 else ""
@@ -194,7 +201,7 @@ class _Search:
         registers = tuple(replace(r, slots=slots[r.id]) for r in candidate.plan.registers)
         plan = replace(candidate.plan, registers=registers)
         firings = self.portfolios[variant].evaluate(plan)
-        timeline = Timeline(plan, firings.iterations, firings.fired, firings.ends, firings.durations)
+        timeline = _timeline(plan, firings)
         name = candidate.name + ", recomputing" * variant.recompute
         return _SizedCandidate(name, variant, plan, period_of(firings), timeline.peak_bytes)
 
@@ -202,14 +209,75 @@ class _Search:
         """Whether the registers of every rank stay within its cap."""
         return self.over(sized.peak, sized.variant)[0] <= 1
 
-    def caps(self, variant: Variant) -> dict[int, int]:
+    def caps(self, variant: Variant, memory: Memory | None = None) -> dict[int, int]:
         """Listed rank → the smallest cap on bytes of registers among the ranks of its class."""
         classes, firing = self.folded[variant].rank_classes, self.workspace[variant]
-        caps = {
-            listed: [self.memory[r] - firing[listed] for r in ranks if r in self.memory]
-            for listed, ranks in classes.items()
-        }
+        memory = self.memory if memory is None else memory
+        caps = {listed: [memory[r] - firing[listed] for r in ranks if r in memory] for listed, ranks in classes.items()}
         return {listed: min(of_all) for listed, of_all in caps.items() if of_all}
+
+    # ---- how far gathers of parameters run ahead
+
+    def run_ahead(self, found: _SizedCandidate, room: Memory | None) -> tuple[_SizedCandidate, tuple[str, ...]]:
+        """The candidate, or one whose gathers run further ahead if that is faster and fits the room; and a note.
+
+        Of the numbers of chunks that are about equally fast it is a small one.
+        """
+        chunks = gathered_chunks(self.folded[found.variant].plan)
+        if not chunks.most:
+            return found, ()
+        if room is None or not callable(self.make):
+            return found, (f"{chunks.text(AHEAD)}; whether there is memory for more is not known",)
+        if not self.fits_early(found, room):
+            return found, (f"{chunks.text(AHEAD)}; there is no memory for more",)
+        free = None if self.is_optimal(found) else self.with_ahead(found, None)
+        if free is None:
+            return found, (f"{chunks.text(AHEAD)}; more would not be faster",)
+        best, fits, lacks = found, AHEAD, 2 * chunks.most  # ``lacks``: so many do not fit, if there are as many
+        more = tries = 2 if free.plan.pieces > 1 else 0  # orders of several pieces may be better without ``free`` being
+        while fits < chunks.most and lacks - fits > max(1, fits // 4):
+            if self.is_optimal(best) or (tries <= 0 and best.period <= free.period * (1 + WORTH)):
+                break
+            ahead = min(2 * fits, chunks.most) if lacks > chunks.most else (fits + lacks) // 2
+            one = free if ahead == chunks.most else self.with_ahead(found, ahead)
+            if one is None or not self.fits_early(one, room):
+                lacks = ahead
+                continue
+            fits = ahead
+            if one.period < best.period * (1 - WORTH):
+                best, tries = one, more
+            else:
+                tries -= 1
+        told = chunks.text(best.variant.ahead)
+        if best is not found:
+            saved = seconds_text((found.period - best.period) / 1e9)
+            told += f", with which a step takes {saved} less than with {AHEAD}"
+        if best.period > free.period * (1 + WORTH):
+            told += "; more would be faster, and do not fit the memory"
+        elif best is found:
+            told += "; more would not be faster"
+        return best, (told,)
+
+    def with_ahead(self, found: _SizedCandidate, ahead: int | None) -> _SizedCandidate | None:
+        """The candidate with other delays of gathers; a pipeline computes in the same order.  None if memory lacks."""
+        variant = replace(found.variant, ahead=ahead)
+        portfolio = self.portfolio(variant)
+        if not self.is_pipeline:
+            self.fill(variant, self.name)
+        portfolio.keep_computing(found.name, found.plan.orders)
+        return self.choose([variant]) if portfolio.found else None
+
+    def fits_early(self, sized: _SizedCandidate, room: Memory) -> bool:
+        """Whether a candidate fits the room, also if its gathers are as early as they may be."""
+        firings = FiringTimes(sized.plan, with_gathers_at_once(sized.plan, self.portfolios[sized.variant].times))
+        firings.run(STEADY // 2)
+        early = _timeline(sized.plan, firings).peak_bytes
+        caps = self.caps(sized.variant, room)
+        return all(max(sized.peak.get(rank, 0), early.get(rank, 0)) <= cap for rank, cap in caps.items())
+
+    def is_optimal(self, found: _SizedCandidate) -> bool:
+        """Whether a queue of a candidate is always at work."""
+        return found.period <= self.portfolios[found.variant].bound * (1 + WORTH)
 
     def is_fastest(self, found: _SizedCandidate) -> bool:
         """Whether a candidate is as fast as the fastest candidate without memory caps."""
@@ -245,3 +313,7 @@ class _Search:
     def over(self, held: Mapping[int, int], variant: Variant) -> tuple[float, int]:
         """The largest ratio of a rank's bytes to its cap, and that rank."""
         return max((held.get(rank, 0) / max(cap, 1e-9), rank) for rank, cap in self.caps(variant).items())
+
+
+def _timeline(plan: Plan, firings: FiringTimes) -> Timeline:
+    return Timeline(plan, firings.iterations, firings.fired, firings.ends, firings.durations)

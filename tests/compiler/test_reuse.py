@@ -163,6 +163,7 @@ MUTATIONS: dict[str, tuple[Case, Layout, int]] = {
     "stages": (case(), Layout(2, prepare=lambda m: place(m, stages=2)), 8),
     "a schedule": (case(), Layout(2, schedule="gpipe"), 8),
     "hardware": (case(), Layout(2, hardware=replace(CPU_CORE, flops_per_s=1e9)), 8),
+    "memory": (case(), Layout(2, hardware=replace(CPU_CORE, memory_bytes=1 << 30)), 8),
     "measurements": (case(), Layout(2, hardware=replace(CPU_CORE, measured={"a": 1.0})), 8),
     "an optimizer": (replace(case(), optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1)), ONE, 8),
     "its groups": (

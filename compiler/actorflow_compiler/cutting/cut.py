@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.cutting.actor_origins import origins_of
 from actorflow_compiler.cutting.bodies import BuiltBody, build_body
-from actorflow_compiler.cutting.gathers import AHEAD, is_gather
+from actorflow_compiler.cutting.gathers import ChunkUse, delays, is_gather
 from actorflow_compiler.cutting.lower import ItemKind, ProgramItem, resolve
 from actorflow_compiler.cutting.segment import Segment, SegmentedProgram
 from actorflow_compiler.cutting.stores import views_of_variables
@@ -85,10 +85,26 @@ class PlanHeader:
     origins: Origins = field(default_factory=Origins)
 
 
-def cut(header: PlanHeader, segmented: SegmentedProgram) -> Plan:
+@dataclass(frozen=True, slots=True)
+class CutPlan:
+    """A plan of all ranks in which nothing delays the gathers of variables, and what may delay them."""
+
+    free: Plan
+    chains: tuple[tuple[ChunkUse, ...], ...]  # see ``gathers.delays``
+
+    def plan(self, ahead: int | None) -> Plan:
+        """The plan in which each stage has ``ahead`` gathered chunks in memory at a time; None: any number."""
+        first = len(self.free.registers)
+        more = () if ahead is None else tuple(delays(self.chains, ahead, first))
+        return verify(replace(self.free, registers=(*self.free.registers, *more)))
+
+
+def cut(header: PlanHeader, segmented: SegmentedProgram) -> CutPlan:
     """Make the plan of all ranks; its origins are those of the header, which are the graph's, and of the actors."""
     cutter = _Cutter(header, segmented)
-    return replace(cutter.plan(), origins=origins_of(header.origins, segmented.program, cutter.made))
+    plan = cutter.plan()
+    origins = origins_of(header.origins, segmented.program, cutter.made)
+    return CutPlan(replace(plan, origins=origins), cutter.chains(plan))
 
 
 class _Cutter:
@@ -124,27 +140,24 @@ class _Cutter:
         for number, draft in enumerate(self.drafts):
             actors.append(self.actor(number, draft, at, writes, bodies, registers))
         registers += self.variable_registers(actors, len(registers))
-        registers += self.gather_registers(registers)
         program = self.program
         done, useful = program.flops_done, program.flops
         summary = Summary(flops=useful, redundant_flops=(done - useful) / done if done else 0.0)
         results = tuple(
             Result(i, meta.shape, meta.dtype, place, sbp) for i, (_, place, sbp, meta) in enumerate(program.results)
         )
-        return verify(
-            Plan(
-                self.header.name,
-                self.world,
-                self.pieces,
-                tuple(bodies),
-                tuple(actors),
-                tuple(registers),
-                self.header.variables,
-                results,
-                constants=self.header.constants,
-                notes=self.header.notes,
-                summary=summary,
-            )
+        return Plan(
+            self.header.name,
+            self.world,
+            self.pieces,
+            tuple(bodies),
+            tuple(actors),
+            tuple(registers),
+            self.header.variables,
+            results,
+            constants=self.header.constants,
+            notes=self.header.notes,
+            summary=summary,
         )
 
     def find(self, value: int, rank: int) -> int:
@@ -512,23 +525,14 @@ class _Cutter:
                     readers.setdefault((name, draft.rank), {})[number] = None
         return writers, readers
 
-    def gather_registers(self, registers: Sequence[Register]) -> list[Register]:
-        """Registers without tensors that delay each gather until the readers of the last but one before it are done."""
-        chains: dict[tuple[int, int, int], list[int]] = {}
+    def chains(self, plan: Plan) -> tuple[tuple[ChunkUse, ...], ...]:
+        """The chunks of gathered variables of each stage and rank, in the order of their use."""
+        found: dict[tuple[int, int, int], list[ChunkUse]] = {}
         for number, draft in enumerate(self.drafts):
             if draft.gathers:
-                chains.setdefault((draft.rank, draft.stage, draft.rate), []).append(number)
-        readers: dict[int, dict[int, None]] = {}
-        for register in registers:
-            for read in register.readers:
-                readers.setdefault(register.producer, {})[read.actor] = None
-        found: list[Register] = []
-        for chain in chains.values():
-            chain.sort(key=lambda g: (self.drafts[g].level, g))
-            for before, gather in zip(chain, chain[AHEAD:], strict=False):
-                for r in readers.get(before, ()):
-                    one = self.drafts[r]
-                    # a reader of a higher level may itself depend on this gather
-                    if one.rate == self.drafts[gather].rate and one.level <= self.drafts[gather].level:
-                        found.append(Register(len(registers) + len(found), r, (Read(gather),), ()))
-        return found
+                reads = (read.actor for register in plan.outputs_of[number] for read in register.readers)
+                readers = tuple((r, self.drafts[r].level) for r in dict.fromkeys(reads))
+                same_rate = tuple(r for r in readers if self.drafts[r[0]].rate == draft.rate)
+                use = ChunkUse(number, draft.level, same_rate)
+                found.setdefault((draft.rank, draft.stage, draft.rate), []).append(use)
+        return tuple(tuple(sorted(chain, key=lambda use: (use.level, use.gather))) for chain in found.values())

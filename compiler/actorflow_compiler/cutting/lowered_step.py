@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from actorflow_compiler.core.garbage_collection import young_only
-from actorflow_compiler.cutting.cut import PlanHeader, cut
+from actorflow_compiler.cutting.cut import CutPlan, PlanHeader, cut
 from actorflow_compiler.cutting.lower import LoweredProgram
 from actorflow_compiler.cutting.recompute import recompute_notes
 from actorflow_compiler.cutting.segment import segment
@@ -22,13 +22,20 @@ class LoweredStep:
     header: PlanHeader  # its origins are those of the graph, without the actors'
     program: LoweredProgram
     checkpoints: bool = False  # the backward pass recomputes forward values, because of the user's checkpoints
+    cuts: dict[Variant, CutPlan] = field(default_factory=dict, compare=False, repr=False)  # those made so far
 
     @young_only()
     def cut(self, variant: Variant = PLAIN) -> Plan:
-        """The plan of all ranks, without slot counts and orders."""
+        """The plan of all ranks, without slot counts and orders.
+
+        Variants that differ only in how far gathers run ahead are cut once.
+        """
         header = self.header
         if header.pieces > 1 or self.checkpoints:  # in a joined actor, recomputed values would be the kept ones
             variant = replace(variant, joined=False)
-        segmented = verify_segments(insert_stores(segment(self.program, variant)))
-        notes = (*header.notes, *recompute_notes(segmented.program, header.pieces))
-        return cut(replace(header, notes=notes), segmented)
+        free = replace(variant, ahead=None)
+        if free not in self.cuts:
+            segmented = verify_segments(insert_stores(segment(self.program, free)))
+            notes = (*header.notes, *recompute_notes(segmented.program, header.pieces))
+            self.cuts[free] = cut(replace(header, notes=notes), segmented)
+        return self.cuts[free].plan(variant.ahead)
