@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv demo test test-all test-hosts test-two-hosts test-engines check lint types drift docs protos bench bench-list clean
+.PHONY: help .venv demo test test-all test-hosts test-two-hosts test-engines chaos check lint types drift docs protos bench bench-list clean
 
 help: ## show this list
 	@sed -n 's/^\([.a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -46,6 +46,9 @@ test-hosts: $(READY) ## tests across hosts: four containers (installs Docker on 
 
 test-two-hosts: $(READY) ## the quick ones, on two containers; without an engine, in network namespaces
 	PYTHON=$(BIN)/python docker/test-hosts --on either --nodes 2 -m "hosts and not slow" $(ARGS)
+
+chaos: $(READY) ## runs to which faults happen at random moments (ARGS="--runs 50 --seed 1"; root, iproute2, iptables)
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m chaos.campaign $(ARGS)
 
 test-engines: $(READY) ## the tests on Slurm (where Debian's slurmctld, slurmd and munge are), Ray, and two network cards
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'

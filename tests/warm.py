@@ -31,12 +31,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["python"]
+__all__ = ["python", "python_of"]
 
 LIMITS = 16  # of resources, that Linux knows
 LARGEST = 1 << 20  # bytes of a message
@@ -81,6 +82,14 @@ os._exit(status)
 @functools.cache
 def python() -> str:
     """A program that runs what is to be run by ``sys.executable``; its server ends with this process."""
+    return python_of(lambda command: command)[0]
+
+
+def python_of(start: Callable[[list[str]], list[str]]) -> tuple[str, int]:
+    """Such a program whose forks are where ``start`` has the server's command be run, as in another network.
+
+    Also the server's process.
+    """
     folder = Path(tempfile.mkdtemp(prefix="warm"))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(folder / "server"))
@@ -88,7 +97,7 @@ def python() -> str:
     stub = folder / "python"
     stub.write_text(STUB.format(python=sys.executable, address=str(folder / "server"), limits=LIMITS))
     stub.chmod(0o755)
-    command = [sys.executable, __file__, str(listener.fileno())]
+    command = start([sys.executable, __file__, str(listener.fileno())])
     # one thread, as a pool of threads does not live on in a fork
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     server = subprocess.Popen(
@@ -103,7 +112,7 @@ def python() -> str:
         shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(end)
-    return str(stub)
+    return str(stub), server.pid
 
 
 @dataclass(frozen=True)

@@ -319,6 +319,12 @@ class Cluster:
         if self._thread.is_alive():
             self.failed.wait(NEWS)
 
+    def fail(self, failure: Failure) -> None:
+        """End the whole run because of another rank, of whose failure its launcher knows."""
+        self._soon(self._control_plane.fail, failure)
+        if self._thread.is_alive():
+            self.failed.wait(NEWS)
+
     def explain(self, error: BaseException) -> BaseException:
         """The run's error if another rank's failure caused this error, else the error itself; any thread.
 

@@ -23,6 +23,7 @@ from actorflow.launch.rank_processes import RankProcess, rank_command, rank_plac
 from actorflow.launch.watch import RankWatch, WatchFindings
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
 from actorflow.rendezvous.network import hold_port
+from actorflow.rendezvous.reports import leave_cause
 from actorflow.rendezvous.script_request import RunShape
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import RunInfo, announce_run, ask_ranks, on_signal
@@ -82,7 +83,7 @@ def _attempt(
     ):
         watch.start()
         attend(watch.address)
-        codes, statuses, interrupted = _supervise(console, run, log_dir, server)
+        codes, statuses, interrupted = _supervise(console, run, log_dir, server, watch)
     findings = watch.close()
     _warn_of_disk(console, run, log_dir)
     unreachable = {f.rank // len(run.launcher_ranks) for f in findings.failures if f.kind is FailureKind.UNREACHABLE}
@@ -127,7 +128,7 @@ def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
 
 
 def _supervise(
-    console: Console, run: Settings, log_dir: str, server: ForkServer | None
+    console: Console, run: Settings, log_dir: str, server: ForkServer | None, watch: RankWatch
 ) -> tuple[dict[int, int], dict[int, int], signal.Signals | None]:
     """Run the ranks under torch's agent.
 
@@ -146,6 +147,11 @@ def _supervise(
                 server.close()
         return spawn(command, places)
 
+    def tell_cause(failed: Mapping[int, int]) -> None:
+        """Leave word of why ranks are told to end, for those that have not heard it from others."""
+        codes = {first + local: code for local, code in failed.items()}
+        leave_cause(watch.address, _first_failure(watch.findings, codes, codes))
+
     try:
         with without_collections():
             from torch.distributed.elastic.multiprocessing import SignalException
@@ -154,7 +160,7 @@ def _supervise(
     except KeyboardInterrupt:
         return {}, {}, signal.SIGINT
     try:
-        ends = supervise(len(run.launcher_ranks), start, command, SHUTDOWN)
+        ends = supervise(len(run.launcher_ranks), start, command, SHUTDOWN, tell_cause)
     except SignalException as e:
         return {}, {}, signal.Signals(e.sigval)
     except KeyboardInterrupt:  # before the agent has its handlers

@@ -26,7 +26,7 @@ from actorflow.launch.fork_server import become_rank, is_fork_server
 from actorflow.launch.log_disk import full_disk
 from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.options import DeviceType
-from actorflow.rendezvous.reports import RankStarted, report_to_launcher
+from actorflow.rendezvous.reports import RankStarted, cause_left, report_to_launcher
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.rank_status import StatusRequest, own_status
 from actorflow.status.sockets import answer_requests, print_own_status
@@ -248,6 +248,9 @@ def _handle_signals(run: Cluster | Alone) -> None:
             if signal.SIGUSR1 in told:
                 print_own_status(run.rank)
         known = run.failed.wait(TERM_PATIENCE)
+        if not known and isinstance(run, Cluster) and (cause := cause_left(run.settings.launcher)) is not None:
+            run.fail(cause)
+            known = True
         if not known:
             run.abort(FailureKind.ENDED, "was told to end (SIGTERM)")
         if isinstance(run, Cluster):

@@ -45,11 +45,18 @@ class RankEnds:
     statuses: dict[int, int]  # of all; a negative one is the signal that has killed it
 
 
-def supervise(count: int, start: StartRanks, command: Sequence[str], patience: float) -> RankEnds:
+def supervise(
+    count: int,
+    start: StartRanks,
+    command: Sequence[str],
+    patience: float,
+    on_failed: Callable[[Mapping[int, int]], object] = lambda _: None,
+) -> RankEnds:
     """Start so many ranks and wait until all have ended, or one has failed and the others have ended with it.
 
     ``command`` is what a rank runs, for the agent's events.  ``patience`` is how many seconds a rank has to end once it
-    is told to.  Raises SignalException after a signal that ends this process, when the ranks have ended.
+    is told to; before that, ``on_failed`` is called with those that failed: local rank → exit status.  Raises
+    SignalException after a signal that ends this process, when the ranks have ended.
     """
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # our own report is shorter
@@ -58,7 +65,7 @@ def supervise(count: int, start: StartRanks, command: Sequence[str], patience: f
         role="actorflow", local_world_size=count, rdzv_handler=_OneAgent(), entrypoint=command[0],
         args=tuple(command[1:]), max_restarts=0, monitor_interval=1e-3, local_addr="127.0.0.1",
     )  # fmt: skip
-    agent = _RankAgent(spec, start, patience)
+    agent = _RankAgent(spec, start, patience, on_failed)
     try:
         with _raising_signals():
             agent.run()
@@ -111,8 +118,11 @@ class _OneAgent(RendezvousHandler):
 
 
 class _RankAgent(SimpleElasticAgent):
-    def __init__(self, spec: WorkerSpec, start: StartRanks, patience: float) -> None:
+    def __init__(
+        self, spec: WorkerSpec, start: StartRanks, patience: float, on_failed: Callable[[Mapping[int, int]], object]
+    ) -> None:
         super().__init__(spec)
+        self._on_failed = on_failed
         self._start = start
         self._patience = patience
         self._processes: Sequence[RankProcess] = ()
@@ -161,6 +171,7 @@ class _RankAgent(SimpleElasticAgent):
         failed = {local: status for local, status in enumerate(statuses) if status}
         if failed:
             self._failed = failed
+            self._on_failed(failed)
             failures = {
                 worker_group.workers[local].global_rank: ProcessFailure(
                     local, self._processes[local].pid, status, error_file=""

@@ -6,6 +6,7 @@ import json
 import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from actorflow.rendezvous.failure import LAUNCHER, Failure, FailureKind
@@ -71,6 +72,7 @@ _KINDS: dict[str, type[RankReport]] = {
     "silent": RankSilence,
     "kept": LogsKept,
 }
+_CAUSE = "cause"  # the file beside the launcher's socket with the failure by which ranks are told to end
 MOST = 1 << 16  # most bytes of a datagram that the launcher reads
 MOST_NUMBER = 1 << 31  # of ranks, processes, devices
 _TYPES: dict[Any, type] = {"int": int, "str": str, "bool": bool, "FailureKind": str}
@@ -100,6 +102,23 @@ def next_report(launcher: socket.socket) -> RankReport:
     if is_longer:
         raise MessageRefused(RefusalReason.LIMIT, f"{datagram[:80]!r}…", f"at most {MOST} bytes")
     return parse(datagram)
+
+
+def leave_cause(launcher: str, failure: Failure) -> None:
+    """On the launcher: leave word beside its socket of why it tells ranks to end; does nothing where it cannot."""
+    path = Path(launcher).with_name(_CAUSE)
+    with suppress(OSError):
+        path.with_suffix(".part").write_bytes(_datagram(failure))
+        path.with_suffix(".part").replace(path)
+
+
+def cause_left(launcher: str) -> Failure | None:
+    """On a rank that is told to end: the failure of which its launcher has left word; None where it has not."""
+    try:
+        found = parse(Path(launcher).with_name(_CAUSE).read_bytes())
+    except (OSError, MessageRefused):  # there is no launcher, or it was interrupted
+        return None
+    return found if isinstance(found, Failure) else None
 
 
 def parse(datagram: bytes) -> RankReport:

@@ -53,6 +53,25 @@ current().gather("losses", b"")
 """
 
 
+# rank 0 does not notice the end of a peer, as none does that has not joined yet
+DEAF = """
+import os
+from actorflow.control.cluster import current
+
+async def deaf(peer):
+    pass
+
+cluster = current()
+if cluster.rank == 0:
+    cluster._control_plane._lost = deaf
+cluster.gather("all", b"")
+cluster.scatter("all", [b"", b""] if cluster.rank == 0 else None)
+if cluster.rank == 1:
+    os._exit(7)
+cluster.gather("never", b"")
+"""
+
+
 def pids_of_ranks(run: Run, folder: Path, count: int) -> list[int]:
     """Wait until all ranks are up."""
     return [int(pid) for pid in run.wait_for([folder / f"up{rank}" for rank in range(count)])]
@@ -103,6 +122,17 @@ def test_a_script_that_raises_on_one_rank_shows_its_line(start: Start, tmp_path:
     assert traceback.startswith("Traceback (most recent call last):\n  File")
     assert "runpy" not in traceback
     assert "no such file" in (tmp_path / "logs0/rank1.error.json").read_text()
+
+
+def test_ranks_that_are_told_to_end_hear_from_the_launcher_why_where_nobody_else_tells_them(
+    start: Start,
+) -> None:
+    run = start(DEAF, "--devices", "2", python=warm.python())
+    assert ends_within(run, LIMIT) == 1
+    said = r"actorflow: rank 1 \(\S+, pid \d+\) ended with exit status 7; noticed by its launcher"
+    assert re.search(said, run.output)
+    assert "ClusterError: the run ended because rank 1" in run.output
+    assert "SIGTERM" not in run.output
 
 
 def test_a_killed_launcher_takes_its_ranks_along(start: Start, tmp_path: Path) -> None:

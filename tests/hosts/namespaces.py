@@ -17,18 +17,18 @@ import pytest
 from hosts.machines import Host, is_ours, run
 
 NETWORK = "10.77.0"
-SHM = "64k"  # what each host has of /dev/shm
+SHM = "64k"  # what a host has of /dev/shm
 _SETTINGS = Path("/etc/netns")  # `ip netns exec` puts what is below it in the place of files of /etc
 
 
 class Namespace:
     """A host of its own network, name and /etc/hosts; files and processes are this machine's."""
 
-    def __init__(self, switch: str, number: int, folder: Path) -> None:
+    def __init__(self, switch: str, number: int, folder: Path, shm: str = SHM) -> None:
         self.name = self.hostname = f"{switch}n{number}"
         self.address = f"{NETWORK}.{number + 1}"
         self.folder = str(folder)
-        self._switch = switch
+        self._switch, self._shm = switch, shm
         self._port = f"port{number}"
         self._names: list[str] = []
 
@@ -60,7 +60,7 @@ class Namespace:
             variables["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], *filter(None, sys.path)])
         settings = [f"{name}={value}" for name, value in variables.items()]
         # a mount that this program alone sees
-        own = f'hostname "$0"; mount -t tmpfs -o size={SHM} shm /dev/shm; exec env -C "$@"'
+        own = f'hostname "$0"; mount -t tmpfs -o size={self._shm} shm /dev/shm; exec env -C "$@"'
         named = ["unshare", "--uts", "sh", "-c", own, self.name, self.folder]
         return ["ip", "netns", "exec", self.name, *named, *settings, *program]
 
