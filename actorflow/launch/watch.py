@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -33,7 +32,7 @@ from actorflow.rendezvous.script_request import RunShape
 from actorflow.support.peer_user import hear_senders
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow.support.silences import SilenceCounter, Turn
-from actorflow_compiler.core.owned_folders import make_owned_folder
+from actorflow_compiler.core.owned_folders import make_owned_folder, remove_owned_folder
 
 GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
 LATER = 4.0  # seconds beyond the run's limit in which a stopped process's peers may say themselves that it is lost
@@ -101,7 +100,7 @@ class RankWatch:
         self._socket.close()
         for fd in (self._stop, self._stop_writer, *(p.handle for p in self._alive.values())):
             os.close(fd)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_owned_folder(self._folder)
         return self.findings
 
     def _run(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import threading
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from typing import Any
 from actorflow.support.peer_user import check_user
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow_compiler.core.errors import ClusterError
-from actorflow_compiler.core.owned_folders import make_owned_folder
+from actorflow_compiler.core.owned_folders import make_owned_folder, remove_owned_folder
 
 __all__ = ["FileHolder", "held_files", "hold_file", "let_go_of_files", "open_held_file"]
 
@@ -52,7 +51,7 @@ class FileHolder:
         for fd in self._files.values():
             os.close(fd)
         self._files.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_owned_folder(self._folder)
 
     def _serve(self) -> None:
         while True:

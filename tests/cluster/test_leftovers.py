@@ -12,12 +12,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import warm
 from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous.reports import RankFinished, report_to_launcher
+from actorflow.rendezvous.waiting_nodes import say_node_is_lost
 from actorflow.status.sockets import answer_requests
 from actorflow.support import peer_user
 from actorflow.support.held_files import FileHolder, held_files
@@ -133,6 +135,21 @@ def test_a_start_removes_what_a_killed_launcher_has_left_but_no_logs(
     (temporary / "actorflow-logs-ab").mkdir()
     assert start("pass", "--devices", "1", python=warm.python()).wait() == 0
     assert [path.name for path in temporary.glob("actorflow-*")] == ["actorflow-logs-ab"]
+
+
+def test_a_folder_goes_while_another_thread_says_that_a_node_is_lost(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, remove = RankWatch(), os.rmdir
+
+    def say_and_remove(*arguments: Any, **more: Any) -> None:
+        say_node_is_lost(watch.address, "node 1")
+        remove(*arguments, **more)
+
+    monkeypatch.setattr(os, "rmdir", say_and_remove)
+    watch.start()
+    watch.close()
+    assert list(temporary.iterdir()) == []
 
 
 def test_what_another_user_sends_to_a_launcher_a_rank_or_a_holder_of_files_is_not_taken(

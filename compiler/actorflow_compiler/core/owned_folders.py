@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["birth", "make_owned_folder", "owned_folder", "remove_leftovers"]
+__all__ = ["birth", "make_owned_folder", "owned_folder", "remove_leftovers", "remove_owned_folder"]
 
 BEGINNING = "actorflow-"  # of the names of all these folders
 OWNER = "owner.json"  # the file in each that says who has made it
@@ -50,7 +50,16 @@ def owned_folder(kind: str) -> Iterator[str]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_owned_folder(folder)
+
+
+def remove_owned_folder(folder: str) -> None:
+    """Remove a folder of ``make_owned_folder``, also while others write files to it, who find it gone."""
+    gone = f"{folder}.gone"
+    with suppress(OSError):
+        os.rename(folder, gone)
+        folder = gone
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_leftovers() -> list[str]:
