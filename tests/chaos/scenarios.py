@@ -211,6 +211,8 @@ def draw(seed: int, kinds: Collection[Kind] = tuple(Kind)) -> Scenario:
         again = bool(restarts) and faults[-1].kind not in HARMLESS and faults[-1].attempt + 1 < restarts
         attempt = faults[-1].attempt + 1 if again else faults[-1].attempt
         others = [Kind.KILL_RANK, Kind.PAUSE_RANK, Kind.RAISE, Kind.EXIT, Kind.SLOW_RANK, Kind.STOP_RANK]
+        if elastic and devices == 1:  # the only rank that is left may be stopped for as long as one likes
+            others.remove(Kind.STOP_RANK)
         faults.append(_fault(drawn, drawn.choice(others), ranks, keeps, attempt))
     return Scenario(seed, nodes, devices, layout, keeps, restarts, elastic, whole, tuple(faults))
 
