@@ -120,7 +120,7 @@ class RankWatch:
     def _read_reports(self) -> None:
         while True:
             try:
-                self._handle(next_report(self._socket))
+                self._handle(*next_report(self._socket))
             except BlockingIOError:
                 return
             except MessageRefused as error:
@@ -128,9 +128,9 @@ class RankWatch:
             except Exception as error:  # an error in one report must not block the others
                 _say(f"a report of a rank could not be taken in: {error}")
 
-    def _handle(self, report: RankReport) -> None:
+    def _handle(self, report: RankReport, sender: int) -> None:
         if isinstance(report, RankStarted):
-            self._note_start(report)
+            self._note_start(report, sender)
         elif isinstance(report, RankFinished):
             self._finished.add(report.rank)
         elif isinstance(report, RunShape):
@@ -146,16 +146,16 @@ class RankWatch:
         else:
             self._note_failure(report)
 
-    def _note_start(self, report: RankStarted) -> None:
+    def _note_start(self, report: RankStarted, sender: int) -> None:
         if report.rank < 0 or report.pid < 1:
             what = f"the start of rank {report.rank} as process {report.pid}"
             raise MessageRefused(RefusalReason.NUMBER, what, "that of a rank")
         if report.rank in self._alive:
             what = f"a second start of rank {report.rank}"
             raise MessageRefused(RefusalReason.SEQUENCE, what, "one, while its process lives")
-        if not _is_ours(report.pid):
-            what = f"the start of rank {report.rank} as process {report.pid}, which is none of this launcher's"
-            raise MessageRefused(RefusalReason.SENDER, what, "a process that it has started")
+        if report.pid != sender and not _is_ours(report.pid):
+            what = f"the start of rank {report.rank} as process {report.pid}, which is another one's"
+            raise MessageRefused(RefusalReason.SENDER, what, "a process of this launcher, or the one that says it")
         self.findings.started[report.rank] = report.pid
         with suppress(ProcessLookupError):  # dead already; the agent has its status
             process = _Process(report.rank, report.pid, os.pidfd_open(report.pid), os.getpgid(report.pid) == report.pid)
@@ -229,7 +229,10 @@ def _say(text: str) -> None:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process is a child of this one, or the child of one, or has ended: only these are ever killed."""
+    """Whether a process is a child of this one, or the child of one, or has ended.
+
+    Only these, and those that speak for themselves, are ever killed.
+    """
     try:
         return any(one.pid == os.getpid() for one in psutil.Process(pid).parents())
     except psutil.Error:

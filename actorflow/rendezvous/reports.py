@@ -92,16 +92,16 @@ def report_to_launcher(launcher: str, report: RankReport) -> None:
         s.sendto(_datagram(report), flags, launcher)
 
 
-def next_report(launcher: socket.socket) -> RankReport:
-    """The next report on the launcher's socket.
+def next_report(launcher: socket.socket) -> tuple[RankReport, int]:
+    """The next report on the launcher's socket, and the process that has sent it.
 
     Raises BlockingIOError if there is none now, MessageRefused for a datagram that is no report, and ClusterError for
     one of another user; the next call reads the next one.
     """
-    datagram, is_longer = receive_from_user(launcher, MOST)
+    datagram, is_longer, sender = receive_from_user(launcher, MOST)
     if is_longer:
         raise MessageRefused(RefusalReason.LIMIT, f"{datagram[:80]!r}…", f"at most {MOST} bytes")
-    return parse(datagram)
+    return parse(datagram), sender
 
 
 def leave_cause(launcher: str, failure: Failure) -> None:

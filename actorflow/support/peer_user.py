@@ -31,17 +31,17 @@ def hear_senders(datagrams: socket.socket) -> None:
     datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
 
-def receive_from_user(datagrams: socket.socket, most: int) -> tuple[bytes, bool]:
-    """The next datagram, and whether it was longer than ``most`` bytes.
+def receive_from_user(datagrams: socket.socket, most: int) -> tuple[bytes, bool, int]:
+    """The next datagram, whether it was longer than ``most`` bytes, and the process that has sent it.
 
     Raises ClusterError, once it is read, if it is not of a process of this user, and OSError as ``recvmsg`` does.
     """
     datagram, extra, flags, _ = datagrams.recvmsg(most, socket.CMSG_SPACE(_PEER.size))
-    users = [
-        _PEER.unpack(data)[1]
+    senders = [
+        _PEER.unpack(data)
         for level, kind, data in extra
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) == _PEER.size
     ]
-    if users != [os.geteuid()]:
-        raise ClusterError(f"a datagram of another user ({users}) has come to a socket of user {os.geteuid()}")
-    return datagram, bool(flags & socket.MSG_TRUNC)
+    if [user for _, user, _ in senders] != [os.geteuid()]:
+        raise ClusterError(f"a datagram of another user ({senders}) has come to a socket of user {os.geteuid()}")
+    return datagram, bool(flags & socket.MSG_TRUNC), senders[0][0]
