@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from actorflow.script_state.arguments import CallArguments
@@ -17,6 +18,7 @@ __all__ = ["PlanCache"]
 
 OFTEN = 3  # plans caused by one changing value, from which on a note reports it
 WORTH = 20  # calls of a plan from which on it no longer counts as a wasted compilation
+REMEMBERED = 1000  # plans of which it is known why they were made, and that they were there
 PARTS = (  # the parts of a key, in order
     "arguments", "which modules train", "which parameters take gradients", "autocast, or a mode or dtype of torch",
     "which parameters the optimizers' groups have", "settings of the optimizers", "settings of the gradient scaler",
@@ -34,6 +36,10 @@ class CachedBinding(Protocol):
 
 class CachedPlan(Protocol):
     """What the cache needs to know of a plan."""
+
+    @property
+    def number(self) -> int:
+        """Its number in the session."""
 
     @property
     def bound(self) -> CachedBinding:
@@ -68,7 +74,9 @@ class PlanCache(Generic[P]):
         self._all: list[P] = []
         self._aside: list[tuple[Any, P]] = []  # parked plans, with their arguments' keys
         self._costs: dict[str, int] = {}  # place of a changing value → number of plans made because of it
-        self._told: list[str] = []
+        self._made = 0
+        self._told: deque[tuple[int, str]] = deque(maxlen=REMEMBERED)  # number of a plan → why it was made
+        self._forgotten: deque[Any] = deque(maxlen=REMEMBERED)  # arguments' keys of plans that were forgotten
         self.why = ""  # why the last call had no plan
 
     def __len__(self) -> int:
@@ -83,7 +91,7 @@ class PlanCache(Generic[P]):
         ``misfit`` returns a plan's assumption about gradients or values that does not hold, or an empty text.
         """
         alike = self._of.get(arguments.key, [])
-        self.why = "" if alike or not self._all else "other arguments"
+        self.why = "" if alike else self._why_none(arguments.key)
         for at in range(len(alike) - 1, -1, -1):
             plan = alike[at]
             key = plan.bound.keys.key(arguments, fresh(plan.bound.keys))
@@ -105,7 +113,28 @@ class PlanCache(Generic[P]):
         """Add the plan that was made for the last call that ``find`` had no plan for."""
         self._of.setdefault(arguments.key, []).append(plan)
         self._all.append(plan)
-        self._told.append(self.why or "the first call")
+        self._made += 1
+        self._told.append((self._made, self.why or "the first call"))
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Forget plans that are dropped, by their numbers in the session."""
+        leaving = {plan for plan in self._all if plan.number in numbers}
+        if not leaving:
+            return
+        self._all = [plan for plan in self._all if plan not in leaving]
+        self._aside = [(key, plan) for key, plan in self._aside if plan not in leaving]
+        for key, plans in [*self._of.items()]:
+            if leaving.intersection(plans):
+                self._forgotten.append(key)
+                plans[:] = [plan for plan in plans if plan not in leaving]
+                if not plans:
+                    del self._of[key]
+
+    def _why_none(self, key: Any) -> str:
+        """Why no plan has these arguments; empty before the first plan."""
+        if key in self._forgotten:
+            return "its plan had not been used for long, and was let go"
+        return "other arguments" if self._made else ""
 
     def park(self, stays: Callable[[P], bool]) -> list[P]:
         """Put aside the plans for which ``stays`` is false; returns them."""
@@ -171,4 +200,4 @@ class PlanCache(Generic[P]):
 
     def explain(self) -> str:
         """A line for each plan: why it was made."""
-        return "\n".join(f"{self._name}, plan {n}: {told}" for n, told in enumerate(self._told, 1))
+        return "\n".join(f"{self._name}, plan {n}: {told}" for n, told in self._told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -14,11 +15,14 @@ from actorflow.session.jobs import CompiledPlan, JobLike
 from actorflow.session.plan_keys import PlanKeys
 from actorflow.session.plan_uses import PlanUses
 from actorflow.variables.weak_guards import names_in, owned_in
+from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["PlanRelease"]
 
+MOST_VARIABLE = "ACTORFLOW_MOST_PLANS"  # environment variable: how many plans are kept ready
+MOST = 128  # … where it says nothing
 BEHIND = 8  # calls after which all ranks drop at the same call; one with something to drop is no further ahead
 
 
@@ -34,6 +38,10 @@ class PlanRelease:
     def installed(self, compiled: CompiledPlan, uses: Iterable[str]) -> None:
         """Record an installed plan, which can be called as long as its job holds it."""
         self._gone.installed(compiled.number, uses, compiled)
+
+    def called(self, compiled: CompiledPlan) -> None:
+        """Note that a plan is called, as all ranks do."""
+        self._gone.called(compiled.number)
 
     def uses(self, compiled: CompiledPlan) -> frozenset[str]:
         """The variables of a plan."""
@@ -120,7 +128,12 @@ class PlanRelease:
         return new
 
     def with_gone(self, runtime: PlanRuntime | None, mine: StateReport, state: ScriptState) -> StateReport:
-        """This rank's report, with the plans and variables that it could drop added."""
+        """This rank's report, with the plans and variables that it could drop added, as a plan is about to be made.
+
+        That includes the plans that were called least recently, where there are more than are kept ready.  Calls are
+        the same on all ranks, and so are these plans, if ranks keep the same number.
+        """
+        most = _most_plans()
         if runtime is None:
             return mine
         variables = runtime.variables
@@ -128,10 +141,15 @@ class PlanRelease:
         if not parameters <= variables.layouts.keys():  # new parameters may replace those of a dropped model
             gc.collect()  # models and their jobs refer to each other
         plans, used = self._gone.plans(), self._gone.used()
+        plans |= self._gone.unused(most - 1)
         return replace(mine, plans=frozenset(plans), variables=frozenset(variables.gone(used)) - used)
 
     def drop_all(self, runtime: PlanRuntime, gone: DropSet) -> None:
-        """Drop plans and variables that all ranks have reported as droppable."""
+        """Drop plans and variables that all ranks have reported as droppable, also plans that the script may call."""
+        for job in [*self._context.jobs]:
+            job.plans.forget(gone.plans)
+            if job.last is not None and job.last.number in gone.plans:
+                job.last = None
         self.drop(runtime, gone)
         self._told, self._untold = self._told - gone, True
         self._context.barrier.forget(gone)
@@ -145,3 +163,14 @@ class PlanRelease:
         runtime.variables.drop(gone.variables)
         runtime.rebound.forget(gone.variables)
         self._context.names.sweep()
+
+
+def _most_plans() -> int:
+    """How many plans are kept ready.  Raises StateError where the environment variable is no number from 1 on."""
+    text = os.environ.get(MOST_VARIABLE, "").strip()
+    if text and not (text.isdecimal() and int(text)):
+        raise StateError(
+            f"{MOST_VARIABLE}={text} was found; expected the number of plans to keep ready, from 1 on. Set it so, or "
+            f"unset it for {MOST}"
+        )
+    return int(text) if text else MOST

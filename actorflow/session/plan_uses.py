@@ -22,15 +22,26 @@ class PlanUses:
         self._parked: set[int] = set()  # put aside until the script uses their state again
         self._finalized: deque[int] = deque()  # plans reported by finalizers and not handled yet
         self._gone: set[int] = set()
+        self._recent: dict[int, None] = {}  # installed plans in the order of their last calls
 
     def installed(self, number: int, uses: Iterable[str], handle: object) -> None:
         """Record an installed plan, which can be called as long as the object ``handle`` exists."""
         self._uses[number] = frozenset(uses)
+        self._recent[number] = None
         weakref.finalize(handle, self._finalized.append, number).atexit = False
 
     def died(self, number: int) -> Callable[[Any], None]:
         """A finalizer to run, on any thread, when a plan cannot be called any more."""
         return partial(_append, self._finalized, number)
+
+    def called(self, number: int) -> None:
+        """Note that a plan is called."""
+        del self._recent[number]
+        self._recent[number] = None
+
+    def unused(self, most: int) -> set[int]:
+        """The installed plans but for those ``most`` that were called last; equal on all ranks."""
+        return set([*self._recent][: max(len(self._recent) - most, 0)])
 
     def park(self, number: int) -> None:
         """Note that a plan is put aside."""
@@ -77,6 +88,7 @@ class PlanUses:
         """Forget plans that are dropped; all ranks do so at the same call."""
         for number in numbers:
             self._uses.pop(number, None)
+            self._recent.pop(number, None)
             self._gone.discard(number)
             self._parked.discard(number)
 

@@ -250,6 +250,8 @@ class Session:
         """Announce the call to the other ranks, with a digest of what must be equal on all."""
         number = self.calls
         self.calls += 1
+        if compiled is not None:
+            self._release.called(compiled)
         text = self._call_text(job, arguments, compiled) if self.context.world > 1 else ""
         digest = hashlib.sha256(f"{job.type} {text}".encode()).hexdigest()[:16]
         if text and compiled is None and job.plans.why:

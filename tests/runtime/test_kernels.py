@@ -151,6 +151,15 @@ def test_equal_bodies_share_a_kernel() -> None:
     assert kernels.kernel(body(1, step("aten.abs.default", V0, outs=[1]), outputs=[1])) is not first
 
 
+def test_a_kernel_that_nothing_holds_is_forgotten_at_once() -> None:
+    kernels = Kernels(CPU, {})
+    kernel = kernels.kernel(body(1, step("aten.neg.default", V0, outs=[1]), outputs=[1]))
+    gone = weakref.ref(kernel)
+    assert kernels.kernel(body(1, step("aten.neg.default", V0, outs=[1]), outputs=[1])) is kernel
+    del kernel
+    assert gone() is None
+
+
 @pytest.mark.parametrize(
     "op",
     [

@@ -9,7 +9,8 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ _SYMBOLS = (torch.dtype, torch.layout, torch.memory_format)
 
 
 class Kernels:
-    """Generates the kernel of each distinct body once, for one device.
+    """Generates the kernel of each distinct body once, for one device, and forgets it when nothing holds it any more.
 
     ``library`` holds the ops named ``actorflow.NAME``; each takes tensors and plain Python
     arguments (tuples for lists) and returns a tensor, or a tuple where its step has several outputs.
@@ -40,7 +41,7 @@ class Kernels:
     def __init__(self, device: torch.device, library: Mapping[str, Callable[..., Any]]) -> None:
         self._device = device
         self.library = library
-        self._made: dict[Body, Kernel] = {}
+        self._made: MutableMapping[Body, Kernel] = weakref.WeakValueDictionary()
 
     def kernel(self, body: Body) -> Kernel:
         """The function of a body.
@@ -80,7 +81,7 @@ class _Writer:
         lines.append(f" return ({outputs})")
         source = "\n".join(lines)
         exec(compile(source, _source_name(body), "exec"), self._globals)
-        kernel: Kernel = self._globals["kernel"]
+        kernel: Kernel = self._globals.pop("kernel")  # what it refers to must not refer to it
         return kernel
 
     def _step(self, step: Step) -> str:

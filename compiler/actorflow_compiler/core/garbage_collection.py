@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from actorflow_compiler.core.torch_internals import forget_fake_results
+
 __all__ = ["forgotten_at_the_end", "instances", "kept_while_compiling", "young_only"]
 
 T = TypeVar("T")
@@ -69,6 +71,7 @@ def forgotten_at_the_end() -> Iterator[None]:
     finally:
         for cache in _kept:
             cache.cache_clear()
+        forget_fake_results()
 
 
 def instances(*kinds: type[T]) -> list[T]:

@@ -13,6 +13,9 @@ from actorflow_compiler.core.ops import Arg, Meta, Ref
 from actorflow_compiler.core.sbp import Sbp
 from actorflow_compiler.core.torch_internals import OpOverload, schema_of
 
+CALLS = 1 << 13  # calls of which what is found about them is kept
+GRAPHS = 1 << 10  # … and graphs that are made of them
+
 ArgumentPath = tuple[int, ...]  # position in the schema's arguments, then in the lists in them
 
 

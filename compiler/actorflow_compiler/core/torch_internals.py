@@ -91,6 +91,7 @@ __all__ = [
     "dispatching_to",
     "end_of_graph",
     "fake_mode",
+    "forget_fake_results",
     "fast_callable",
     "forward_mode",
     "fresh_script",
@@ -165,6 +166,7 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+FAKE_RESULTS = 1 << 14  # entries of torch's cache of what ops make of fake tensors, above which it is emptied
 
 
 # ---- tensors without memory
@@ -184,6 +186,12 @@ READS = (  # methods by which Python reads values of a tensor: number, array, re
 def fake_mode() -> FakeTensorMode:
     """A mode in which tensors have shapes and no memory."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def forget_fake_results() -> None:
+    """Empty torch's cache of what ops make of fake tensors, which knows no limit, where it has become long."""
+    if FakeTensorMode.cache_info().size > FAKE_RESULTS:
+        FakeTensorMode.cache_clear()
 
 
 def static_fake_mode() -> FakeTensorMode:

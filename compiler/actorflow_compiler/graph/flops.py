@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
+from actorflow_compiler.core.op_call import CALLS
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.signatures import OpCall
 
 
-@functools.cache
+@functools.lru_cache(maxsize=CALLS)
 def flops_of(call: OpCall) -> float:
     """The floating-point operations of a call; a multiply-add counts twice."""
     name = call.op.split(".")[1]

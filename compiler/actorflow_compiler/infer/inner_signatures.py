@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.boxing.routes import bytes_moved
+from actorflow_compiler.core.op_call import GRAPHS
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.sbp import B, NdSbp, Sbp, Split
 from actorflow_compiler.graph.graph import Graph, Node, call_of, verify
@@ -44,7 +45,7 @@ def inner_cost(call: OpCall, signature: Signature, parts: int) -> tuple[float, i
     return cost
 
 
-@functools.cache
+@functools.lru_cache(maxsize=GRAPHS)
 def decompose(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> DecomposedOp:
     """Decompose an op, at least one of whose signatures is inner, on a mesh; ``chosen`` has one for each axis."""
     graph = trace(call, functools.partial(_run, call, _cuts(chosen, hierarchy)))

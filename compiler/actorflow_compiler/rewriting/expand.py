@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.capture.from_fx import PlaceholderNames, to_graph
+from actorflow_compiler.core.op_call import GRAPHS
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import fake_mode
@@ -117,4 +118,4 @@ def trace(call: OpCall, function: Callable[..., Any]) -> Graph | None:
     return to_graph(module, names, {}, False).graph
 
 
-_once = functools.cache(trace)
+_once = functools.lru_cache(maxsize=GRAPHS)(trace)

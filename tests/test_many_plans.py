@@ -1,0 +1,81 @@
+"""Plans that were called least recently are let go of where a script needs more than are kept ready."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import actorflow as flow
+from actorflow.session.plan_uses import PlanUses
+from actorflow.session.process import current
+from actorflow_compiler.core.errors import StateError
+from test_runs import actorflow
+
+SCRIPT = Path(__file__).parent / "scripts" / "many_shapes.py"
+
+
+class Held:
+    """Stands for a plan of a job."""
+
+
+def test_the_plans_that_were_called_last_stay() -> None:
+    uses, held = PlanUses(), [Held() for _ in range(4)]
+    for number, plan in enumerate(held):
+        uses.installed(number, (), plan)
+    uses.called(0)
+    uses.called(2)
+    assert uses.unused(4) == set()
+    assert uses.unused(2) == {1, 3}
+    uses.drop([1])
+    assert uses.unused(2) == {3}
+    assert uses.unused(0) == {0, 2, 3}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_more_shapes_than_plans_that_are_kept_ready(devices: int) -> None:
+    run = actorflow("run", str(SCRIPT), "--devices", str(devices), ACTORFLOW_MOST_PLANS="4")
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = re.search(r"plans (\d+), of the job (\d+) and (\d+), wrong (\S+)", run.stdout)
+    assert found is not None, run.stdout
+    assert (int(found[1]), int(found[2]) + int(found[3])) == (4, 4)
+    assert float(found[4]) < 1e-12
+    assert run.stdout.count("had not been used for long, and was let go") >= 4  # shapes 4 and 6 of either job at least
+
+
+def test_a_job_whose_only_plan_was_let_go_of_has_none_until_its_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTORFLOW_MOST_PLANS", "2")
+    layer = nn.Linear(3, 3)
+
+    def made(factor: float) -> flow.Job:
+        @flow.global_function(type="predict")
+        def scaled(x: Tensor) -> Tensor:
+            out: Tensor = layer(x) * factor
+            return out
+
+        return scaled
+
+    x, jobs = torch.randn(4, 3), [made(factor) for factor in (1.0, 2.0, 3.0)]
+    for job in jobs:
+        job(x)
+    assert [job.plan is None for job in jobs] == [True, False, False]
+    assert torch.equal(jobs[0](x).clone(), layer(x))
+    assert [job.plan is None for job in jobs] == [False, True, False]
+    worker = current().worker
+    assert worker is not None
+    assert len(worker.plans) <= 2
+
+
+@pytest.mark.parametrize("text", ["0", "many", "-1", "1.5"])
+def test_a_number_of_plans_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTORFLOW_MOST_PLANS", text)
+
+    @flow.global_function(type="predict")
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    with pytest.raises(StateError, match=rf"ACTORFLOW_MOST_PLANS={re.escape(text)} was found; expected the number"):
+        doubled(torch.ones(3))
