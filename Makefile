@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv demo test test-all test-hosts test-two-hosts test-engines chaos check lint types drift docs protos bench bench-list clean
+.PHONY: help .venv demo test test-all test-hosts test-two-hosts test-engines chaos fuzz check lint types drift docs protos bench bench-list clean
 
 help: ## show this list
 	@sed -n 's/^\([.a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,9 @@ test: $(READY) ## run the tests, but for the slow ones
 
 test-all: $(READY) ## run all tests, but for those that need several hosts
 	$(BIN)/python -m pytest $(PARALLEL) -m "not hosts" $(ARGS)
+
+fuzz: $(READY) ## send 10,000 messages that nobody sends to each door of live ranks (ARGS="--messages N --from-seed S")
+	$(BIN)/python -m pytest -s -o timeout=3600 tests/fuzz --messages 10000 $(ARGS)
 
 test-hosts: $(READY) ## tests across hosts: four containers (installs Docker on Debian; see docker/test-hosts)
 	PYTHON=$(BIN)/python docker/test-hosts $(ARGS)

@@ -74,6 +74,12 @@ MANY = 50  # modules
 _known = 0  # modules that the collector does not look through any more
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fuzz", "messages for tests/fuzz (make fuzz)")
+    group.addoption("--messages", type=int, default=150, help="how many each door refuses")
+    group.addoption("--from-seed", type=int, default=0, help="from which they are drawn")
+
+
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: so would be every Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)  # that tests send

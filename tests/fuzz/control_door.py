@@ -22,8 +22,9 @@ WORLD = 3
 class ControlDoor:
     """A run of three ranks; what is said to one is handled on its own thread, as what comes over its network."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, traffic: list[tuple[int, int, bytes]]) -> None:
         self.ranks = ranks
+        self.traffic = traffic  # (to, from, a batch of one item), as ranks have sent it until now
         self.messages: list[tuple[int, Any]] = []  # register messages that a rank has passed on
         for cluster in ranks.clusters:
             cluster.on_message(lambda peer, message: self.messages.append((peer, message)))
@@ -85,7 +86,6 @@ class ControlDoor:
                 plane._payloads._sizes, plane._payloads._steps,
                 {key: len(whole.result()) if whole.done() else None for key, whole in plane._payloads._whole.items()},
                 sorted(plane.local_links._settled), sorted(plane.local_links._said), sorted(plane.peer_watch._suspects),
-                len(self.messages),
             ])  # fmt: skip
 
         return asyncio.run_coroutine_threadsafe(look(), self.ranks.clusters[rank]._loop).result(LIMIT)
@@ -99,6 +99,14 @@ def three_ranks() -> Iterator[ControlDoor]:
     """Three ranks that have joined, are linked to each other, and have made two common steps."""
     ranks = Ranks()
     port = free_port()
+    traffic: list[tuple[int, int, bytes]] = []
+    take_in = ControlPlane._item
+
+    def record(self: ControlPlane, link: PeerLink, item: pb.Item) -> None:
+        traffic.append((self.rank, link.peer, pb.Batch(items=[item]).SerializeToString()))
+        take_in(self, link, item)
+
+    ControlPlane._item = record  # type: ignore[method-assign]
     try:
         for rank in range(WORLD):
             ranks.make(
@@ -113,6 +121,8 @@ def three_ranks() -> Iterator[ControlDoor]:
         pause = threading.Event()
         while any(cluster._control_plane.steps.forgotten < 2 for cluster in ranks.clusters):
             pause.wait(0.01)  # the master tells in its own time that all have done both
-        yield ControlDoor(ranks)
+        ControlPlane._item = take_in  # type: ignore[method-assign]
+        yield ControlDoor(ranks, traffic)
     finally:
+        ControlPlane._item = take_in  # type: ignore[method-assign]
         ranks.close()

@@ -97,7 +97,7 @@ class RegisterDoor:
     def fits(self, peer: int, message: Message) -> bool:
         """Whether a rank could send this now: the next token of a call that has not begun here, for one."""
         if not isinstance(message, Ready | Filled | Contributed) or message.plan != 0:
-            return isinstance(message, Credit | Region | Ready | Filled | Contributed) and 0 < message.plan < 60
+            return isinstance(message, Credit | Region | Ready | Filled | Contributed) and 0 < message.plan < 65
         if isinstance(message, Contributed):
             group = self.job.groups.get(message.group)
             return group is not None and peer == 0 and message.step == group._heard[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.plan.modes import Mode
@@ -23,6 +23,7 @@ from actorflow_compiler.plan.plan import (
 __all__ = ["verify"]
 
 Fail = Callable[[str, str], None]  # (where, what): raise PlanError
+MOST_SLOTS, MOST_BYTES, MOST_DIMS = 1 << 24, 1 << 60, 64
 KINDS, MODES = tuple(ActorKind), tuple(Mode)
 
 
@@ -32,7 +33,9 @@ def verify(plan: Plan) -> Plan:
     Checked: ids are unique and known; kinds and communications are known ones; readers of a
     register are on its home rank; rates balance (producer.rate / fill == reader.rate / firings,
     both whole); slots ≥ max(1, initial); a body fits its operands and targets and reads only values
-    that exist; every operand or target register is read or written by that actor; every queue's order
+    that exist; every operand or target register is read or written by that actor, at a tensor that it has;
+    ranks are of the world; a communication is its actor's, with an exchange for each tensor and boxes for each
+    member; sizes are ones that memory can have; every queue's order
     contains each of its actors ``rate`` times, and so do the calls of ordered planes, which also contain the
     actors that send to the rank.
     """
@@ -44,6 +47,7 @@ def verify(plan: Plan) -> Plan:
         fail("numbers", "two actors or two registers share a number")
     if plan.mode not in MODES:
         fail("mode", f"{plan.mode!r} was found; one of {', '.join(MODES)} was expected")
+    _verify_ranks(plan, fail)
     for register in plan.registers:
         _verify_register(plan, register, fail)
     for actor in plan.actors:
@@ -53,8 +57,45 @@ def verify(plan: Plan) -> Plan:
     return plan
 
 
+def _verify_ranks(plan: Plan, fail: Fail) -> None:
+    named: list[tuple[str, Sequence[int]]] = [
+        ("ranks", plan.ranks),
+        ("orders", [order.rank for order in (*plan.orders, *plan.calls)]),
+        *((f"variable {variable.name}", variable.placement.ranks) for variable in plan.variables),
+        *((f"result {result.index}", result.placement.ranks) for result in plan.results),
+        *((f"actor {actor.name}", () if actor.comm is None else actor.comm.ranks) for actor in plan.actors),
+    ]
+    for where, ranks in named:
+        if ranks and not 0 <= min(ranks) <= max(ranks) < plan.world:
+            fail(where, f"ranks {min(ranks)} to {max(ranks)} were found, the world has {plan.world}")
+
+
+def _verify_comm(actor: Actor, fail: Fail) -> None:
+    comm, where = actor.comm, f"actor {actor.name}"
+    if isinstance(comm, Send):
+        if comm.from_rank != actor.rank or comm.to_rank == actor.rank:
+            fail(where, f"sends from rank {comm.from_rank} to rank {comm.to_rank}, and is on rank {actor.rank}")
+    elif comm is not None:
+        if actor.rank not in comm.ranks or len(set(comm.ranks)) != len(comm.ranks):
+            fail(where, f"takes part in a collective of ranks {list(comm.ranks)}, and is on rank {actor.rank}")
+        if comm.exchanges and len(comm.exchanges) != len(actor.operands):
+            fail(where, f"{len(comm.exchanges)} exchanges for {len(actor.operands)} tensors")
+        for exchange in comm.exchanges:
+            if not len(exchange.send) == len(exchange.receive) == len(comm.ranks):
+                fail(where, f"an exchange with {len(exchange.send)} members, the group has {len(comm.ranks)}")
+
+
+def _verify_sizes(register: Register, where: str, fail: Fail) -> None:
+    if register.slots > MOST_SLOTS or max(register.slots, 1) * register.nbytes > MOST_BYTES:
+        fail(where, f"its slots, {register.slots} of {register.nbytes} bytes, are more than any memory has")
+    for tensor in register.tensors:
+        if len(tensor.shape) > MOST_DIMS or any(size > MOST_BYTES for size in tensor.shape):
+            fail(where, f"a tensor of shape {list(tensor.shape)} is none that torch has")
+
+
 def _verify_register(plan: Plan, register: Register, fail: Fail) -> None:
     where = f"register {register.id}"
+    _verify_sizes(register, where, fail)
     if register.producer not in plan._actors:
         fail(where, f"its producer, actor {register.producer}, does not exist")
     producer = plan.actor(register.producer)
@@ -87,6 +128,14 @@ def _verify_actor(plan: Plan, actor: Actor, fail: Fail) -> None:
         fail(where, f"rank {actor.rank} was found, the world has {plan.world}")
     if plan.ranks and actor.rank not in plan.ranks:
         return
+    if actor.rate < 1:
+        fail(where, f"{actor.rate} firings in an iteration were found, at least one was expected")
+    _verify_comm(actor, fail)
+    for place in (*actor.operands, *actor.targets):
+        if isinstance(place, FromRegister) and place.register in plan._registers:
+            count = len(plan.register(place.register).tensors)
+            if place.index >= count:
+                fail(where, f"names tensor {place.index} of register {place.register}, which has {count}")
     reads = {r.id for r in plan.inputs_of[actor.id]}
     writes = {r.id for r in plan.outputs_of[actor.id]}
     for operand in actor.operands:
