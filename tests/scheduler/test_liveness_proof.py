@@ -127,6 +127,7 @@ def test_rates_that_do_not_balance_are_refused() -> None:
 def test_a_collective_with_a_member_missing_is_refused() -> None:
     s = Sketch()
     s.actor("lonely", "boxing", queue="comm", comm=Collective(CollectiveKind.ALL_REDUCE, 5, (0, 1)))
+    s.actor("elsewhere", rank=1)
     with pytest.raises(PlanError, match=r"all_reduce 5 \(lonely\): actors on ranks \[0\] .* one on each of \(0, 1\)"):
         prove(s.plan({}))
 
