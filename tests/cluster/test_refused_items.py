@@ -15,7 +15,7 @@ from actorflow.control.buffered_callback import BufferedCallback
 from actorflow.control.channels import PeerStub
 from actorflow.control.proto import ticket_to
 from actorflow.rendezvous.failure import FailureKind
-from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
+from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalCount, RefusalReason
 from actorflow.support.requests import RequestHandlers
 from actorflow_protos import runtime_pb2 as pb
 from cluster.ranks import LIMIT, Ranks, Word
@@ -165,9 +165,10 @@ def test_a_stranger_takes_no_ranks_place(
 
 
 def test_a_rank_that_sends_what_none_sends_ends_the_run_and_is_named_on_every_rank(
-    joined: Callable[..., Ranks], capfd: pytest.CaptureFixture[str]
+    joined: Callable[..., Ranks],
 ) -> None:
     ranks = joined(3)
+    before = REFUSALS.of("link").get(Reason.SENDER, 0)
     ranks.clusters[2]._control_plane.links[0].put(pb.Item(alike=pb.Alike(steps=1)))
     for cluster in ranks.clusters:
         assert cluster.failed.wait(LIMIT)
@@ -176,7 +177,7 @@ def test_a_rank_that_sends_what_none_sends_ends_the_run_and_is_named_on_every_ra
         assert (failure.rank, failure.kind, failure.noticed_by) == (2, FailureKind.MALFORMED, 0)
         assert "sent what no rank sends (wrong sender): 'alike' from rank 2 to rank 0" in failure.text
         assert "see who else knows the token" in str(failure.error())
-    assert "a message was refused (link, from rank 2): wrong sender" in capfd.readouterr().err
+    assert REFUSALS.of("link")[Reason.SENDER] == before + 1
 
 
 def test_a_stranger_with_the_token_is_cut_off_and_counted_and_the_run_goes_on(joined: Callable[..., Ranks]) -> None:
@@ -234,6 +235,21 @@ def test_a_request_that_is_none_reaches_no_handler(text: str, reason: Reason) ->
     with pytest.raises(MessageRefused) as e:
         served.answer(text)
     assert e.value.reason is reason
+
+
+def test_refusals_are_all_counted_and_a_flood_of_them_is_not_printed() -> None:
+    said: list[str] = []
+    now = [0.0]
+    count = RefusalCount(said.append, lambda: now[0])
+    for _ in range(25):
+        count.add("link", MessageRefused(Reason.SENDER, "'alike'", "it from rank 0"), "rank 2")
+    assert len(said) == 10
+    assert said[0] == "a message was refused (link, from rank 2): wrong sender: 'alike'; expected it from rank 0"
+    now[0] = 61.0
+    count.add("pull", MessageRefused(Reason.SIZE, "9 bytes", "8"))
+    assert len(said) == 11
+    assert count.text() == "refused messages: 26 (link: wrong sender 25, pull: wrong size 1)"
+    assert count.of("link") == {Reason.SENDER: 25}
 
 
 def test_a_refusal_can_be_copied_and_names_its_sender_once() -> None:

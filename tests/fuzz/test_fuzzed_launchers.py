@@ -174,7 +174,7 @@ def test_logs_of_no_node_are_written_nowhere(
 ) -> None:
     here = tmp_path / "logs"
     here.mkdir()
-    keeper = LogKeeper(range(1, 2), 2, str(here), "127.0.0.1", "secret", 30.0)
+    keeper = LogKeeper(range(1, 2), 2, str(here), "127.0.0.1", "secret", 30.0, print)
     keeper.start()
     before = REFUSALS.of("logs")
     pieces = st.builds(
