@@ -61,6 +61,11 @@ class Site:
             )
         return ["env", *(f"{name}={value}" for name, value in env.items()), self._python, *arguments]
 
+    def warm_up(self) -> None:
+        """Have the server import torch now, so that launchers of several hosts begin at the same time."""
+        command = self.command(["-m", "actorflow", "--help"], {}, whole=False)
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+
     def pids(self) -> list[int]:
         """The processes of runs there."""
         if self.host is not None:
@@ -215,6 +220,8 @@ def ground(folder: Path) -> Iterator[Ground]:
         )
         made = Ground(sites, disk, clock, tools)
         stack.callback(made.clear)
+        for site in sites:
+            site.warm_up()
         yield made
 
 
