@@ -24,7 +24,7 @@ from chaos.scenarios import IN_SCRIPT, OF_NETWORKS, Kind, Scenario, draw
 from chaos.trial import Trial, run_trial, undisturbed
 
 PEER_KINDS = frozenset(
-    {Kind.KILL_RANK, Kind.KILL_LAUNCHER, Kind.STOP_RANK, Kind.PAUSE_RANK, *IN_SCRIPT, *OF_NETWORKS, Kind.FULL_LOGS}
+    {Kind.KILL_RANK, Kind.KILL_LAUNCHER, Kind.STOP_RANK, Kind.PAUSE_RANK, *IN_SCRIPT, *OF_NETWORKS}
 ) - {Kind.SLOW_NETWORK}
 
 

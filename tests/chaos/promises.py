@@ -34,10 +34,10 @@ def promise(scenario: Scenario, came: Sequence[Fault]) -> Promise:
     certain = [fault for fault in fatal if _is_certain(scenario, fault)]
     waits = (LOST_AFTER + 2.0) * any(f.kind in (Kind.STOP_RANK, Kind.PARTITION, Kind.RESET) for f in came)
     meets = scenario.nodes > 1 and (scenario.restarts or any(f.moment in (Moment.JOIN, Moment.RESTART) for f in fatal))
-    waits += JOIN * bool(meets and fatal)
+    waits += JOIN * bool((meets and fatal) or any(map(_may_not_join, fatal)))
     return Promise(
         well=goes_on or not certain,
-        badly=bool(fatal) and not goes_on,
+        badly=bool(fatal) and (not goes_on or any(map(_may_not_join, fatal))),
         statuses=tuple(_statuses(scenario, fatal, node) for node in range(scenario.nodes)),
         named=tuple(name for fault in fatal for name in _names(scenario, fault)),
         within=SOON + waits + RUNS * (goes_on or not certain),
@@ -52,6 +52,11 @@ def _is_final(scenario: Scenario, fault: Fault) -> bool:
     if fault.kind is Kind.KILL_LAUNCHER:
         return not scenario.elastic or scenario.node_of(fault.rank) == 0
     return fault.kind is Kind.PARTITION and not scenario.elastic
+
+
+def _may_not_join(fault: Fault) -> bool:
+    """Whether a rank stands before its launcher knows it: it is missed when ranks join, and none start again."""
+    return fault.kind is Kind.STOP_RANK and fault.moment in (Moment.JOIN, Moment.RESTART)
 
 
 def _is_certain(scenario: Scenario, fault: Fault) -> bool:

@@ -54,7 +54,7 @@ def read(paths: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
 def of_peer(runs: Sequence[dict[str, Any]]) -> str:
     """What the peer's runs have come to, in words."""
     if not runs:
-        return ""
+        return "–"
     hung = sum(run["hang"] for run in runs)
     ended = [run for run in runs if not run["hang"]]
     well = sum(all(status == 0 for status in run["statuses"]) for run in ended)

@@ -290,11 +290,15 @@ def _judge_end(s: Scenario, trial: Trial, promised: Promise, outputs: Sequence[s
         elif sorted(trial.losses) != list(range(STEPS)):
             wrong.append(f"ended well with {len(trial.losses)} of {STEPS} losses")
         return
-    if not promised.badly:
+    late = any(fault.kind not in HARMLESS and fault.moment is Moment.SHUTDOWN for fault in trial.came)
+    over = {node for node, status in enumerate(statuses) if status == 0 and late}  # where all had been done before
+    if not promised.badly and not (over and sorted(trial.losses) == list(range(STEPS))):
         wrong.append(f"ended with {statuses}, where it had to go on")
         return
     for node, status in enumerate(statuses):
-        if status not in promised.statuses[node] and not (status == 0 and node in lost):
+        if node in over or (status == 0 and node in lost):
+            continue
+        if status not in promised.statuses[node]:
             wrong.append(f"node {node} ended with {status}, where {sorted(promised.statuses[node])} was promised")
         if node not in killed and not is_named(promised.named, outputs[node]):
             wrong.append(f"node {node} does not name the culprit")
