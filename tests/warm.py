@@ -49,6 +49,7 @@ OURS = (  # what launchers and ranks import, each with all that it needs
     "actorflow_compiler.compile",
     "scipy.optimize",  # so that they start no process to solve linear programs
 )
+PIPE = "ACTORFLOW_TOKEN_PIPE"  # the descriptor by which a rank inherits the token
 LAUNCHER = "ACTORFLOW_LAUNCHER_PID"  # the parent without which a rank does not live
 STUB = r"""#!{python} -IS
 import ctypes, json, os, resource, signal, socket, sys
@@ -67,7 +68,8 @@ server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({address!r})
 limits = [resource.getrlimit(kind) for kind in range({limits})]
 asked = json.dumps([sys.argv, os.getcwd(), dict(os.environ), limits]).encode()
-socket.send_fds(server, [asked], [0, 1, 2])
+pipe = os.environ.get({pipe!r})  # which a rank inherits
+socket.send_fds(server, [asked], [0, 1, 2, *([int(pipe)] if pipe else [])])
 pid = int(server.recv(64) or sys.exit("the server of tests/warm.py is gone"))
 for number in early:
     pass_on(number, None)
@@ -95,7 +97,7 @@ def python_of(start: Callable[[list[str]], list[str]]) -> tuple[str, int]:
     listener.bind(str(folder / "server"))
     listener.listen(64)
     stub = folder / "python"
-    stub.write_text(STUB.format(python=sys.executable, address=str(folder / "server"), limits=LIMITS))
+    stub.write_text(STUB.format(python=sys.executable, address=str(folder / "server"), limits=LIMITS, pipe=PIPE))
     stub.chmod(0o755)
     command = start([sys.executable, __file__, str(listener.fileno())])
     # one thread, as a pool of threads does not live on in a fork
@@ -123,7 +125,7 @@ class Command:
     folder: str
     environment: dict[str, str]
     limits: list[tuple[int, int]]
-    files: list[int]  # standard input, output and errors
+    files: list[int]  # standard input, output and errors, and the pipe with the token, where there is one
 
 
 def serve(listener: socket.socket) -> Command | None:
@@ -140,7 +142,7 @@ def serve(listener: socket.socket) -> Command | None:
                     return None
                 if key.fileobj is listener:
                     stub, _ = listener.accept()
-                    said, files, *_ = socket.recv_fds(stub, LARGEST, 3)
+                    said, files, *_ = socket.recv_fds(stub, LARGEST, 4)
                     if not said:
                         stub.close()
                         continue
@@ -186,6 +188,7 @@ def become(command: Command, base: list[str]) -> None:
     """In a fork: do what a new process of Python does with the command; ``base`` is where any of them finds modules."""
     os.setsid()
     os.chdir(command.folder)
+    pipe = command.files.pop() if PIPE in command.environment else None
     for number, file in enumerate(command.files):
         os.dup2(file, number)
         os.close(file)
@@ -193,6 +196,8 @@ def become(command: Command, base: list[str]) -> None:
         resource.setrlimit(kind, tuple(limit))
     os.environ.clear()
     os.environ.update(command.environment)
+    if pipe is not None:
+        os.environ[PIPE] = str(pipe)
     if LAUNCHER in os.environ:
         os.environ[LAUNCHER] = str(os.getppid())
     os.environ.setdefault("ACTORFLOW_FORK", "0")  # a launcher's forks would come back to the server as orphans

@@ -6,13 +6,24 @@ Flags go before the engine's variables, and must not contradict them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from actorflow.launch import slurm
 from actorflow.rendezvous.engines import RAY, SLURM, TORCHRUN, EngineProcess, find_process
-from actorflow.rendezvous.options import FORK, JOIN_TIMEOUT, LOCAL, MAX_RESTARTS, ON, DeviceType, LiveMode, NodeCount
+from actorflow.rendezvous.options import (
+    FORK,
+    JOIN_TIMEOUT,
+    LOCAL,
+    MAX_RESTARTS,
+    ON,
+    TLS_CA,
+    DeviceType,
+    LiveMode,
+    NodeCount,
+)
 from actorflow.rendezvous.settings import Settings
+from actorflow.rendezvous.tls import FLAGS, tls_files
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["LaunchFlags", "launcher_settings"]
@@ -33,6 +44,9 @@ class LaunchFlags:
     lost_after: float | None = None  # seconds
     token_file: str | None = None
     insecure: bool = False
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
     on: str = ON.default
     interface: str | None = None
     log_dir: str | None = None
@@ -43,7 +57,7 @@ class LaunchFlags:
     fork: bool = FORK.default
     device_type: str | None = None
     oversubscribe: bool = False
-    token: str = ""  # of the token file, or of ACTORFLOW_TOKEN
+    token: str = field(default="", repr=False)  # of the token file, or of ACTORFLOW_TOKEN
 
     @property
     def port(self) -> int:
@@ -78,8 +92,10 @@ class LaunchFlags:
         return {None: LiveMode.AUTO, True: LiveMode.BAR, False: LiveMode.NONE}[self.bar]
 
 
-def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Settings:
-    """The settings of this launcher's first rank, without its script.
+def launcher_settings(
+    flags: LaunchFlags, environ: Mapping[str, str], warn: Callable[[str], object] = lambda _: None
+) -> Settings:
+    """The settings of this launcher's first rank, without its script; ``warn`` gets texts about what is unwise.
 
     ``devices`` is 0 where neither a flag nor an engine says how many, and ``world`` and ``rank`` are not set yet:
     ``Settings.with_shape`` does it once the devices have been counted.  With torchrun it is collective, when there
@@ -91,6 +107,11 @@ def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Setting
         raise ClusterError(
             "--insecure contradicts the token that --token-file or ACTORFLOW_TOKEN gives; drop one of them"
         )
+    tls = tls_files(flags.tls_ca, flags.tls_cert, flags.tls_key)
+    if tls is not None:
+        if flags.insecure:
+            raise ClusterError(f"--insecure contradicts {TLS_CA.flag}, which keeps strangers out; drop one of them")
+        tls.check(warn)
     if flags.restarts and process is not None and (process.tasks > 1 or process.engine is not SLURM):
         name = "--nnodes MIN:MAX" if flags.elastic else "--max-restarts"
         raise ClusterError(
@@ -113,14 +134,21 @@ def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Setting
         ctrl_port=flags.ctrl_port or 0 if flags.restarts and flags.master_port else 0,
         lost_after=flags.lost_after,
         interface=flags.interface or "",
+        tls_ca=_absolute(flags.tls_ca),
+        tls_cert=_absolute(flags.tls_cert),
+        tls_key=_absolute(flags.tls_key),
         log_dir=flags.log_dir or "",
         live=flags.live_mode,
-        trace=os.path.abspath(flags.trace) if flags.trace else "",
+        trace=_absolute(flags.trace),
         local=flags.local,
         fork=flags.fork,
         device_type=DeviceType(flags.device_type or ""),
         oversubscribe=flags.oversubscribe,
     )
+
+
+def _absolute(path: str | None) -> str:
+    return os.path.abspath(path) if path else ""
 
 
 def _by_flags(flags: LaunchFlags) -> Settings:
@@ -132,10 +160,11 @@ def _by_flags(flags: LaunchFlags) -> Settings:
             raise ClusterError(
                 f"{nnodes} nodes need --master-addr (of node 0, as the others reach it) and --master-port (free there)"
             )
-        if not flags.token and not flags.insecure:
+        if not flags.token and not flags.insecure and not flags.tls_cert:
             raise ClusterError(
                 "several nodes need a shared secret, so that nobody else can join: set ACTORFLOW_TOKEN to the same "
-                "value on every node, or give --token-file. On a network that you trust wholly, --insecure does without"
+                f"value on every node, or give --token-file, or certificates ({FLAGS}). On a network that you trust "
+                "wholly, --insecure does without"
             )
     return Settings(
         devices=flags.devices or 0,
@@ -210,5 +239,5 @@ def _meet(flags: LaunchFlags, process: EngineProcess, environ: Mapping[str, str]
         rank=process.rank, world=process.world, local_rank=process.task, node=process.node, nnodes=process.nnodes,
         devices=process.tasks, master_host=master, join_timeout=flags.join_timeout,
     )  # fmt: skip
-    port, token = agree_on_port(settings, flags.port)
+    port, token = agree_on_port(settings, flags.port, flags.token)
     return master, port, not flags.port and process.rank == 0, "" if insecure else flags.token or token

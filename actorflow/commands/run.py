@@ -18,6 +18,7 @@ from actorflow.commands.options import ARGUMENTS, SCRIPT, ScriptCommand, run_opt
 from actorflow.launch.slurm import outside_srun
 from actorflow.rendezvous.network import check_interface
 from actorflow.rendezvous.options import TOKEN, TOKEN_FILE, DeviceType
+from actorflow.rendezvous.secret import check_token_text, take_token
 from actorflow_compiler.core.errors import ClusterError
 
 
@@ -54,7 +55,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     try:
         if flags.interface:
             check_interface(flags.interface, os.environ)
-        settings = launcher_settings(flags, os.environ)
+        settings = launcher_settings(flags, os.environ, lambda text: click.echo(f"actorflow: {text}", err=True))
     except ClusterError as e:
         raise click.UsageError(f"{e}.".replace("..", ".")) from e
     if flags.on == "auto" and (note := outside_srun(os.environ)):
@@ -86,12 +87,20 @@ def _keep_ends_of_children() -> None:
 
 
 def _token(file: str | None) -> str:
+    inherited = take_token(os.environ)  # in any case, so that nothing started here inherits it
     if file is None:
-        return os.environ.get(TOKEN.variable, "").strip()
-    token = Path(file).read_text().strip()
+        return _checked(inherited, TOKEN.variable)
+    token = _checked(Path(file).read_text(errors="replace").strip(), f"{TOKEN_FILE.flag} {file}")
     if not token:
         raise click.BadParameter(f"{file!r} is empty; put a long random text into it.", param_hint=TOKEN_FILE.flag)
     return token
+
+
+def _checked(token: str, whose: str) -> str:
+    try:
+        return check_token_text(token, whose)
+    except ClusterError as e:
+        raise click.UsageError(str(e)) from e
 
 
 def _devices(kind: str | None) -> int:

@@ -9,6 +9,8 @@ import asyncio
 import hmac
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C++ log lines only repeat our errors
@@ -19,6 +21,7 @@ import grpc.aio  # type: ignore[import-untyped]
 
 from actorflow.doctor.ports import CONTROL, PortUse, unusable
 from actorflow.rendezvous.failure import FailureKind
+from actorflow.rendezvous.tls import ANSWER, FLAGS, NoTls, TlsFiles, client_hello, name_of_server
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 from actorflow_protos import runtime_pb2_grpc
@@ -29,6 +32,7 @@ __all__ = [
     "LogCollectorStub",
     "MeetingServicer",
     "MeetingStub",
+    "TlsPeer",
     "PeerServicer",
     "PeerStub",
     "add_keeper",
@@ -38,6 +42,7 @@ __all__ = [
     "caller",
     "grpc",
     "is_accepted",
+    "look_at_peer",
     "make_channel",
     "make_blocking_channel",
     "make_server",
@@ -58,6 +63,7 @@ add_meeting = _generated.add_NodeMeetingServicer_to_server
 
 TOKEN_KEY = "actorflow-token"
 RANK_KEY = "actorflow-rank"
+TLS_KEY = "actorflow-tls"  # in a call without the token: the caller uses TLS, and has found that this server does not
 ACCEPTED = (("actorflow-accepted", "1"),)  # the first metadata that the answering side of a link sends
 
 PING = 5.0  # seconds between gRPC's own signs of life on a connection that is at rest
@@ -94,21 +100,29 @@ _CHANNEL = (
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Rejects callers without the run's token before anything else that they send is parsed."""
 
-    def __init__(self, token: str, turned_away: Callable[[str], None]) -> None:
+    def __init__(self, token: str, turned_away: Callable[[str, str], None]) -> None:
         self._token = token.encode()
         self._turned_away = turned_away
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         """Let the call through, or answer it with UNAUTHENTICATED."""
+        metadata = dict(details.invocation_metadata or ())
+        if TLS_KEY in metadata:
+            return grpc.stream_stream_rpc_method_handler(self._deny_tls)
         if not self._token:
             return await continuation(details)
-        found = dict(details.invocation_metadata or ()).get(TOKEN_KEY, "")
+        found = metadata.get(TOKEN_KEY, "")
         if hmac.compare_digest(found.encode() if isinstance(found, str) else found, self._token):
             return await continuation(details)
         return grpc.stream_stream_rpc_method_handler(self._deny)
 
     async def _deny(self, _requests: Any, context: Any) -> None:
-        self._turned_away(context.peer())
+        self._turned_away(context.peer(), "for lack of this run's token")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "refused")
+
+    async def _deny_tls(self, _requests: Any, context: Any) -> None:
+        why = f"for using TLS, which this node does not: give {FLAGS} on every node, or on none"
+        self._turned_away(context.peer(), why)
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "refused")
 
 
@@ -137,7 +151,8 @@ def make_server(
     token: str,
     silence: float,
     callers: int,
-    turned_away: Callable[[str], None],
+    turned_away: Callable[[str, str], None],
+    tls: TlsFiles | None = None,
     use: PortUse = CONTROL,
 ) -> tuple[Any, int]:
     """A server bound to an address, not yet started, and its port; ``port`` 0 takes any.
@@ -145,13 +160,19 @@ def make_server(
     ``reserved``: the launcher holds the port for this rank, so the server may share it.  ``silence``: the seconds
     for which a caller may be silent.  ``callers``: how many processes call it; where the installed gRPC can count them,
     it takes ``SPARE`` connections more than they need.  ``turned_away`` is called with the address of whoever calls
-    without the token.  ``use``: what the port is for, as the error says where it cannot be had.
+    without the token, and why it is refused.  ``tls``: encrypt, and have callers show certificates.  ``use``: what the
+    port is for, as the error says where it cannot be had.
     """
     most = ("grpc.max_allowed_incoming_connections", CONNECTIONS * callers + SPARE)
     options = [*_health(silence), *_SERVER, most, ("grpc.so_reuseport", int(reserved))]
     server = grpc.aio.server(interceptors=[TokenInterceptor(token, turned_away)], options=options)
     try:
-        bound = server.add_insecure_port(f"{_bracket(host)}:{port}")
+        where = f"{_bracket(host)}:{port}"
+        if tls is None:
+            bound = server.add_insecure_port(where)
+        else:
+            ca, cert, key = tls.read()
+            bound = server.add_secure_port(where, grpc.ssl_server_credentials([(key, cert)], ca, True))
     except RuntimeError:
         bound = 0
     if not bound:
@@ -160,14 +181,44 @@ def make_server(
     return server, bound
 
 
-def make_channel(address: str, silence: float) -> Any:
+@dataclass(frozen=True, slots=True)
+class TlsPeer:
+    """How another side is to be dialled by TLS."""
+
+    files: TlsFiles  # our own
+    name: str  # one that is in its certificate
+
+
+def make_channel(address: str, silence: float, tls: TlsPeer | None = None) -> Any:
     """A channel to a peer; it belongs to the running event loop.  ``silence``: see ``make_server``."""
-    return grpc.aio.insecure_channel(address, options=[*_health(silence), *_CHANNEL])
+    return _channel(grpc.aio, address, [*_health(silence), *_CHANNEL], tls)
 
 
-def make_blocking_channel(address: str, silence: float) -> Any:
+def make_blocking_channel(address: str, silence: float, tls: TlsPeer | None = None) -> Any:
     """A channel to a peer for threads without an event loop.  ``silence``: see ``make_server``."""
-    return grpc.insecure_channel(address, options=[*_health(silence), *_CHANNEL])
+    return _channel(grpc, address, [*_health(silence), *_CHANNEL], tls)
+
+
+def _channel(kind: Any, address: str, options: list[tuple[str, Any]], tls: TlsPeer | None) -> Any:
+    if tls is None:
+        return kind.insecure_channel(address, options=options)
+    ca, cert, key = tls.files.read()
+    named = [*options, ("grpc.ssl_target_name_override", tls.name)]
+    return kind.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=named)
+
+
+def look_at_peer(tls: TlsFiles, address: str) -> TlsPeer:
+    """How the server at an address is to be dialled, which it has to answer in ``ANSWER`` seconds.
+
+    Raises OSError where nothing answers, and ClusterError where one of the two has no certificate for the other.  A
+    server without TLS is told so, so that it can tell people.
+    """
+    try:
+        return TlsPeer(tls, name_of_server(tls, address))
+    except NoTls:
+        with grpc.insecure_channel(address, options=_CHANNEL) as channel, suppress(grpc.RpcError):
+            list(PeerStub(channel).Pull(pb.PullRequest(), metadata=((TLS_KEY, "1"),), timeout=ANSWER))
+        raise
 
 
 def metadata(token: str, rank: int) -> Sequence[tuple[str, str]]:
@@ -190,10 +241,12 @@ def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def answers(address: str, call_metadata: Sequence[tuple[str, str]], seconds: float) -> bool:
+async def answers(
+    address: str, call_metadata: Sequence[tuple[str, str]], seconds: float, tls: TlsPeer | None = None
+) -> bool:
     """Whether Python runs in the process of a peer: a call over a connection of its own comes back in time."""
     options = [*_CHANNEL, ("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
+    async with _channel(grpc.aio, address, options, tls) as channel:
         try:
             async for _ in PeerStub(channel).Pull(pb.PullRequest(), metadata=call_metadata, timeout=seconds):
                 pass
@@ -202,11 +255,12 @@ async def answers(address: str, call_metadata: Sequence[tuple[str, str]], second
     return True
 
 
-async def probe(address: str, connecting: float = 0.5, greeting_time: float = 0.3) -> FailureKind:
+async def probe(address: str, connecting: float = 0.5, greeting_time: float = 0.3, tls: bool = False) -> FailureKind:
     """Probe the host of a lost peer for the kind of its failure: one of ``failure.LOST``.
 
     A dead process refuses the connection.  For a stopped one the kernel accepts it, but no data follows.  A live
-    server sends its HTTP/2 settings at once, even while its process holds the GIL.  The limits are in seconds.
+    server sends its HTTP/2 settings at once, even while its process holds the GIL, and one with ``tls`` its part of a
+    handshake once it has heard a client's.  The limits are in seconds.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -216,6 +270,8 @@ async def probe(address: str, connecting: float = 0.5, greeting_time: float = 0.
     except (OSError, TimeoutError):
         return FailureKind.UNREACHABLE
     try:
+        if tls:
+            writer.write(client_hello())
         greeting = await asyncio.wait_for(reader.read(1), greeting_time)
     except TimeoutError:
         return FailureKind.STOPPED

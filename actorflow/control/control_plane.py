@@ -31,11 +31,12 @@ from actorflow.control.peer_watch import PeerWatch
 from actorflow.control.pull import MOST_TEXT, PullService, in_headers
 from actorflow.control.step_log import DIGEST, CommonStep, Described, StepBatch, StepKind, StepLog
 from actorflow.control.store_keeper import StoreKeeper
-from actorflow.control.strangers import Strangers
+from actorflow.control.strangers import Strangers, host_of
 from actorflow.rendezvous.failure import LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import LogsKept, Notice, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
+from actorflow.rendezvous.tls import hint_of_server
 from actorflow.rendezvous.waiting_nodes import lost_node
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow.support.requests import Request
@@ -53,6 +54,8 @@ NOTICING = 6.0  # seconds until the loss of a peer whose connection has broken i
 BACKSTOP = 2.0  # times the limit of the watch over peers after which gRPC ends what has no link, such as a pull
 CLOSED_TOO = 1.0  # seconds in which the links of a process that ends are all closed
 CONNECTING, GREETING = 2.0, 1.0  # seconds that a silent peer's host and process have to answer a probe
+LOOKING_ONCE, LOOKING_LONGEST = 1.0, 10.0  # seconds between looks at what it is that does not take a call
+AGAIN = 0.3  # seconds until a peer that has not answered is dialled again
 ANSWERING = 2.0  # seconds that its Python has to answer a call
 LINK = "link"  # how refusals of what comes on links are counted
 CATCHING_UP = 0.2  # seconds in which what has come while this process itself was stopped is read
@@ -171,7 +174,7 @@ class ControlPlane:
         host, port = s.bind_host(), s.master_port if self.rank == 0 else 0
         server, port = door.make_server(
             host, port, reserved=s.reserved_port and self.rank == 0, token=s.token,
-            silence=BACKSTOP * s.silence_limit, callers=s.world, turned_away=self._turn_away,
+            silence=BACKSTOP * s.silence_limit, callers=s.world, turned_away=self._turn_away, tls=s.tls,
         )  # fmt: skip
         machine, socket = self.local_links.open()
         self.own = replace(self._make_ticket(port), machine=machine, socket=socket)
@@ -183,10 +186,10 @@ class ControlPlane:
         await server.start()
         return server
 
-    def _turn_away(self, address: str) -> None:
-        self._strangers.note(address)
+    def _turn_away(self, address: str, why: str) -> None:
+        self._strangers.note(address, why)
         if self._reception is not None:
-            self._reception.turn_away(address)
+            self._reception.turn_away(host_of(address), why)
 
     def _say(self, text: str) -> None:
         """Print a line about this rank on its node's terminal."""
@@ -301,9 +304,8 @@ class ControlPlane:
                 await self.local_links.connect(self.tickets[peer], self.links[peer], self._unless_failed)
 
     async def _dial(self, peer: int, address: str, timeout: float) -> PeerLink:
-        channel = self._channel(peer, address)
-        await self._unless_failed(channel.channel_ready(), timeout)
-        call = PeerStub(channel).Link(metadata=self._metadata())
+        await self._reach(peer, address, self._loop.time() + timeout)
+        call = PeerStub(self._dialled[peer]).Link(metadata=self._metadata())
         if not door.is_accepted(await self._unless_failed(call.initial_metadata(), timeout)):
             if await call.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise ClusterError(
@@ -322,10 +324,37 @@ class ControlPlane:
         self._spawn(self._talk(link, call))
         return link
 
-    def _channel(self, peer: int, address: str) -> Any:
+    async def _reach(self, peer: int, address: str, deadline: float) -> None:
+        """Wait until a peer's server answers; TimeoutError at the deadline, ClusterError where it is none of ours."""
+        look = LOOKING_ONCE
+        while True:
+            left = deadline - self._loop.time()
+            if left <= 0:
+                raise TimeoutError
+            try:
+                channel = await self._channel(peer, address)
+                await self._unless_failed(channel.channel_ready(), min(look, left))
+                return
+            except OSError:  # TimeoutError is one
+                pass
+            if self.settings.tls is not None:
+                await self._unless_failed(asyncio.sleep(min(AGAIN, left)))
+            elif not self.settings.one_node and (hint := await asyncio.to_thread(hint_of_server, address)):
+                raise ClusterError(hint)
+            look = min(2 * look, LOOKING_LONGEST)
+
+    async def _channel(self, peer: int, address: str) -> Any:
+        """The channel to a peer; with TLS, OSError where it does not answer, ClusterError where it is none of ours."""
         if peer not in self._dialled:
-            self._dialled[peer] = door.make_channel(address, BACKSTOP * self.settings.silence_limit)
+            tls = await self._tls_of(address)
+            if peer not in self._dialled:
+                self._dialled[peer] = door.make_channel(address, BACKSTOP * self.settings.silence_limit, tls)
         return self._dialled[peer]
+
+    async def _tls_of(self, address: str) -> door.TlsPeer | None:
+        if self.settings.tls is None:
+            return None
+        return await self._unless_failed(asyncio.to_thread(door.look_at_peer, self.settings.tls, address))
 
     def _metadata(self) -> Sequence[tuple[str, str]]:
         return door.metadata(self.settings.token, self.rank)
@@ -445,7 +474,7 @@ class ControlPlane:
 
     async def _lost(self, peer: int) -> None:
         stopped = self.peer_watch.stopped()
-        kind = await door.probe(self._address(peer))
+        kind = await door.probe(self._address(peer), tls=self.settings.tls is not None)
         if stopped:  # gRPC may drop what a peer has sent before its end, such as why it ended
             cause = f"was stopped for {stopped:.0f} s, and the run ended meanwhile"
             self.fail(self._own_failure(FailureKind.STOPPED, cause))
@@ -455,8 +484,8 @@ class ControlPlane:
     async def _silent_for_long(self, peer: int) -> None:
         """End the run if a peer that has been silent for the limit is gone or stopped."""
         address = self._address(peer)
-        kind = await door.probe(address, CONNECTING, GREETING)
-        alive = kind is FailureKind.BROKEN and not await door.answers(address, self._metadata(), ANSWERING)
+        kind = await door.probe(address, CONNECTING, GREETING, self.settings.tls is not None)
+        alive = kind is FailureKind.BROKEN and not await self._answers(address)
         await asyncio.sleep(CATCHING_UP)
         if self.failure is not None or self._done or not self.peer_watch.is_silent(peer):
             return
@@ -464,6 +493,15 @@ class ControlPlane:
             self.peer_watch.note_busy(peer)
         else:
             self._fail_for(peer, kind)
+
+    async def _answers(self, address: str) -> bool:
+        """Whether Python runs in the process of a peer."""
+        try:
+            async with asyncio.timeout(ANSWERING):
+                tls = await self._tls_of(address)
+            return await door.answers(address, self._metadata(), ANSWERING, tls)
+        except (OSError, ClusterError):
+            return False
 
     async def _watch_peers(self) -> None:
         try:
@@ -715,15 +753,15 @@ class ControlPlane:
 
     async def pull(self, rank: int, request: Request) -> bytes:
         """Another rank's answer to a request."""
-        channel = self._channel(rank, self.tickets[rank].address)
         try:
+            channel = await self._channel(rank, self.tickets[rank].address)
             return await self._unless_failed(self.pulls.pull(channel, self._metadata(), request))
-        except grpc.aio.AioRpcError as e:
+        except (grpc.aio.AioRpcError, OSError) as e:
             try:  # the link to that rank, or the master, soon reports what happened
                 await self._unless_failed(asyncio.sleep(NOTICING))
             except ClusterError as known:
                 raise known from None
-            raise ClusterError(f"rank {rank} broke off while it served {request}: {e.details()}") from e
+            raise ClusterError(f"rank {rank} broke off while it served {request}: {_details(e)}") from e
         except ClusterError as e:
             if self.failure is not None:
                 raise
@@ -737,8 +775,8 @@ class ControlPlane:
             raise ClusterError("this rank has left the run")
         if self.rank == 0:
             return await self._unless_failed(self._store_keeper.answer(call))
-        channel = self._channel(0, self.tickets[0].address)
         try:
+            channel = await self._channel(0, self.tickets[0].address)
             return await self._unless_failed(PeerStub(channel).Store(call, metadata=self._metadata()))
         except grpc.aio.AioRpcError as e:
             if e.code() is grpc.StatusCode.ABORTED:
@@ -818,6 +856,10 @@ class ControlPlane:
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _details(error: Exception) -> str:
+    return str(error.details() if isinstance(error, grpc.aio.AioRpcError) else error)
 
 
 class _Servicer(PeerServicer):  # type: ignore[misc]

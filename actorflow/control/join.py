@@ -34,7 +34,7 @@ class Reception:
         self._limit = limit  # seconds
         self._doubts = doubts  # returns text: why others may not reach this machine
         self._lost_node = lost_node  # returns text: which node has lost its launcher meanwhile, if one has
-        self._turned_away: set[str] = set()
+        self._turned_away: dict[str, set[str]] = {}  # why → addresses
         self._news = asyncio.Event()
 
     def admit(self, ticket: Ticket) -> None:
@@ -42,9 +42,9 @@ class Reception:
         self.roster.add(ticket)
         self._news.set()
 
-    def turn_away(self, address: str) -> None:
-        """Record a rejected caller without the right token, by its address ("ipv4:10.0.0.7:4242")."""
-        self._turned_away.add(address.rpartition(":")[0])
+    def turn_away(self, host: str, why: str) -> None:
+        """Record a caller that was refused, by its address, and why ("for lack of …")."""
+        self._turned_away.setdefault(why, set()).add(host)
 
     async def wait(self, unless_failed: UnlessFailed) -> list[Ticket]:
         """Every rank's ticket, in order; raises ClusterError when ranks differ, or are missing after the limit."""
@@ -78,8 +78,10 @@ class Reception:
         print(f"actorflow: waiting for {self.roster.missing_text()} to join: {waited}", file=sys.stderr, flush=True)
 
     def _missing(self) -> str:
-        away = ", ".join(sorted(self._turned_away))
-        tokens = f" Callers with a wrong token were turned away (from {away})." if away else ""
+        tokens = "".join(
+            f" Callers from {', '.join(sorted(hosts))} were turned away, {why}."
+            for why, hosts in sorted(self._turned_away.items())
+        )
         return (
             f"{self.roster.missing_text()} did not join within {self._limit:g} s (--join-timeout).{tokens} "
             f"{len(self.roster.tickets)} of {self.roster.world} ranks came. Start the run on every node, with "

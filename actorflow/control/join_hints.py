@@ -52,4 +52,8 @@ async def why_no_link(settings: Settings, own: Ticket, other: Ticket, timeout: f
 
 def master_hints(settings: Settings) -> Callable[[], str]:
     """A function that says why other ranks may not reach the master's machine; called when ranks are missing."""
-    return partial(why_alone, _here(settings))
+    why = partial(why_alone, _here(settings))
+    if settings.tls is None:
+        return why
+    # gRPC refuses those without a certificate of the CA before it knows of a call
+    return lambda: f"This run uses TLS: who has no certificate of its CA is refused, and is not named here. {why()}"

@@ -1,4 +1,4 @@
-"""Say who was refused for not knowing the run's secret, so often and no oftener that the terminal stays readable."""
+"""Say who was refused and why, so often and no oftener that the terminal stays readable."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Strangers:
         self._more = 0
         self._timer: asyncio.TimerHandle | None = None  # the end of this minute
 
-    def note(self, peer: str) -> None:
-        """Note that a caller was refused, by its address as gRPC writes it: "ipv4:10.0.0.7:4242"."""
+    def note(self, peer: str, why: str) -> None:
+        """Note that a caller was refused, by its address as gRPC writes it ("ipv4:10.0.0.7:4242"), and why."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(MINUTE, self.close)
         if self._said < MOST:
             self._said += 1
-            self._say(f"refused a caller from {host_of(peer)}, which does not know this run's token")
+            self._say(f"refused a caller from {host_of(peer)}, {why}")
         else:
             self._more += 1
 

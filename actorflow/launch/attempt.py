@@ -23,8 +23,10 @@ from actorflow.launch.rank_processes import RankProcess, rank_command, rank_plac
 from actorflow.launch.watch import RankWatch, WatchFindings
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
 from actorflow.rendezvous.network import hold_port
+from actorflow.rendezvous.options import TOKEN
 from actorflow.rendezvous.reports import leave_cause
 from actorflow.rendezvous.script_request import RunShape
+from actorflow.rendezvous.secret import without_token
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import RunInfo, announce_run, ask_ranks, on_signal
 from actorflow.support import heap
@@ -77,13 +79,13 @@ def _attempt(
     announce_run(watch.address, about)
     with (
         _reserved_port(run) as port,
-        _environment(_variables(_rank_settings(run, port, log_dir, watch.address, logs.port))),
+        _environment(_variables(ranks := _rank_settings(run, port, log_dir, watch.address, logs.port))),
         _signals_kept(),
         on_signal(lambda: _print_status(console, watch.address, about)),
     ):
         watch.start()
         attend(watch.address)
-        codes, statuses, interrupted = _supervise(console, run, log_dir, server, watch)
+        codes, statuses, interrupted = _supervise(console, ranks, log_dir, server, watch)
     findings = watch.close()
     _warn_of_disk(console, run, log_dir)
     unreachable = {f.rank // len(run.launcher_ranks) for f in findings.failures if f.kind is FailureKind.UNREACHABLE}
@@ -115,10 +117,10 @@ def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
     from actorflow.launch.log_gather import LogKeeper, LogSender
 
     if run.launcher_number:
-        return LogSender(run.launcher_number, run.launcher_ranks, log_dir, run.token, run.silence_limit)
+        return LogSender(run.launcher_number, run.launcher_ranks, log_dir, run.token, run.silence_limit, run.tls)
     keeper = LogKeeper(
         range(1, run.launchers), len(run.launcher_ranks), log_dir, run.bind_host(), run.token, run.silence_limit,
-        lambda text: console.print(f"actorflow: {text}"),
+        lambda text: console.print(f"actorflow: {text}"), run.tls,
     )  # fmt: skip
     try:
         keeper.start()
@@ -138,7 +140,8 @@ def _supervise(
     command = rank_command(run.script, run.argv)
 
     def start(variables: Sequence[Mapping[str, str]]) -> Sequence[RankProcess]:
-        places = [rank_place(log_dir, first + local, of_rank) for local, of_rank in enumerate(variables)]
+        secret = {TOKEN.variable: run.token}
+        places = [rank_place(log_dir, first + local, {**of_rank, **secret}) for local, of_rank in enumerate(variables)]
         if server is not None:
             try:
                 return server.fork(places)
@@ -263,8 +266,8 @@ def _rank_settings(run: Settings, port: int, log_dir: str, launcher: str, logs_p
 
 
 def _variables(run: Settings) -> dict[str, str]:
-    """The environment of the ranks, on top of our own."""
-    return run.to_env() | _early_variables(run)
+    """The environment of the ranks, on top of our own, but for the token."""
+    return without_token(run.to_env()) | _early_variables(run)
 
 
 def _early_variables(run: Settings) -> dict[str, str]:

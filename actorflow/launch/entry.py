@@ -27,6 +27,7 @@ from actorflow.launch.log_disk import full_disk
 from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.reports import RankStarted, cause_left, report_to_launcher
+from actorflow.rendezvous.secret import take_token
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.rank_status import StatusRequest, own_status
 from actorflow.status.sockets import answer_requests, print_own_status
@@ -50,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
     if is_fork_server():
         become_rank(argv[0])
     script, arguments = argv[0], tuple(argv[1:])
-    settings = replace(Settings.from_env(), script=script, argv=arguments)
+    token = take_token(os.environ)
+    settings = replace(Settings.from_env(), script=script, argv=arguments, token=token)
     _die_with(settings.launcher_pid)
     report_to_launcher(settings.launcher, RankStarted(settings.rank, os.getpid()))
     if settings.rank:

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from actorflow.launch.rank_processes import RankPlace, RankProcess, rank_command
+from actorflow.rendezvous.secret import without_token
 from actorflow.support.imports import without_collections
 
 __all__ = ["ForkServer", "NoForks", "become_rank", "is_fork_server"]
@@ -68,7 +69,7 @@ class ForkServer:
         with theirs:
             self._process = subprocess.Popen(
                 rank_command(script, arguments),
-                env={**os.environ, **variables, SERVER: str(theirs.fileno())},
+                env={**without_token(os.environ), **variables, SERVER: str(theirs.fileno())},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

@@ -118,7 +118,7 @@ def _reshaped(console: Console, run: Settings, shape: RunShape) -> Settings:
 
     Raises ClusterError for several nodes without a secret.
     """
-    check_token(shape, run.token)
+    check_token(shape, run.token or run.tls_cert)
     console.print(f"actorflow: the script asks for {shape.spoken}: it starts anew", style="dim")
     port = run.master_port or shape.port
     return replace(

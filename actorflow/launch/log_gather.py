@@ -24,6 +24,7 @@ from actorflow.control.channels import grpc
 from actorflow.control.message_rules import check_fields, check_known, refuse, unreadable
 from actorflow.control.strangers import Strangers
 from actorflow.launch.log_files import FILES, LogCopies, LogTail, log_path
+from actorflow.rendezvous.tls import TlsFiles
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
@@ -41,7 +42,10 @@ class LogSender:
 
     port = 0
 
-    def __init__(self, node: int, ranks: range, folder: str, token: str, silence: float) -> None:
+    def __init__(
+        self, node: int, ranks: range, folder: str, token: str, silence: float, tls: TlsFiles | None = None
+    ) -> None:
+        self._tls = tls
         self._node = node
         self._silence = silence  # seconds that node 0 may be silent
         self._ranks = ranks
@@ -65,7 +69,11 @@ class LogSender:
             self._thread.join(PATIENCE)
 
     def _send(self, address: str) -> None:
-        with door.make_blocking_channel(address, self._silence) as channel, self._marked():
+        try:
+            tls = None if self._tls is None else door.look_at_peer(self._tls, address)
+        except (OSError, ClusterError):  # node 0 is gone: the logs stay here
+            return
+        with door.make_blocking_channel(address, self._silence, tls) as channel, self._marked():
             call = door.LogCollectorStub(channel).Keep(
                 self._pieces(), metadata=door.metadata(self._token, self._ranks.start), wait_for_ready=True
             )
@@ -104,8 +112,9 @@ class LogKeeper:
 
     def __init__(
         self, nodes: range, devices: int, folder: str, host: str, token: str, silence: float,
-        say: Callable[[str], object],
+        say: Callable[[str], object], tls: TlsFiles | None = None,
     ) -> None:  # fmt: skip
+        self._tls = tls
         self.port = 0
         self._strangers = Strangers(lambda text: say(f"what gathers the logs {text}"))
         self._silence = silence  # seconds that another node may be silent
@@ -146,7 +155,7 @@ class LogKeeper:
         try:
             server, port = door.make_server(
                 self._host, 0, reserved=False, token=self._token, silence=self._silence, callers=len(self._nodes),
-                turned_away=self._strangers.note,
+                turned_away=self._strangers.note, tls=self._tls,
             )  # fmt: skip
             door.add_keeper(_Servicer(self._keep), server)
             await server.start()

@@ -27,6 +27,7 @@ from actorflow.control.strangers import Strangers
 from actorflow.doctor.ports import PortUse
 from actorflow.launch.node_assembly import HOST, Begin, Decision, End, NodeAssembly, NodeLost, NodesWait, Note, Refuse
 from actorflow.rendezvous.roster import Ticket
+from actorflow.rendezvous.tls import TlsFiles, hint_of_server
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
@@ -35,6 +36,7 @@ __all__ = ["AttendedSeat", "HostedSeat", "Seat"]
 
 MEETING = PortUse("The launchers of all nodes meet there.", "--master-port (the same on every node)")
 MOST_ATTEMPTS, MOST_NODES = 1 << 20, 1 << 20
+AGAIN, LOOKING_LONGEST = 0.3, 10.0  # seconds between attempts, and between looks at what it is that listens there
 CLOSING = 3.0  # seconds for the last items to reach other launchers
 
 
@@ -75,7 +77,9 @@ class HostedSeat:
         on_waiting: Callable[[int], object],
         on_lost: Callable[[str], object],
         say: Callable[[str], object],
+        tls: TlsFiles | None = None,
     ) -> None:
+        self._tls = tls
         self._own, self._assembly, self._listen, self._token = own, assembly, listen, token
         self._port, self._on_waiting, self._on_lost, self._say = port, on_waiting, on_lost, say
         self._items: queue.SimpleQueue[pb.MeetingItem] = queue.SimpleQueue()
@@ -122,7 +126,7 @@ class HostedSeat:
         try:
             server, _ = door.make_server(
                 host, port, reserved=False, token=self._token, silence=self._own.lost_after,
-                callers=self._own.nnodes, turned_away=strangers.note, use=MEETING,
+                callers=self._own.nnodes, turned_away=strangers.note, tls=self._tls, use=MEETING,
             )  # fmt: skip
             door.add_meeting(_Servicer(self._meet), server)
             await server.start()
@@ -259,6 +263,29 @@ class _Servicer(door.MeetingServicer):  # type: ignore[misc]
         await self._meet(requests, context)
 
 
+def _reach(address: str, silence: float, limit: float, tls: TlsFiles | None) -> Any:
+    """A channel to the launcher of node 0, which has answered; see ``AttendedSeat``."""
+    end, look = time.monotonic() + limit, 1.0
+    channel = door.make_blocking_channel(address, silence) if tls is None else None
+    while (left := end - time.monotonic()) > 0:
+        try:
+            if tls is not None and channel is None:
+                channel = door.make_blocking_channel(address, silence, door.look_at_peer(tls, address))
+            grpc.channel_ready_future(channel).result(min(look, left))
+            return channel
+        except OSError:  # nothing listens there yet
+            time.sleep(min(AGAIN, left))
+        except grpc.FutureTimeoutError:
+            if tls is None and (hint := hint_of_server(address)):
+                if channel is not None:
+                    channel.close()
+                raise ClusterError(hint) from None
+            look = min(2 * look, LOOKING_LONGEST)
+    if channel is not None:
+        channel.close()
+    raise ConnectionError(f"no launcher of node 0 answered at {address} within {limit:.0f} s")
+
+
 @dataclass(frozen=True, slots=True)
 class _Gone:
     """The stream has ended."""
@@ -269,19 +296,17 @@ class _Gone:
 class AttendedSeat:
     """The seat of another node's launcher; dials node 0's launcher until it answers, for ``limit`` seconds at most.
 
-    Raises ClusterError for a wrong token, and ConnectionError where nobody answers.
+    Raises ClusterError for a wrong token, for certificates that do not fit, and where one side alone uses TLS, and
+    ConnectionError where nobody answers.
     """
 
-    def __init__(self, own: Ticket, wanted: int | None, address: str, token: str, limit: float) -> None:
+    def __init__(
+        self, own: Ticket, wanted: int | None, address: str, token: str, limit: float, tls: TlsFiles | None = None
+    ) -> None:
         self._ticket, self._wanted, self._address = ticket_to(own), wanted, address
         self._requests: queue.SimpleQueue[pb.NodeReady | None] = queue.SimpleQueue()
         self._items: queue.SimpleQueue[pb.MeetingItem | _Gone] = queue.SimpleQueue()
-        self._channel = door.make_blocking_channel(address, own.lost_after)
-        try:
-            grpc.channel_ready_future(self._channel).result(limit)
-        except grpc.FutureTimeoutError as error:
-            self._channel.close()
-            raise ConnectionError(f"no launcher of node 0 answered at {address} within {limit:.0f} s") from error
+        self._channel = _reach(address, own.lost_after, limit, tls)
         self._call = door.MeetingStub(self._channel).Meet(self._said(), metadata=door.metadata(token, 0))
         self._thread = threading.Thread(target=self._hear, name="actorflow-meeting", daemon=True)
         self._thread.start()

@@ -127,7 +127,7 @@ class SeveralNodes(Rounds):
                 self._say(f"the launcher that has the port {run.master_port} of this machine is taken for node 0's")
         wanted = run.node if run.numbered else None
         self._say(f"meeting the other nodes at {run.master_address}")
-        return AttendedSeat(self._ticket, wanted, run.master_address, run.token, run.join_timeout)
+        return AttendedSeat(self._ticket, wanted, run.master_address, run.token, run.join_timeout, run.tls)
 
     def _host(self) -> Seat:
         run = self._run
@@ -143,6 +143,7 @@ class SeveralNodes(Rounds):
             self._show_waiting,
             lambda which: say_node_is_lost(self._launcher, which),
             self._say,
+            run.tls,
         )
         self._hosts = True
         return seat

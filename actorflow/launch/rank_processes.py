@@ -13,6 +13,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from actorflow.rendezvous.secret import put_into_pipe
+
 __all__ = ["RankPlace", "RankProcess", "end_all", "rank_command", "rank_place", "spawn", "wait_for_one"]
 
 
@@ -80,9 +82,13 @@ def spawn(command: list[str], places: Iterable[RankPlace]) -> list[RankProcess]:
     for place in places:
         with ExitStack() as files:
             out, err = (files.enter_context(open(path, "w")) if path else None for path in (place.stdout, place.stderr))
+            environment, token = put_into_pipe(place.environment)
+            if token is not None:
+                files.callback(os.close, token)
             process = subprocess.Popen(
-                command, env=dict(place.environment), stdout=out, stderr=err, start_new_session=True
-            )
+                command, env=environment, stdout=out, stderr=err, start_new_session=True,
+                pass_fds=() if token is None else (token,),
+            )  # fmt: skip
         started.append(RankProcess(process.pid, process.poll))
     return started
 

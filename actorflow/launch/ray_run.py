@@ -48,7 +48,7 @@ class RayRun:
     devices: int | None  # on each node; None: its GPUs, else 1
     nnodes: int | None  # None: all that have these devices
     gpus: bool = True  # use GPUs where there are any
-    token: str = ""  # empty: a new one
+    token: str = field(default="", repr=False)  # empty: a new one
     timeout: float = 300.0  # seconds to wait for the cluster's devices
 
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from actorflow.rendezvous.engines import MASTER_VARIABLE, TORCHRUN, half_set
 from actorflow.rendezvous.network import hold_port
-from actorflow.rendezvous.options import LOCAL, TOKEN, TRACE, read_user_variables
+from actorflow.rendezvous.options import LOCAL, TLS_CA, TLS_CERT, TLS_KEY, TOKEN, TRACE, read_user_variables
+from actorflow.rendezvous.secret import check_token_text, take_token
 from actorflow.rendezvous.settings import Settings
+from actorflow.rendezvous.tls import tls_files
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["agree_on_port", "torch_run_settings", "hold_free_port", "torch_settings"]
@@ -85,7 +87,10 @@ def torch_run_settings() -> Settings | None:
             "`actorflow run`"
         )
     s = replace(s, master_host="127.0.0.1" if s.one_node else s.master_host)
-    port, token = agree_on_port(s)
+    tls = [option.read(os.environ) or "" for option in (TLS_CA, TLS_CERT, TLS_KEY)]
+    if (files := tls_files(*tls)) is not None and not s.one_node:
+        files.check(lambda text: print(f"actorflow: {text}", file=sys.stderr) if s.local_rank == 0 else None)
+    port, token = agree_on_port(s, token=check_token_text(take_token(os.environ), TOKEN.variable))
     return replace(
         s,
         master_port=port,
@@ -93,22 +98,24 @@ def torch_run_settings() -> Settings | None:
         token=token,
         local=os.environ.get(LOCAL.variable) != "0",
         trace=TRACE.read(os.environ) or "",
+        tls_ca=tls[0],
+        tls_cert=tls[1],
+        tls_key=tls[2],
         script=getattr(sys.modules.get("__main__"), "__file__", None) or "",
         argv=tuple(sys.argv[1:]),
     )
 
 
-def agree_on_port(settings: Settings, port: int = 0) -> tuple[int, str]:
+def agree_on_port(settings: Settings, port: int = 0, token: str = "") -> tuple[int, str]:
     """The master's port and the run's secret, through the store of torch's launcher; collective.
 
-    Rank 0 chooses both: the given port, or a free one that this process then holds for its server; and the secret of
-    ACTORFLOW_TOKEN, or a new one.  Raises ClusterError where the store cannot be reached.
+    Rank 0 chooses both: the given port, or a free one that this process then holds for its server; and the secret,
+    which is the given one, or a new one.  Raises ClusterError where the store cannot be reached.
     """
     s = settings
     store = _store(s)
     if s.rank == 0:
-        token = os.environ.get(TOKEN.variable, "").strip() or secrets.token_hex(16)
-        store.set("master", f"{port or hold_free_port(s.bind_host())} {token}")
+        store.set("master", f"{port or hold_free_port(s.bind_host())} {token or secrets.token_hex(16)}")
     try:
         port_text, token = store.get("master").decode().split(" ", 1)
     except RuntimeError as error:

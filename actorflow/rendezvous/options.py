@@ -234,6 +234,31 @@ INSECURE = LaunchOption(
     user_variable=True,
     by_driver=True,
 )
+TLS_CA = LaunchOption(
+    "tls_ca",
+    _K.FILE,
+    "File with the certificate of the run's CA; between nodes, gRPC then uses TLS, and refuses who has no certificate "
+    "of it.",
+    variable="ACTORFLOW_TLS_CA",
+    user_variable=True,
+    for_ranks=True,
+)
+TLS_CERT = LaunchOption(
+    "tls_cert",
+    _K.FILE,
+    "File with this node's certificate, which that CA has signed.",
+    variable="ACTORFLOW_TLS_CERT",
+    user_variable=True,
+    for_ranks=True,
+)
+TLS_KEY = LaunchOption(
+    "tls_key",
+    _K.FILE,
+    "File with its private key, which only you can read.",
+    variable="ACTORFLOW_TLS_KEY",
+    user_variable=True,
+    for_ranks=True,
+)
 ON = LaunchOption(
     "on",
     _K.CHOICE,
@@ -338,6 +363,9 @@ RUN_OPTIONS = (  # of ``actorflow run``, in the order of its help
     LOST_AFTER,
     TOKEN_FILE,
     INSECURE,
+    TLS_CA,
+    TLS_CERT,
+    TLS_KEY,
     ON,
     INTERFACE,
     LOG_DIR,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from actorflow.rendezvous.addresses import is_loopback, resolve
 from actorflow.rendezvous.node_list import NODE, own_node
-from actorflow.rendezvous.options import INSECURE, TOKEN
+from actorflow.rendezvous.options import INSECURE, TLS_CA, TLS_CERT, TLS_KEY, TOKEN
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -83,12 +83,16 @@ def restart_shape(
     return RunShape(devices, nnodes, node, master, port, insecure, request.log_dir)
 
 
-def check_token(shape: RunShape, token: str) -> None:
-    """Raise ClusterError for several nodes without a shared secret, unless --insecure was given."""
-    if shape.nnodes > 1 and not token and not shape.insecure:
+def check_token(shape: RunShape, secret: str) -> None:
+    """Raise ClusterError for several nodes that share neither token nor certificates, unless --insecure was given.
+
+    ``secret``: the token, or the path of a certificate; empty where there is neither.
+    """
+    if shape.nnodes > 1 and not secret and not shape.insecure:
         raise ClusterError(
             f"the script asks for {shape.nnodes} nodes, and there is no secret that they share, so that nobody else "
-            f"can join: export {TOKEN.variable}=… with the same value on every node. On a network that you trust "
+            f"can join: export {TOKEN.variable}=… with the same value on every node, or {TLS_CA.variable}, "
+            f"{TLS_CERT.variable} and {TLS_KEY.variable} with the files of each. On a network that you trust "
             f"wholly, flow.config.insecure() in the script, or {INSECURE.variable}=1, does without."
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from actorflow.rendezvous.addresses import is_own, resolve
 from actorflow.rendezvous.engines import MASTER_VARIABLE
@@ -23,6 +23,7 @@ from actorflow.rendezvous.options import (
     read_rank_options,
     read_user_variables,
 )
+from actorflow.rendezvous.tls import TlsFiles, tls_files
 from actorflow_compiler.core.errors import ClusterError
 
 ONE_HOST, SEVERAL_HOSTS = 15.0, 30.0  # seconds of silence after which a rank is lost, by where the ranks are
@@ -70,7 +71,10 @@ class Settings:
     master_host: str = "127.0.0.1"
     master_port: int = 0  # of the master's gRPC server
     reserved_port: bool = False  # the launcher holds the port open for the master
-    token: str = ""  # empty: not required
+    token: str = field(default="", repr=False)  # empty: not required
+    tls_ca: str = ""  # paths of this node's files for TLS; empty: none is used
+    tls_cert: str = ""
+    tls_key: str = ""
     join_timeout: float = JOIN_TIMEOUT.default  # seconds
     lost_after: float | None = None  # seconds of silence after which a rank is lost; None: see ``silence_limit``
     given: frozenset[str] = frozenset()  # of "devices", "nodes" and "port", those that the command line named
@@ -105,6 +109,11 @@ class Settings:
     def one_node(self) -> bool:
         """Whether all ranks are on this host, so that nothing needs to leave the loopback."""
         return self.nnodes == 1
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files with which this node speaks to others; None where it uses no TLS, or nothing leaves the host."""
+        return None if self.one_node else tls_files(self.tls_ca, self.tls_cert, self.tls_key)
 
     @property
     def silence_limit(self) -> float:

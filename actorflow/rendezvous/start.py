@@ -15,7 +15,17 @@ from types import ModuleType
 from typing import Any, NoReturn, Protocol
 
 from actorflow.rendezvous.elastic import torch_settings
-from actorflow.rendezvous.options import DEVICES, INSECURE, LOG_DIR, MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, TOKEN
+from actorflow.rendezvous.options import (
+    DEVICES,
+    INSECURE,
+    LOG_DIR,
+    MASTER_ADDR,
+    MASTER_PORT,
+    NNODES,
+    NODE_RANK,
+    TLS_CERT,
+    TOKEN,
+)
 from actorflow.rendezvous.reports import report_to_launcher
 from actorflow.rendezvous.script_request import RunShape, ScriptRequest, check_token, kind_of_gpu, restart_shape
 from actorflow.rendezvous.settings import Settings
@@ -89,7 +99,7 @@ def _by_torch() -> Settings | None:
 
 
 def _become_launcher(shape: RunShape) -> NoReturn:
-    check_token(shape, os.environ.get(TOKEN.variable, "").strip())
+    check_token(shape, _secret())
     script, arguments = _script(sys.modules["__main__"], sys.orig_argv, sys.argv)
     print(
         f"actorflow: {script} asks for {shape.spoken}: this process becomes the launcher, and the script runs from its "
@@ -101,12 +111,17 @@ def _become_launcher(shape: RunShape) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *_command(shape, script, arguments)])
 
 
+def _secret() -> str:
+    """What keeps strangers out, of the environment: the token, or the path of a certificate."""
+    return os.environ.get(TOKEN.variable, "").strip() or os.environ.get(TLS_CERT.variable, "")
+
+
 def _command(shape: RunShape, script: str, arguments: list[str]) -> list[str]:
     """The launcher's command line."""
     command = ["-P", "-m", "actorflow", "run", script, *DEVICES.words(shape.devices), *NNODES.words(shape.nnodes)]
     if shape.nnodes > 1:
         command += NODE_RANK.words(shape.node_rank) + MASTER_ADDR.words(shape.master_addr)
-        if not os.environ.get(TOKEN.variable, "").strip() and not INSECURE.read(os.environ):
+        if not _secret() and not INSECURE.read(os.environ):
             command += INSECURE.words(shape.insecure)
     if shape.port:
         command += MASTER_PORT.words(shape.port)

@@ -63,7 +63,7 @@ def test_a_wrong_token_is_turned_away_and_both_sides_say_so(ranks: Ranks, settin
     assert "ACTORFLOW_TOKEN" in str(other)
     assert isinstance(master, ClusterError)
     assert "rank 1 (node 0) did not join" in str(master)
-    assert "wrong token were turned away (from ipv4:127.0.0.1)" in str(master)
+    assert "Callers from 127.0.0.1 were turned away, for lack of this run's token." in str(master)
 
 
 @pytest.mark.parametrize("metadata", [(), (("actorflow-token", "guess"),), (("actorflow-token", ""),)])

@@ -166,7 +166,7 @@ def test_every_rank_says_whom_it_has_refused_but_not_of_each(
     assert ranks.each(lambda cluster: cluster.goodbye()) == [None] * 2
     lines = capsys.readouterr().err.splitlines()
     for rank in (0, 1):
-        refused = f"actorflow: rank {rank} refused a caller from 127.0.0.1, which does not know this run's token"
+        refused = f"actorflow: rank {rank} refused a caller from 127.0.0.1, for lack of this run's token"
         assert lines.count(refused) == MOST
         assert lines.count(f"actorflow: rank {rank} … and 7 more in 60 s") == 1
 
@@ -178,15 +178,15 @@ def test_a_minute_later_callers_are_named_again(monkeypatch: pytest.MonkeyPatch)
     async def work() -> None:
         counted = Strangers(said.append)
         for _ in range(MOST + 2):
-            counted.note("ipv4:10.0.0.7:1")
+            counted.note("ipv4:10.0.0.7:1", "a guest")
         while len(said) == MOST:
             await asyncio.sleep(0.01)
-        counted.note("ipv4:10.0.0.8:1")
+        counted.note("ipv4:10.0.0.8:1", "a guest")
         counted.close()
 
     asyncio.run(work())
     assert said[MOST] == "… and 2 more in 0.05 s"
-    assert said[MOST + 1] == "refused a caller from 10.0.0.8, which does not know this run's token"
+    assert said[MOST + 1] == "refused a caller from 10.0.0.8, a guest"
     assert len(said) == MOST + 2
 
 

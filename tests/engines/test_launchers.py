@@ -53,8 +53,8 @@ def test_a_held_port_and_a_named_card_reach_the_ranks() -> None:
 
 
 def test_only_a_launcher_that_is_alone_makes_a_secret() -> None:
-    assert len(settings_of(Settings(devices=2)).token) == 32
-    assert settings_of(Settings(devices=2, tasks=2)).token == ""
+    assert len(launch._rank_settings(Settings(devices=2), 4242, "", "", 0).token) == 32
+    assert launch._rank_settings(Settings(devices=2, tasks=2), 4242, "", "", 0).token == ""
 
 
 @pytest.mark.parametrize("shared", [False, True])
