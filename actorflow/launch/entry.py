@@ -5,6 +5,7 @@ Only the launcher should start it: ``python -m actorflow.launch.entry SCRIPT ARG
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -18,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from actorflow.control import cluster
 from actorflow.control.cluster import Alone, Cluster
@@ -229,6 +231,27 @@ def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
     from actorflow.control.run_store import meet_here
 
     meet_here(lambda: run.store().clone(), settings.rank, settings.world)
+    atexit.register(_end_before_nccl)  # before what the script registers, and so called after that
+
+
+_status = 0  # of this process's exit, once the script has ended
+
+
+def _end_before_nccl() -> None:
+    """At the exit of a process with a group of NCCL that the script has left open: end without taking Python apart.
+
+    NCCL's threads look into the group's store from time to time.  The run's is in Python, and a thread that comes to it
+    while Python ends takes the whole process down.
+    """
+    import torch
+    from torch import distributed
+
+    on_gpu: Any = torch.cuda  # whose function has no type
+    if on_gpu.is_initialized() and distributed.is_available() and distributed.is_initialized():
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(_status)
 
 
 def _handle_signals(run: Cluster | Alone) -> None:
@@ -286,4 +309,5 @@ def _write_error_file(error: Exception) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _status = main(sys.argv[1:])
+    sys.exit(_status)

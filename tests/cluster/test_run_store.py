@@ -271,6 +271,26 @@ def test_a_script_that_names_a_port_has_a_store_of_torchs_there(start: Callable[
     assert "TCPStore True" in run.output
 
 
+OPEN = """
+import atexit, ctypes, sys
+import torch
+from torch import distributed as dist
+
+ctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).abort)  # called when all of Python has been taken apart
+dist.init_process_group("gloo")
+atexit.register(print, "what the script registered")
+torch.cuda.is_initialized = lambda: len(sys.argv) > 1  # as where the group is one of NCCL
+"""
+
+
+@pytest.mark.parametrize("nccl", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_process_with_an_open_group_of_nccl_ends_before_python_does(start: Callable[..., Any], nccl: bool) -> None:
+    run = start(OPEN, "--devices", "1", *(("--", "nccl") if nccl else ()))
+    assert run.wait() == (0 if nccl else 1), run.output
+    assert "what the script registered" in run.output
+    assert ("was killed by SIGABRT" in run.output) is not nccl
+
+
 def test_the_servers_of_node_0_listen_where_its_name_means_it(settings: Callable[..., Settings]) -> None:
     several = settings(0, 4, devices=2, nnodes=2)
     own = [a.address for card in psutil.net_if_addrs().values() for a in card if a.family is socket.AF_INET]
