@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from actorflow.session.compiling import room_beside_variables
+from actorflow.session.planes import computes_beside
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, Split
@@ -187,6 +188,19 @@ def test_a_fast_link_gains_nothing_and_no_other_variant_is_made() -> None:
     plan = schedule(make, FAST, room=AMPLE)
     assert chosen(plan) == ("2", "; more would not be faster")
     assert made == [PLAIN]
+
+
+def test_where_ranks_compute_nothing_meanwhile_more_gains_nothing() -> None:
+    plan = schedule(laid().cut, SLOW, room=AMPLE, beside=False)  # as in memory that CPUs of one host share
+    assert chosen(plan) == ("2", "; more would not be faster")
+    assert plan.registers == with_ahead(AHEAD).registers
+
+
+def test_ranks_compute_nothing_beside_collectives_where_all_are_cpus_of_one_machine() -> None:
+    assert not computes_beside(["a", "a"], ["cpu", "cpu"])
+    assert computes_beside(["a", "b"], ["cpu", "cpu"])
+    assert computes_beside(["", ""], ["cpu", "cpu"])  # --no-local
+    assert computes_beside(["a", "a"], ["cuda", "cuda"])
 
 
 def test_where_memory_is_not_known_gathers_run_ahead_as_far_as_always() -> None:

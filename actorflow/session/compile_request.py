@@ -81,7 +81,13 @@ class CompileRequest:
     changed: Mapping[str, Collection[str]] = field(default_factory=dict)  # place that plans change → the values
     standing: GradientState = NO_GRADIENTS  # which gradients exist now
     opens: bool = True  # whether numbers may be inputs of the plan; not if they decided what the function made
+    beside: bool = True  # whether collectives run while ranks compute, as they do not in memory that CPUs share
     value: Callable[[StateTensor], Tensor] | None = None  # reads the current value of a tensor of the script
+
+    @property
+    def beside_in_budget(self) -> bool:
+        """What of ``beside`` plans depend on: it counts where memory is known, in a run by the budget."""
+        return self.beside and self.goal.budget is not None
 
 
 class CapturedStep:

@@ -33,7 +33,7 @@ from actorflow.session.number_reads import every_number
 from actorflow.session.plan_keys import torch_modes
 from actorflow.session.plan_store import CAPTURES, KEPT, KeptPlan, PlanKey, PlanStore
 from actorflow.session.plan_summary import summary_lines
-from actorflow.session.planes import choose_planes, rank_locations
+from actorflow.session.planes import choose_planes, computes_beside, rank_locations
 from actorflow.session.step_effects import StepEffects
 from actorflow.support.progress import Progress, show_progress
 from actorflow_compiler.capture.from_fx import Capture
@@ -171,7 +171,8 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
     check_agreement(request.name, reports)
     on, devices = kinds(request, cluster.world), [one.devices for one in reports]
     check_devices(on, devices, request.defaults.settled)
-    request = replace(request, target=KEPT.with_costs(request.target, _main(on)))
+    beside = computes_beside(cluster.machines, on)
+    request = replace(request, target=KEPT.with_costs(request.target, _main(on)), beside=beside)
     result = make_plan(request, cluster.world, kept=KEPT)
     _check_scopes(result.plan, on)
     locations = rank_locations(
@@ -369,7 +370,7 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     memory = left_for_registers(plan, request.goal.budget)
     room = room_beside_variables(plan, request.goal.budget, hardware.memory_bytes, request.fixed.values())
     try:
-        return schedule(make, hardware, memory, request.schedule, room), hardware
+        return schedule(make, hardware, memory, request.schedule, room, request.beside), hardware
     except DeadlockError as error:
         raise _deadlock_error(plan, error) from error
 
@@ -383,6 +384,7 @@ def _plan_depends_on(request: CompileRequest, captured: Capture, asked: StepRequ
         "how the job is to run": (
             (request.train, request.goal, request.schedule, request.mode, measured), f"compile={str(request.mode)!r}"
         ),
+        "whether collectives run while ranks compute": (request.beside_in_budget, ""),
         "modes of torch": (torch_modes(), ""),
     }  # fmt: skip
 
@@ -430,8 +432,9 @@ def _located_errors(request: CompileRequest) -> Iterator[None]:
 @forgotten_at_the_end()
 def compile_pretended(request: CompileRequest, world: int) -> Plan:
     """The plan for a pretended cluster; ranks of one node, as the hardware says, are assumed to share memory."""
-    plan = make_plan(request, world, told=False).plan
     on = kinds(request, world)
+    request = replace(request, beside=bool(request.target.file) or "cuda" in on)
+    plan = make_plan(request, world, told=False).plan
     hardware = replace(request.target, measure=False).hardware(_main(on))
     size = hardware.node_size or world
     gpus = [f"GPU {rank}" * (kind == "cuda") for rank, kind in enumerate(on)]

@@ -97,6 +97,7 @@ def key_of_capture(request: CompileRequest, asked: StepRequest) -> CaptureKey:
         _own_code(),
         tuple([importlib.metadata.version(name) for name in ("sympy", "networkx")]),
         (request.train, request.goal, request.schedule, request.mode, request.kinds, request.places),
+        request.beside_in_budget,
         (request.defaults, request.value is None, request.fresh, request.later, request.explain),
         {place: tuple(sorted(values)) for place, values in request.changed.items()},
         (torch_modes(), torch_settings(), _environment(), os.getcwd()),

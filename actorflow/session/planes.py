@@ -11,7 +11,7 @@ from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Collective, Comm, Plan, Plane, Send
 from actorflow_scheduler.call_order import order_calls
 
-__all__ = ["RankLocation", "choose_planes", "meet_groups", "share", "rank_locations", "unshare"]
+__all__ = ["RankLocation", "choose_planes", "computes_beside", "meet_groups", "share", "rank_locations", "unshare"]
 
 NEVER = timedelta(days=1)  # the control plane notices ranks that do not come
 
@@ -42,6 +42,14 @@ def choose_planes(plan: Plan, spots: Sequence[RankLocation], hardware: Hardware 
         return Plane.SHARED if near and here else comm.plane
 
     return order_calls(_with_planes(plan, plane), Plane.NCCL, hardware)
+
+
+def computes_beside(machines: Sequence[str], kinds: Sequence[str]) -> bool:
+    """Whether ranks of these machines and kinds of devices compute while their collectives run.
+
+    CPUs that share memory do not: their collectives are work of the thread that computes.
+    """
+    return "cuda" in kinds or not machines or not machines[0] or len({*machines}) > 1
 
 
 def share(plan: Plan, machines: Sequence[str]) -> Plan:

@@ -38,6 +38,7 @@ def schedule(
     memory: Memory | None = None,
     name: str = "auto",
     room: Memory | None = None,
+    beside: bool = True,
 ) -> Plan:
     """Give a plan, or the best of the variants that ``make`` makes, orders and slot counts, and prove it.
 
@@ -45,13 +46,14 @@ def schedule(
     any other name stands for that published schedule.  ``memory`` caps, for some ranks, the peak bytes of live
     registers and workspace; to stay below the caps, the plan may become slower, also by recomputing forward values.
     ``room`` is how many such bytes all ranks have, where that is known: gathers of parameters run further ahead where
-    that is faster and fits.  It is no cap: a plan that does not fit even so stays as it is.
+    that is faster and fits.  It is no cap: a plan that does not fit even so stays as it is.  ``beside`` says whether
+    gathers run while ranks compute; where they do not, it is never faster.
 
     Raises DeadlockError if no slot counts let the plan run; PlanError if it is not legal, does not fit the memory, or
     its stages do not fit the schedule; CallError for an unknown name.
     """
     search = _Search(make, hardware, memory or {}, schedule_name(name))
-    found, told = search.run_ahead(search.best(), room)
+    found, told = search.run_ahead(search.best(), room, beside)
     plan = search.unfolded(found)
     plan = replace(plan, notes=(*plan.notes, *told))
     if search.is_pipeline:
@@ -218,7 +220,9 @@ class _Search:
 
     # ---- how far gathers of parameters run ahead
 
-    def run_ahead(self, found: _SizedCandidate, room: Memory | None) -> tuple[_SizedCandidate, tuple[str, ...]]:
+    def run_ahead(
+        self, found: _SizedCandidate, room: Memory | None, beside: bool
+    ) -> tuple[_SizedCandidate, tuple[str, ...]]:
         """The candidate, or one whose gathers run further ahead if that is faster and fits the room; and a note.
 
         Of the numbers of chunks that are about equally fast it is a small one.
@@ -226,6 +230,8 @@ class _Search:
         chunks = gathered_chunks(self.folded[found.variant].plan)
         if not chunks.most:
             return found, ()
+        if not beside:
+            return found, (f"{chunks.text(AHEAD)}; more would not be faster",)
         if room is None or not callable(self.make):
             return found, (f"{chunks.text(AHEAD)}; whether there is memory for more is not known",)
         if not self.fits_early(found, room):
