@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from actorflow.rendezvous.options import TLS_CA, TLS_CERT, TLS_KEY
 from actorflow_compiler.core.errors import ClusterError
+
+if TYPE_CHECKING:  # where there is no TLS, no process has to load it
+    import ssl
 
 __all__ = ["TlsFiles", "client_hello", "hint_of_server", "name_of_server", "speaks_tls", "tls_files"]
 
@@ -55,6 +58,8 @@ class TlsFiles:
         Raises ClusterError for a file that cannot be read or is none of these, a key with a passphrase or of another
         certificate, and a certificate that the CA has not signed, that is not valid now, or not for both sides.
         """
+        import ssl
+
         self.read()
         mode = os.stat(self.key).st_mode
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -87,6 +92,8 @@ class TlsFiles:
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """What Python's TLS needs; raises ClusterError for files that are wrong."""
+        import ssl
+
         found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         found.check_hostname = False
         found.verify_mode = ssl.CERT_REQUIRED
@@ -169,6 +176,8 @@ def name_of_server(files: TlsFiles, address: str) -> str:
 
 def _certificate(files: TlsFiles, address: str) -> object:
     """The certificate of what listens there, as Python reads it, once ours is accepted; see ``name_of_server``."""
+    import ssl
+
     with _connection(address) as plain:
         try:
             with files.context(server=False).wrap_socket(plain) as secure:
@@ -197,6 +206,8 @@ class _HungUp(Exception):
 
 def _await_word(secure: ssl.SSLSocket) -> None:
     """Wait for the first byte of a server, which comes once it has looked at our certificate."""
+    import ssl
+
     try:
         if secure.recv(1):
             return
@@ -211,6 +222,8 @@ class NoTls(ClusterError):
 
 def speaks_tls(address: str) -> bool:
     """Whether what listens at ``host:port`` speaks TLS; False where nothing answers."""
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # it is only asked what it is
@@ -233,6 +246,8 @@ def hint_of_server(address: str) -> str:
 
 def client_hello() -> bytes:
     """The first bytes of a client, to which a TLS server answers whatever it thinks of the client."""
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.set_alpn_protocols(_PROTOCOL)
