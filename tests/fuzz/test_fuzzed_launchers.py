@@ -142,10 +142,12 @@ def test_launchers_that_are_none_are_refused(
     before = REFUSALS.of("meeting")
 
     @seed(drawn_from)
-    @settings(max_examples=messages, derandomize=False, database=None, phases=[Phase.generate],
+    @settings(max_examples=3 * messages, derandomize=False, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck), deadline=None)  # fmt: skip
     @given(said=drawn_messages(pb.NodeReady))
     def attack(said: pb.NodeReady) -> None:
+        if sum(REFUSALS.of("meeting").values()) - sum(before.values()) >= messages:
+            return
         ended = threading.Event()
 
         def words() -> Iterator[pb.NodeReady]:
@@ -165,7 +167,7 @@ def test_launchers_that_are_none_are_refused(
     after = REFUSALS.of("meeting")
     for reason, count in after.items():
         tally.reasons[reason] += count - before.get(reason, 0)
-    assert tally.count > 0
+    tally.check()
     assert list(assembly._nodes) == [0]
 
 
@@ -180,17 +182,19 @@ def test_logs_of_no_node_are_written_nowhere(
     pieces = st.builds(
         lambda node, rank, file, data: pb.LogPiece(node=node, rank=rank, file=file, data=data),
         st.sampled_from([0, 1, 1, 1, 2, (1 << 32) - 1]),
-        st.sampled_from([0, 1, 2, 3, 4, (1 << 32) - 1]),
+        st.sampled_from([0, 1, 2, 3, 4]) | st.integers(0, (1 << 32) - 1),
         st.sampled_from(["", "stdout", "stderr", "../stdout", "/etc/passwd", "stdout\0", "x" * 9, "y" * (1 << 20)]),
-        st.sampled_from([b"x", b"..", b".logs-0", b".logs-../../../etc/pa", b"\xff", bytes(1 << 21)]),
+        st.sampled_from([b"..", b".logs-0", b".logs-../../../etc/pa", bytes(1 << 21)]) | st.binary(max_size=30),
     )
 
     @seed(drawn_from)
-    @settings(max_examples=messages, derandomize=False, database=None, phases=[Phase.generate],
+    @settings(max_examples=3 * messages, derandomize=False, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck), deadline=None)  # fmt: skip
     @given(piece=pieces)
     def attack(piece: pb.LogPiece) -> None:
         if piece.node == 1 and piece.rank in (2, 3) and piece.file in ("stdout", "stderr"):
+            return
+        if sum(REFUSALS.of("logs").values()) - sum(before.values()) >= messages:
             return
         with pytest.raises(grpc.RpcError) as e:
             list(LogCollectorStub(channel).Keep(iter([piece]), metadata=channels.metadata("secret", 0), timeout=LIMIT))
@@ -203,7 +207,7 @@ def test_logs_of_no_node_are_written_nowhere(
     keeper.finish(True)
     for reason, count in REFUSALS.of("logs").items():
         tally.reasons[reason] += count - before.get(reason, 0)
-    assert tally.count > 0
+    tally.check()
     assert [(path.name, path.read_bytes()) for path in here.iterdir()] == [("rank2.stdout.log", b"good")]
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
