@@ -11,6 +11,7 @@ from chaos.scenarios import HARMLESS, STEPS, Fault, Kind, Moment, Scenario
 LOST_AFTER = 6.0  # seconds, of all runs
 JOIN = 20.0  # --join-timeout of runs
 SOON = 20.0  # seconds for an end that nobody waits for; some 5 are needed, on a machine with nothing else to do
+WHOLE = 40.0  # seconds more where each process imports torch itself, on such a machine
 RUNS = 40.0  # seconds that a run takes at most, start included, where nothing ends it
 
 
@@ -35,12 +36,13 @@ def promise(scenario: Scenario, came: Sequence[Fault]) -> Promise:
     waits = (LOST_AFTER + 2.0) * any(f.kind in (Kind.STOP_RANK, Kind.PARTITION, Kind.RESET) for f in came)
     meets = scenario.nodes > 1 and (scenario.restarts or any(f.moment in (Moment.JOIN, Moment.RESTART) for f in fatal))
     waits += JOIN * bool((meets and fatal) or any(map(_may_not_join, fatal)))
+    attempts = scenario.restarts + 1 if final else 1  # a disk stays full
     return Promise(
         well=goes_on or not certain,
         badly=bool(fatal) and (not goes_on or any(map(_may_not_join, fatal))),
         statuses=tuple(_statuses(scenario, fatal, node) for node in range(scenario.nodes)),
         named=tuple(name for fault in fatal for name in _names(scenario, fault)),
-        within=SOON + waits + RUNS * (goes_on or not certain),
+        within=SOON + waits + (RUNS + WHOLE * scenario.whole) * (goes_on or not certain or attempts > 1) * attempts,
         exact=not scenario.elastic,
     )
 
