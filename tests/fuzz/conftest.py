@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ class Tally:
 
 
 def _memory() -> int:
+    gc.collect()
     return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
