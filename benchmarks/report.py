@@ -35,8 +35,8 @@ def table(rows: list[Figures], records: list[dict[str, object]]) -> str:
         f"{' – '.join(dict.fromkeys((dates[0], dates[-1])))}; the load of the machine was {min(loads):.1f} to "
         f"{max(loads):.1f}, of which the workload itself is {machine['cores']} at most.",
         "",
-        "| workload | ours / theirs | time (least – most) | CPU time | memory (in steps) | at most | |",
-        "|---|---|---|---|---|---|---|",
+        "| workload | ours / theirs | time (least – most) | CPU time | cores busy | memory (in steps) | at most | |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         most = f"{row.workload.target:g}" + (
@@ -47,6 +47,7 @@ def table(rows: list[Figures], records: list[dict[str, object]]) -> str:
             f"{row.ours} / {row.theirs}",
             f"{row.time:.3f} ({row.low:.3f} – {row.high:.3f})",
             f"{row.cpu:.2f}" if row.cpu is not None else "",
+            " / ".join(f"{cores:.2f}" for cores in row.busy or ()),
             f"{row.memory:.2f} ({row.memory_of_steps:.2f})" if row.memory is not None else "",
             most,
             "kept" if row.kept else "**not kept**",

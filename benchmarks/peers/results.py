@@ -32,6 +32,7 @@ class Figures:
     cpu: float | None  # the median of the rounds' ratios of CPU time
     memory: float | None  # of the peaks of the rank that needs most, of all that happened since before the model
     memory_of_steps: float | None  # … of later steps alone
+    busy: tuple[float, float] | None = None  # how many cores each side keeps busy, ours first; of training alone
 
     @property
     def kept(self) -> bool:
@@ -69,6 +70,7 @@ def figures(workload: Workload, record: dict[str, Any]) -> Figures:
         median(_ratios(a["cpu"], b["cpu"])) if all(b["cpu"]) else None,
         _memory_ratio(a["memory"], b["memory"], "first", "turns"),
         _memory_ratio(a["memory"], b["memory"], "turns"),
+        (_busy(a), _busy(b)) if workload.kind == "training" else None,
     )
 
 
@@ -88,6 +90,10 @@ def read_all(folder: Path = RESULTS) -> list[Figures]:
 
 def _ratios(a: Sequence[float], b: Sequence[float]) -> list[float]:
     return [x / y for x, y in zip(a, b, strict=True)]
+
+
+def _busy(contender: dict[str, Any]) -> float:
+    return median(_ratios(contender["cpu"], contender["seconds"]))
 
 
 def _memory_ratio(a: Sequence[dict[str, int]], b: Sequence[dict[str, int]], *of: str) -> float | None:
