@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from collections import Counter
@@ -48,6 +49,7 @@ class Tally:
 
 def _memory() -> int:
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed counts no more
     return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
