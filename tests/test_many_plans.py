@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import actorflow as flow
 from actorflow.session.plan_uses import PlanUses
 from actorflow.session.process import current
+from actorflow_compiler.core import torch_internals
 from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.garbage_collection import forgotten_at_the_end
 from test_runs import actorflow
 
 SCRIPT = Path(__file__).parent / "scripts" / "many_shapes.py"
@@ -43,6 +46,8 @@ def test_more_shapes_than_plans_that_are_kept_ready(devices: int) -> None:
     assert found is not None, run.stdout
     assert (int(found[1]), int(found[2]) + int(found[3])) == (4, 4)
     assert float(found[4]) < 1e-12
+    assert run.stderr.count("train is compiled again: its plan had not been used for long") == 1
+    assert "more of them stay: ACTORFLOW_MOST_PLANS=1000" in run.stderr
     assert run.stdout.count("had not been used for long, and was let go") >= 4  # shapes 4 and 6 of either job at least
 
 
@@ -64,6 +69,12 @@ def test_a_job_whose_only_plan_was_let_go_of_has_none_until_its_next_call(monkey
     assert [job.plan is None for job in jobs] == [True, False, False]
     assert torch.equal(jobs[0](x).clone(), layer(x))
     assert [job.plan is None for job in jobs] == [False, True, False]
+    jobs[2](x)
+    jobs[1](x)  # of the two that were there, the one called last stays
+    assert [job.plan is None for job in jobs] == [True, False, False]
+    jobs[2](x)
+    jobs[0](x)
+    assert [job.plan is None for job in jobs] == [False, True, False]
     worker = current().worker
     assert worker is not None
     assert len(worker.plans) <= 2
@@ -79,3 +90,18 @@ def test_a_number_of_plans_that_is_none_is_refused(text: str, monkeypatch: pytes
 
     with pytest.raises(StateError, match=rf"ACTORFLOW_MOST_PLANS={re.escape(text)} was found; expected the number"):
         doubled(torch.ones(3))
+
+
+def test_what_torch_keeps_of_fake_tensors_is_emptied_where_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode():
+        torch.ones(3) + torch.ones(3)
+    there = FakeTensorMode.cache_info().size
+    assert there > 0
+    monkeypatch.setattr(torch_internals, "FAKE_RESULTS", there)
+    with forgotten_at_the_end():
+        pass
+    assert FakeTensorMode.cache_info().size == there
+    monkeypatch.setattr(torch_internals, "FAKE_RESULTS", there - 1)
+    with forgotten_at_the_end():
+        pass
+    assert FakeTensorMode.cache_info().size == 0

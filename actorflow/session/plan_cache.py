@@ -18,6 +18,8 @@ __all__ = ["PlanCache"]
 
 OFTEN = 3  # plans caused by one changing value, from which on a note reports it
 WORTH = 20  # calls of a plan from which on it no longer counts as a wasted compilation
+MOST_VARIABLE = "ACTORFLOW_MOST_PLANS"  # environment variable: how many plans all jobs together keep ready
+LET_GO = "its plan had not been used for long, and was let go"
 REMEMBERED = 1000  # plans of which it is known why they were made, and that they were there
 PARTS = (  # the parts of a key, in order
     "arguments", "which modules train", "which parameters take gradients", "autocast, or a mode or dtype of torch",
@@ -77,6 +79,7 @@ class PlanCache(Generic[P]):
         self._made = 0
         self._told: deque[tuple[int, str]] = deque(maxlen=REMEMBERED)  # number of a plan → why it was made
         self._forgotten: deque[Any] = deque(maxlen=REMEMBERED)  # arguments' keys of plans that were forgotten
+        self._said = False  # that plans are made again
         self.why = ""  # why the last call had no plan
 
     def __len__(self) -> int:
@@ -133,7 +136,7 @@ class PlanCache(Generic[P]):
     def _why_none(self, key: Any) -> str:
         """Why no plan has these arguments; empty before the first plan."""
         if key in self._forgotten:
-            return "its plan had not been used for long, and was let go"
+            return LET_GO
         return "other arguments" if self._made else ""
 
     def park(self, stays: Callable[[P], bool]) -> list[P]:
@@ -185,7 +188,13 @@ class PlanCache(Generic[P]):
         return values
 
     def note(self) -> str:
-        """A note for people if one changing value has caused several plans; else empty."""
+        """A note for people if one changing value has caused several plans, or a plan is made again; else empty."""
+        if self.why == LET_GO and not self._said:
+            self._said = True
+            return (
+                f"{self._name} is compiled again: {LET_GO}, as so many others were called since. If that goes on, let "
+                f"more of them stay: {MOST_VARIABLE}=1000 (each takes some megabytes), or pad batches to fewer shapes"
+            )
         where, changed, _ = self.why.partition(" changed from ")
         if not changed:
             return ""

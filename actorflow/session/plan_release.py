@@ -12,6 +12,7 @@ from actorflow.script_state.search_result import SearchResult
 from actorflow.session.agreement import StateReport
 from actorflow.session.context import PlanRuntime, SessionContext
 from actorflow.session.jobs import CompiledPlan, JobLike
+from actorflow.session.plan_cache import MOST_VARIABLE
 from actorflow.session.plan_keys import PlanKeys
 from actorflow.session.plan_uses import PlanUses
 from actorflow.variables.weak_guards import names_in, owned_in
@@ -21,8 +22,7 @@ from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["PlanRelease"]
 
-MOST_VARIABLE = "ACTORFLOW_MOST_PLANS"  # environment variable: how many plans are kept ready
-MOST = 128  # … where it says nothing
+MOST = 128  # plans that are kept ready, where the environment says nothing
 BEHIND = 8  # calls after which all ranks drop at the same call; one with something to drop is no further ahead
 
 
