@@ -120,8 +120,10 @@ class PlanCache(Generic[P]):
         self._told.append((self._made, self.why or "the first call"))
 
     def forget(self, numbers: Collection[int]) -> None:
-        """Forget plans that are dropped, by their numbers in the session."""
-        leaving = {plan for plan in self._all if plan.number in numbers}
+        """Forget plans that are dropped though calls may still want them, by their numbers in the session."""
+        leaving = {
+            plan for plan in self._all if plan.number in numbers and not (plan.parked is not None and plan.parked.gone)
+        }
         if not leaving:
             return
         self._all = [plan for plan in self._all if plan not in leaving]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from actorflow_compiler.core.ops import Ref
@@ -56,8 +56,9 @@ ADD = body(2, step("aten.add.Tensor", V0, V1, outs=[2]), outputs=[2])
 class Program:
     """Collects actors; each writes at most one register of tensors."""
 
-    def __init__(self, pieces: int = 1, name: str = "program") -> None:
+    def __init__(self, pieces: int = 1, name: str = "program", world: int = 1) -> None:
         self.name = name
+        self.world = world  # at least; all ranks that are named belong to it
         self.pieces = pieces
         self.actors: list[Actor] = []
         self.bodies: list[Body] = []
@@ -157,7 +158,7 @@ class Program:
             frozen[queue] = tuple(names[name] for name in order)
         return Plan(
             name=self.name,
-            world=1 + max(a.rank for a in self.actors),
+            world=max(self.world, *(1 + rank for rank in self._ranks())),
             pieces=self.pieces,
             bodies=tuple(self.bodies),
             actors=tuple(self.actors),
@@ -167,6 +168,13 @@ class Program:
             orders=tuple(Order(rank, queue, ids) for (rank, queue), ids in sorted(frozen.items())),
             constants=tuple(self.constants),
         )
+
+    def _ranks(self) -> Iterator[int]:
+        """The ranks that are named."""
+        for actor in self.actors:
+            yield from (actor.rank, *(() if actor.comm is None else actor.comm.ranks))
+        for variable in self.variables:
+            yield from variable.placement.ranks
 
     def _register(self, producer: int, tensors: tuple[TensorSpec, ...], slots: int, initial: int, fill: int) -> int:
         id = len(self.registers)

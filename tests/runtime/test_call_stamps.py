@@ -95,7 +95,7 @@ def summing() -> Plan:
 
 def passing() -> Plan:
     """Rank 0 sends x - w to rank 1, whose w becomes that."""
-    p = Program(name="pass")
+    p = Program(name="pass", world=WORLD)
     (x,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source")
     (made,) = p.actor("F", x, OfVariable("w"), body=SUB, out=[spec(1)])
     (came,) = p.send(made, to=1, plane="inline")
