@@ -411,12 +411,18 @@ def settings_of_tensors() -> tuple[Any, ...]:
     return torch.get_default_dtype(), torch._C._get_default_device()
 
 
+def _decomposition_table(proxies: Any) -> Mapping[Any, Any]:
+    """The decompositions of a trace: torch 2.13 keeps them with the trace, torch 2.11 for all traces."""
+    found: Mapping[Any, Any] | None = getattr(proxies, "decomposition_table", None)
+    return vars(proxy_tensor)["CURRENT_DECOMPOSITION_TABLE"] if found is None else found
+
+
 class OpTracer:
     """Adds ops to the current trace, and makes their results, as torch's tracer and its interpreter do."""
 
     def __init__(self, proxies: Any, fakes: FakeTensorMode) -> None:
         self._proxies, self._fakes, self._tracer = proxies, fakes, proxies.tracer
-        self._table = proxies.decomposition_table
+        self._table = _decomposition_table(proxies)
         self._graph: torch.fx.Graph = proxies.tracer.graph
         self._attributes: dict[str, Any] | None = None  # of a tensor without memory
 
@@ -426,7 +432,7 @@ class OpTracer:
         return (
             modes(keys.PROXY) is self._proxies
             and modes(keys.FAKE) is self._fakes
-            and self._proxies.decomposition_table is self._table
+            and _decomposition_table(self._proxies) is self._table
             and op not in self._table
             and torch._C._functorch.peek_interpreter_stack() is None
             and not self._fakes.in_kernel_invocation
