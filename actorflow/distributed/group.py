@@ -16,6 +16,7 @@ from actorflow.rendezvous.device_assignment import claim_gpu
 from actorflow.rendezvous.elastic import torch_settings
 from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.settings import Settings
+from actorflow.transport.nccl import nccl_host
 from actorflow_compiler.core.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _make(place: Settings) -> None:
             "collectives, global tensors and DistributedDataParallel need `actorflow run`"
         )
     use_own_device()
-    shared = place.oversubscribe and torch.cuda.device_count() < place.devices  # NCCL refuses two ranks on a GPU
+    shared = place.oversubscribe and torch.cuda.device_count() < place.devices and not nccl_host()  # NCCL refuses it
     nccl = torch.cuda.is_available() and distributed.is_nccl_available() and not shared
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     joined = cluster.joined()

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 
 from actorflow.devices import make_device
 from actorflow.transport.communicators import CommunicatorRegistry, Maker, Scope, over_nccl
-from actorflow.transport.nccl import nccl_version
+from actorflow.transport.nccl import nccl_host, nccl_version
 from actorflow_compiler.core.tensor_bytes import as_bytes
 
 __all__ = ["LOCATION_BYTES", "PairCommunicators", "PairTransfer", "can_use_nccl", "gpu_location"]
@@ -33,7 +33,7 @@ def gpu_location() -> bytes:
     version = nccl_version()
     if not version:
         return _NOWHERE
-    gpu = f"{socket.gethostname()}/{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    gpu = f"{nccl_host() or socket.gethostname()}/{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     return hashlib.sha256(version.encode()).digest()[:8] + hashlib.sha256(gpu.encode()).digest()[8:]
 
 

@@ -13,7 +13,7 @@ import torch
 
 from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.settings import Settings
-from actorflow.transport.nccl import nccl_version
+from actorflow.transport.nccl import nccl_host, nccl_version
 from actorflow_compiler.core.errors import ClusterError, LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import when_cuda_starts
@@ -52,6 +52,12 @@ class RankDevices:
     nccl: str = ""  # version; empty: none
     cuda: str = ""  # version that torch was built for; empty: none
     shares: bool = False  # --oversubscribe
+    nccl_host: str = ""  # the host that NCCL takes it to be on; empty: the one that it is on
+
+    @property
+    def gpu_of_nccl(self) -> str:
+        """An id of its GPU that two ranks share if NCCL takes them to be on the same; empty without one."""
+        return f"{self.gpu} of {self.nccl_host}" if self.gpu and self.nccl_host else self.gpu
 
     @property
     def there(self) -> str:
@@ -127,7 +133,8 @@ def look_at_devices(kind: str, settings: Settings, kinds: Sequence[str]) -> Rank
     gpus = tuple(map(torch.cuda.get_device_name, range(count)))
     index = device_of(kind, settings, _kinds).index
     gpu = str(torch.cuda.get_device_properties(index).uuid)
-    return RankDevices(host, gpus, index, gpu, nccl_version(), torch.version.cuda or "", settings.oversubscribe)
+    versions = nccl_version(), torch.version.cuda or ""
+    return RankDevices(host, gpus, index, gpu, *versions, shares=settings.oversubscribe, nccl_host=nccl_host())
 
 
 def kinds_of(

@@ -178,7 +178,7 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
     locations = rank_locations(
         cluster.machines,
         on,
-        [one.gpu for one in devices],
+        [one.gpu_of_nccl for one in devices],
         [one.nccl for one in devices],
     )
     plan = verify(choose_planes(result.plan, locations, request.target.hardware(_main(on))))

@@ -15,6 +15,7 @@ tested without a GPU.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from actorflow.transport.timeouts import Patience, Started
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 
-__all__ = ["NcclPlane", "nccl_version"]
+__all__ = ["NcclPlane", "nccl_host", "nccl_version"]
 
 
 def _in_order(options: Any) -> Any:
@@ -180,6 +181,14 @@ class NcclPlane:
         mark = self._device.here().mark()
         if mark is not None:
             started.marks.append(mark)
+
+
+def nccl_host() -> str:
+    """The host that NCCL takes this process to be on, as ``NCCL_HOSTID`` names it; empty: the one it is on.
+
+    NCCL lets no two ranks of a host share a GPU.  Ranks that it takes to be on different hosts may.
+    """
+    return os.environ.get("NCCL_HOSTID", "")
 
 
 def nccl_version() -> str:

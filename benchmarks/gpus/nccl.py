@@ -1,4 +1,7 @@
-"""Check that the NCCL data plane moves tensors correctly between as many ranks as there are GPUs."""
+"""Check that the NCCL data plane moves tensors correctly between ranks.
+
+Where there is one GPU, ranks share it: told that they are on different hosts, NCCL lets them, and goes by sockets.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from actorflow.devices import Device, make_device
 from actorflow.transport.communicators import over_gloo, over_nccl
 from actorflow.transport.nccl import NcclPlane, nccl_version
 from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
-from gpus.ranks import compare, launch
+from gpus.ranks import RUNS, compare, eagerly
 from gpus.tell import tell
 
 SIZES = (1, 1000, 1 << 20)
@@ -67,15 +70,15 @@ def ahead(plane: NcclPlane, device: Device) -> None:
 
 
 def main(kind: str) -> None:
-    """One rank, then all GPUs there are."""
+    """One rank, then several."""
     alone(kind)
-    count = torch.cuda.device_count() if kind == "cuda" else 0
-    if count < 2:
-        tell("trainings over NCCL", f"not run: {count} GPU{'s' * (count != 1)} here, and NCCL wants one for each rank")
+    if kind != "cuda":
+        tell("trainings over NCCL", "not run: NCCL wants a GPU")
         return
-    wanted = launch(kind, 1, "data")
-    for plan in ("data", "zero"):
-        compare(f"{plan} on {count} GPUs over NCCL", kind, count, plan, wanted)
+    count, wanted = torch.cuda.device_count(), eagerly(kind)
+    for ranks, plan in RUNS:
+        where = f"{count} GPUs" if count >= ranks else f"{ranks} processes that share {count} GPU{'s' * (count != 1)}"
+        compare(f"{plan}, {where}, over NCCL", kind, ranks, plan, wanted, "nccl")
 
 
 if __name__ == "__main__":

@@ -213,3 +213,16 @@ def test_a_job_that_is_refused_moves_no_rank_to_another_gpu(taken: list[torch.de
 def test_a_seat_travels_with_the_report_of_a_rank() -> None:
     one = StateReport(("a line",), {"w": 1}, SEATS[1])
     assert StateReport.from_bytes(one.to_bytes()) == one
+
+
+def test_ranks_that_nccl_takes_to_be_on_two_hosts_share_a_gpu_over_it(
+    taken: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name, place in zip(("", "", "one", "other"), of_node(0, 4), strict=True):
+        monkeypatch.setenv("NCCL_HOSTID", name)
+        found.append(look_at_devices("cuda", place, ("cuda",) * 4))
+    shared, same, one, other = (replace(devices, gpu="GPU-a0").gpu_of_nccl for devices in found)
+    assert shared == same == "GPU-a0"
+    assert len({shared, one, other}) == 3
+    assert not look_at_devices("cpu", of_node(0, 4)[0], ("cpu",) * 4).gpu_of_nccl
