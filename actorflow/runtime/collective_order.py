@@ -88,7 +88,8 @@ class CollectiveOrder(Generic[T]):
     ``T`` is a firing of a communication; receives are ``PostedReceive``.
 
     On a device that runs ahead, a receiver may launch a receive and all that reads its token before the sender has
-    fired.  The credit then comes early, and is held back until the send fires.
+    fired.  The credit then comes early, and is held back until the send fires.  It does so in calls that both have made
+    alone, so that early credits are never more than the tokens which are still to be sent in these.
     """
 
     def __init__(self) -> None:
@@ -99,6 +100,7 @@ class CollectiveOrder(Generic[T]):
         self._posted: dict[tuple[int, int], int] = {}  # (plan, register) → number of the next token
         self._sends: dict[tuple[int, int], int] = {}  # (plan, actor) → register that it fills on another rank
         self._lent: dict[tuple[int, int], int] = {}  # (plan, register) → tokens sent − credits; < 0: they came early
+        self._unsent: dict[tuple[int, int], int] = {}  # (plan, register) → tokens that calls which are made still send
 
     def __bool__(self) -> bool:
         """Whether a call is still to be launched."""
@@ -115,14 +117,23 @@ class CollectiveOrder(Generic[T]):
                     self._free[key], self._posted[key] = slots - initial, initial
                 else:
                     self._sends[plan, call.actor], self._lent[key] = call.register, initial
+                    self._unsent[key] = 0
 
     def drop(self, plan: int) -> None:
         """Forget a plan, all of whose calls have been launched."""
         self._plans.pop(plan, None)
-        of_keys: tuple[dict[tuple[int, int], Any], ...] = self._fired, self._free, self._posted, self._sends, self._lent
+        of_keys: tuple[dict[tuple[int, int], Any], ...] = (
+            self._fired, self._free, self._posted, self._sends, self._lent, self._unsent,
+        )  # fmt: skip
         for known in of_keys:
             for key in [key for key in known if key[0] == plan]:
                 del known[key]
+
+    def made(self, plan: int) -> None:
+        """Note that one more call of a plan is made here, which begins later: from now on a receiver may be ahead."""
+        for call in self._plans[plan]:
+            if call.kind is PairCall.SEND:
+                self._unsent[plan, call.register] += 1
 
     def begin(self, plan: int) -> None:
         """Add the calls of one more iteration of a plan; every rank begins iterations in the same order."""
@@ -139,7 +150,13 @@ class CollectiveOrder(Generic[T]):
         if register is None:
             return None
         self._lent[plan, register] += 1
+        self._unsent[plan, register] -= 1
         return register if self._lent[plan, register] <= 0 else None
+
+    def may_be_credited(self, plan: int, register: int) -> bool:
+        """Whether a token is lent, or will be in a call that is made, for which there has been no credit."""
+        key = plan, register
+        return key not in self._lent or self._lent[key] + self._unsent[key] > 0
 
     def credited(self, plan: int, register: int) -> bool:
         """Note a credit; return whether to hand it to the machine now, rather than when the send fires."""

@@ -36,7 +36,6 @@ from actorflow.runtime.story import actor_error, again, cause_of, firing, line_o
 from actorflow.runtime.stream_events import NO_MEMORY
 from actorflow.runtime.transfers import Task, Transfers
 from actorflow.standins.logical_batch import RowsRead
-from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
 from actorflow.transport.messages import (
     Contributed,
@@ -66,9 +65,8 @@ class Compute:
     Any thread may call the public methods, which return at once, except ``join``.
 
     ``variables`` are the tensors that plans read and write, by name.  A call that is not ``free`` waits for ``permit``.
-    ``installed(number)`` waits for the plan of that number and returns None if the run ends first.  ``is_last(number)``
-    says whether no later call was issued.  Callbacks: ``fired`` for each call whose actors have all fired, ``lost`` for
-    each call that is given up, ``fail`` with the error that ended the thread.
+    ``is_last(number)`` says whether no later call was issued.  Callbacks: ``fired`` for each call whose actors have all
+    fired, ``lost`` for each call that is given up, ``fail`` with the error that ended the thread.
     """
 
     def __init__(
@@ -79,7 +77,6 @@ class Compute:
         record: Recorder | None,
         cores: Set[int],
         variables: dict[str, Tensor],
-        installed: Callable[[int], InstalledPlan | None],
         fired: Callable[[Call], None],
         lost: Callable[[Call], None],
         is_last: Callable[[int], bool],
@@ -96,7 +93,6 @@ class Compute:
         self._permitted = -1  # the last call that every rank is known to have made
         self._stamps = CallStamps()
         self._early = EarlyMessages()
-        self._dropped: set[int] = set()  # numbers of plans
         self._current: InstalledPlan | None = None  # the plan of the calls under way
         self._doing: tuple[ActorUnit, Fire] | None = None  # the firing in progress, for errors and texts
         self._awaited: dict[str, RowsRead] = {}  # by name of a source: rows without which it cannot fire
@@ -106,7 +102,7 @@ class Compute:
         self._inbox = Inbox()  # (method, *arguments)
         self._transfers = Transfers(
             rank, on, transport, record, self._inbox, self._finish_transfer,
-            self._arrive, installed, fail,
+            self._arrive, fail,
         )  # fmt: skip
         self._lines = PeerSockets(self._inbox, self._deliver_here)
         self.active = 0  # calls that have begun and are unfinished
@@ -271,13 +267,15 @@ class Compute:
 
     def _install(self, job: InstalledPlan) -> None:
         self._jobs[job.number] = job
+        self._transfers.install(job)
         self._order.install(job.number, job.nccl_calls, {r.id: (r.slots, r.initial) for r in job.plan.registers})
         for peer, message in self._early.take(job.number):
             self._take_in(peer, message)
 
     def _drop(self, job: InstalledPlan) -> None:
         del self._jobs[job.number]
-        self._dropped.add(job.number)
+        self._early.drop(job.number)
+        self._transfers.drop(job.number)
         self._order.drop(job.number)
         if self._current is job:
             self._current = None
@@ -301,6 +299,7 @@ class Compute:
         self._enqueued = call.number
         self._unended += 1
         self._waiting.append((job, call))
+        self._order.made(job.number)
         if call.stamp is not None:
             for peer in job.stamps_to:
                 self._transport.send(peer, call.stamp)
@@ -353,9 +352,11 @@ class Compute:
         assert not isinstance(message, Stamp)
         job = self._jobs.get(message.plan)
         if job is None:
-            self._keep_early(peer, message)
+            self._early.keep(peer, message)
         elif isinstance(message, Credit):
             job.check_credit(peer, message.register)
+            if not self._order.may_be_credited(job.number, message.register):
+                raise job.credited_too_often(peer, message.register)
             if self._record is not None:
                 self._record.credited(job.number, message.register)
             if self._order.credited(job.number, message.register):
@@ -381,16 +382,6 @@ class Compute:
                 self._arrive(job, register, sequence, there, mark)
             else:
                 self._arrive(job, register, sequence, token)
-
-    def _keep_early(self, peer: int, message: Ready | Credit | Filled | Region | Contributed) -> None:
-        """Keep a message for a plan that is not here, until it is."""
-        if message.plan not in self._dropped:
-            self._early.keep(peer, message)
-        elif isinstance(message, Region):
-            os.close(message.descriptor)
-        elif not isinstance(message, Credit):  # which nobody needs any more
-            what = f"{type(message).__name__} of plan {message.plan}, which all ranks have dropped"
-            raise MessageRefused(RefusalReason.NUMBER, what, "none of it but credits", peer)
 
     def _credited(self, job: InstalledPlan, register: int) -> None:
         self._apply(job, job.credited(register))

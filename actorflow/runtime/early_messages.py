@@ -18,7 +18,7 @@ Early = Ready | Credit | Filled | Region | Contributed
 
 
 class EarlyMessages:
-    """The messages that came before their plans, by plan; for the compute thread.
+    """The messages that came before their plans, by plan; for one thread at a time.
 
     >>> early = EarlyMessages()
     >>> early.keep(3, Credit(plan=0, register=5))
@@ -28,13 +28,24 @@ class EarlyMessages:
 
     def __init__(self) -> None:
         self._kept: dict[int, list[tuple[int, Early]]] = {}
+        self._dropped: set[int] = set()  # numbers of plans
         self._next = 0  # one more than the highest number of a plan that was installed
         self._counts: Counter[int] = Counter()  # by rank
         self._bytes: Counter[int] = Counter()
 
     def keep(self, peer: int, message: Early) -> None:
-        """Keep a message.  Raises MessageRefused where no rank is so far ahead."""
+        """Keep a message, but for what nobody needs any more of a plan that was dropped: credits and memory.
+
+        Raises MessageRefused for anything else of such a plan, and where no rank is so far ahead.
+        """
         number, size = message.plan, _bytes_of(message)
+        if number in self._dropped:
+            if isinstance(message, Region):
+                os.close(message.descriptor)
+            elif not isinstance(message, Credit):
+                what = f"{type(message).__name__} of plan {number}, which all ranks have dropped"
+                raise MessageRefused(RefusalReason.NUMBER, what, "none of it but credits", peer)
+            return
         ahead = number >= self._next + AHEAD
         if ahead or self._counts[peer] >= MOST or self._bytes[peer] + size > ROOM:
             if isinstance(message, Region):
@@ -56,11 +67,16 @@ class EarlyMessages:
     def take(self, number: int) -> list[tuple[int, Early]]:
         """Remove the messages for a plan, which is installed now, in the order in which they came."""
         self._next = max(self._next, number + 1)
+        self._dropped.discard(number)
         found = self._kept.pop(number, [])
         for peer, message in found:
             self._counts[peer] -= 1
             self._bytes[peer] -= _bytes_of(message)
         return found
+
+    def drop(self, number: int) -> None:
+        """Expect nothing more of a plan, which all ranks have dropped."""
+        self._dropped.add(number)
 
     def close(self) -> None:
         """Close the descriptors in the messages that nobody takes any more."""

@@ -203,8 +203,12 @@ class InstalledPlan:
         try:
             return self.machine.handle(CreditReturned(register))
         except IllegalEvent as error:
-            what = f"a credit for register {register} ({error})"
-            raise self.refused(RefusalReason.SLOT, self.homes[register], what, "one for a slot with a token") from None
+            raise self.credited_too_often(self.homes[register], register, f" ({error})") from None
+
+    def credited_too_often(self, peer: int, register: int, why: str = "") -> MessageRefused:
+        """The error for a credit of a peer that has no token for it."""
+        what = f"a credit for register {register}{why}"
+        return self.refused(RefusalReason.SLOT, peer, what, "one for a slot with a token")
 
     def check_credit(self, peer: int, register: int) -> None:
         """Raise MessageRefused unless a peer has the slots of a register that this rank fills."""

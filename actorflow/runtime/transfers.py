@@ -14,13 +14,14 @@ from typing import Any
 from actorflow.devices import Device
 from actorflow.runtime.actor_units import ActorUnit
 from actorflow.runtime.collective_order import PostedReceive
+from actorflow.runtime.early_messages import EarlyMessages
 from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.installed_plan import InstalledPlan
 from actorflow.runtime.queue_threads import QueueThread
 from actorflow.runtime.recorder import Recorder, clock
 from actorflow.runtime.story import actor_error, firing, receiving, wrapped
 from actorflow.runtime.stream_events import EventWaits
-from actorflow.support.refusals import MessageRefused
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.transport.messages import Filled, Ready, Transport
 from actorflow_compiler.plan.plan import Plane
 from actorflow_scheduler.machine import Fire
@@ -35,8 +36,8 @@ class Transfers:
     """Gives tasks to one thread for each queue of a rank, which is started when it is first needed.
 
     ``finish`` and ``arrive`` are put into ``inbox``, for the compute thread to call with outputs and with received
-    tokens.  ``installed(number)`` waits for the plan of that number and returns None if the run ends first.  ``fail``
-    is called with the error that ends a thread.
+    tokens.  ``fail`` is called with the error that ends a thread.  No thread waits for a plan: what comes before its
+    plan is kept until that is installed.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class Transfers:
         inbox: Inbox,
         finish: Callable[[InstalledPlan, ActorUnit, Fire, Sequence[Any]], None],
         arrive: Callable[..., None],
-        installed: Callable[[int], InstalledPlan | None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._rank, self._on, self._transport, self._record = rank, on, transport, record
         self._inbox, self._finish, self._arrive = inbox, finish, arrive
-        self._installed, self._fail = installed, fail
-        self._lock = threading.Lock()
+        self._fail = fail
+        self._lock = threading.RLock()
+        self._jobs: dict[int, InstalledPlan] = {}
+        self._early = EarlyMessages()
         self._threads: dict[str, QueueThread[Any]] = {}
         self._ended = False
 
@@ -68,9 +70,30 @@ class Transfers:
         """Launch the next call of the collective order, on the one thread that launches all of them."""
         self._put(Plane.NCCL, self._launch, task)
 
-    def receive(self, peer: int, coming: Coming) -> None:
-        """Receive a token on the thread that receives from this peer."""
-        self._put(f"receive:{peer}", lambda what: self._receive(peer, what), coming)
+    def receive(self, peer: int, coming: Ready | Filled) -> None:
+        """Receive a token on the thread that receives from this peer, once its plan is here.
+
+        Raises MessageRefused for a plan that was dropped, or is further ahead than any rank.
+        """
+        with self._lock:  # what comes while a plan is installed stays behind what has come before
+            if coming.plan in self._jobs:
+                self._put(f"receive:{peer}", lambda what: self._receive(peer, what), coming)
+            else:
+                self._early.keep(peer, coming)
+
+    def install(self, job: InstalledPlan) -> None:
+        """Add a plan, and receive what has been announced for it."""
+        with self._lock:
+            self._jobs[job.number] = job
+            for peer, coming in self._early.take(job.number):
+                assert isinstance(coming, Ready | Filled)
+                self.receive(peer, coming)
+
+    def drop(self, number: int) -> None:
+        """Remove a plan whose calls are done."""
+        with self._lock:
+            del self._jobs[number]
+            self._early.drop(number)
 
     def stop(self) -> None:
         """Ask all threads to end after the tasks that they have; returns at once.  No thread is started after that."""
@@ -125,12 +148,10 @@ class Transfers:
             self._fire(next)
 
     def _receive(self, peer: int, coming: Coming) -> None:
-        try:
-            job = self._installed(coming.plan)
-        except MessageRefused as error:
-            raise error.of(peer) from None
+        job = self._jobs.get(coming.plan)
         if job is None:
-            return
+            what = f"a token of plan {coming.plan} after its last call"
+            raise MessageRefused(RefusalReason.SEQUENCE, what, "none of a plan that all ranks have dropped", peer)
         if isinstance(coming, Filled):
             filled = job.token(peer, coming)
             token, mark = job.stream_events.bring(coming.register, coming.sequence, lambda: self._on.to_device(filled))

@@ -24,13 +24,11 @@ from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import BodyCompiler
 from actorflow.runtime.call import Behind, Call, TakesBack, fresh
 from actorflow.runtime.compute import Compute
-from actorflow.runtime.early_messages import AHEAD
 from actorflow.runtime.installed_plan import InstalledPlan, open_planes
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.snapshot import Cut, Snapshot
 from actorflow.runtime.story import explain_plans
 from actorflow.standins.logical_batch import ArrivingInput
-from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import DataPlane, Line, Message, Stamp, Transport
 from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
@@ -76,8 +74,6 @@ class Worker:
         self._runs = BodyCompiler(self.on, self._kernels)
         self._changed = threading.Condition()  # guards the attributes below, up to ``_closed``
         self._jobs: dict[int, InstalledPlan] = {}
-        self._gone: set[int] = set()  # numbers of plans that were dropped
-        self._next = 0  # one more than the highest number of a plan
         self._changes: dict[str, int] = {}  # variable → the last call of a dropped plan that has changed it
         self._before = 0  # the share of dropped plans in ``moved``
         self._issued = 0  # number of calls
@@ -94,8 +90,8 @@ class Worker:
         self._forked: ClusterError | None = None  # set in a process that the script forks
         self.record = record
         self._compute = Compute(
-            rank, self.on, transport, record, cores, self.variables, self._installed, self._fired,
-            self._given_up, self._is_last, self.fail,
+            rank, self.on, transport, record, cores, self.variables, self._fired, self._given_up,
+            self._is_last, self.fail,
         )  # fmt: skip
         _open.add(self)
 
@@ -135,8 +131,6 @@ class Worker:
         with self._changed:
             self._raise_failure()
             self._jobs[number] = job
-            self._gone.discard(number)
-            self._next = max(self._next, number + 1)
             self._compute.install(job)
             self._changed.notify_all()
 
@@ -202,7 +196,6 @@ class Worker:
                 self._changes[name] = max(self._changes.get(name, -1), call)
             for job in jobs:  # after their changes are kept, as ``last_change`` may be asked at any moment
                 del self._jobs[job.number]
-                self._gone.add(job.number)
             self._before += sum(job.machine.moved() for job in jobs)
         for job in jobs:
             self._compute.drop(job)
@@ -416,17 +409,6 @@ class Worker:
         for plane in self._planes.values():
             with suppress(Exception):  # a failed device may refuse any call; close the other planes none the less
                 plane.close()
-
-    def _installed(self, number: int) -> InstalledPlan | None:
-        """Wait for the plan of this number to be installed and return it; None if the worker ends first.
-
-        Raises MessageRefused for one that was dropped, or is further ahead than any rank.
-        """
-        with self._changed:
-            if number in self._gone or number >= self._next + AHEAD:
-                raise MessageRefused(RefusalReason.NUMBER, f"a token of plan {number}", "one of a plan that is here")
-            self._changed.wait_for(lambda: number in self._jobs or self._failure is not None)
-            return None if self._failure is not None else self._jobs[number]
 
     def _fired(self, call: Call) -> None:
         with self._changed:

@@ -28,14 +28,14 @@ from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.transport.contributions import ALIGN, Assembly, Contribution, FlatSums, Run, Stream, add_terms, put
 from actorflow.transport.redistribution import check
 from actorflow.transport.shared import make_region, map_bytes
-from actorflow_compiler.core.errors import ClusterError, PlanError
+from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.plan.grids import Grid
 
 __all__ = ["GroupMemory", "SharedCollective"]
 
 LONGEST = 1 << 23  # bytes of a slot at most: what is longer goes in ranges
 SHARED_OUT = 1 << 17  # bytes from which ranks add up shares of an all-reduce, if they are more than two
-MOST_STEPS = 1 << 24  # of a collective
+MOST_STEPS = 1 << 20  # of a collective
 _ENTRY = 4  # numbers that a rank tells each other one about each collective: see ``_Told``
 
 
@@ -47,6 +47,17 @@ class _Told:
     stride: int  # bytes of that stream that are in the slot in one step
     steps: int  # that it needs to put in all it has; all ranks take as many as the one that needs most
     nbytes: int  # of the whole stream for the other
+
+    def lies_in(self, slot: int) -> bool:
+        """Whether all that will be read lies in a slot of so many bytes, where tensors of any dtype can begin."""
+        aligned = self.offset % ALIGN == 0 and self.stride % ALIGN == 0
+        positive = 0 <= self.offset <= slot and self.stride >= 0 and 0 <= self.steps <= MOST_STEPS
+        return aligned and positive and min(self.stride, self.nbytes) <= slot - self.offset
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its steps put in the whole stream."""
+        return self.steps * self.stride >= self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,12 @@ class GroupMemory:
         return self._slots[member][place]
 
     def told(self, member: int, collective: int) -> _Told:
-        """What a member has told this rank about a collective, by its position in ``sides``."""
+        """What a member has told this rank about a collective, by its position in ``sides``.
+
+        Others can write to the memory, also to this rank's, so what it says is read once, and this rank's not at all.
+        """
+        if member == self.me:
+            return _told(self.sides[collective], member, self._slot)
         table = self._tables[member]
         assert table is not None
         return _Told(*map(int, table[self.me, collective]))
@@ -136,7 +152,10 @@ class GroupMemory:
         count = int(numbers[0])
         if count not in (2, 4):
             raise ClusterError(f"shared memory with {count} slots was found for the group of ranks {list(self.ranks)}")
-        size = (nbytes - self._head) // count
+        size, rest = divmod(nbytes - self._head, count)
+        if rest or size % ALIGN:
+            whom = f"the group of ranks {list(self.ranks)}"
+            raise ClusterError(f"shared memory with slots of {size} bytes, and {rest} more, was found for {whom}")
         self._used = count if not self._used else min(self._used, count)
         self._slots[member] = [flat[self._head + n * size : self._head + (n + 1) * size] for n in range(count)]
         shape = (len(self.ranks), len(self.sides), _ENTRY)
@@ -263,17 +282,20 @@ class SharedCollective:
     def _plan_steps(self) -> None:
         memory, side = self._memory, self.side
         self._told = [memory.told(member, self._at) for member in range(len(memory.ranks))]
+        own = self._told[side.me]
         for member, (told, stream) in enumerate(zip(self._told, side.coming, strict=True)):
-            if member != side.me and told.nbytes != stream.nbytes:
-                raise PlanError(
-                    f"{side.comm.label} {side.comm.id}: rank {memory.ranks[member]} puts in {told.nbytes} bytes for "
-                    f"rank {memory.ranks[side.me]}; the plan says {stream.nbytes}"
-                )
+            if member == side.me:
+                continue
+            rank, what = memory.ranks[member], f"{side.comm.label} {side.comm.id}: "
             slot = memory.slot(member, 0).numel()
-            put_in = min(told.stride, told.nbytes)
-            if not (0 <= told.offset <= slot and 0 <= put_in <= slot - told.offset and 0 <= told.steps <= MOST_STEPS):
-                found = f"{told} of a slot of {slot} bytes in {side.comm.label} {side.comm.id}"
-                raise MessageRefused(RefusalReason.MEMORY, found, "a part of the slot", memory.ranks[member])
+            if told.nbytes != stream.nbytes:
+                what += f"{told.nbytes} bytes for rank {memory.ranks[side.me]} in shared memory"
+                raise MessageRefused(RefusalReason.SIZE, what, f"{stream.nbytes}, as the plan says", rank)
+            if not told.lies_in(slot) or not told.is_whole:
+                what += f"{told} of a slot of {slot} bytes"
+                raise MessageRefused(RefusalReason.MEMORY, what, "all of it, in parts of the slot", rank)
+            if side.whole and (told.stride, told.steps) != (own.stride, own.steps):
+                raise MessageRefused(RefusalReason.MEMORY, f"{what}{told}", f"{own}, as all put in the same", rank)
         self._ranges = max(told.steps for told in self._told)
         # all see the same streams of an all-reduce; those of a reduce-scatter may be in slots of several sizes
         self._flat = side.sums and len({told.stride for told in self._told}) == 1

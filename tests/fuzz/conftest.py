@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from actorflow.support.refusals import MessageRefused, RefusalReason
+from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 
 WARM = 0.2  # of the messages come before memory is measured
 MANY = 5000  # messages from which on memory is measured
@@ -26,6 +26,7 @@ class Tally:
         self.reasons: Counter[RefusalReason] = Counter()
         self.passed = 0  # messages that a rank could have sent
         self._start = 0
+        self._before: dict[str, dict[RefusalReason, int]] = {}  # door → its counts when it was first asked
 
     @property
     def count(self) -> int:
@@ -36,13 +37,27 @@ class Tally:
             self.passed += 1
             return
         self.reasons[refused.reason] += 1
-        if not self._start and self.count >= WARM * self.messages:
+        self.measure(self.count)
+
+    def measure(self, refused: int) -> None:
+        """So many have been refused: memory is measured from when they are enough for all to be warm."""
+        if not self._start and refused >= WARM * self.messages:
             self._start = _memory()
+
+    def refused_at(self, door: str) -> int:
+        """How many messages a door of this process has refused in this test, as it counts them itself."""
+        now = REFUSALS.of(door)
+        self._before.setdefault(door, now)
+        for reason, count in now.items():
+            self.reasons[reason] = count - self._before[door].get(reason, 0)
+        self.measure(self.count)
+        return self.count
 
     def check(self) -> None:
         """All were refused, and memory is flat."""
         assert self.count >= self.messages
         if self.messages >= MANY:
+            assert self._start, "memory was not measured"
             grown = _memory() - self._start
             assert grown < ROOM, f"{self.count} messages have left {grown / 1e6:.1f} MB"
 

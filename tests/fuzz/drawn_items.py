@@ -9,12 +9,14 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from hypothesis import seed
 from hypothesis import strategies as st
 
 from actorflow.transport.messages import Contributed, Credit, Filled, Ready
 from actorflow.transport.messages import Message as RegisterMessage
 
 NUMBERS = (0, 1, 2, 3, 4, 7, 8, 9, 16, 63, 64, 4096, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
+ROUND = 500  # messages that hypothesis draws before it forgets them
 LONG = (*NUMBERS, 1 << 40, (1 << 62) - 1, 1 << 62, (1 << 63) - 1)
 TEXTS = ("", "call", "raised", "killed", "stdout", "a", "../../etc/passwd", "é\0\n", "x" * 300_000, "h:1", "h:0")
 DATA = (b"", b"1234567", b"12345678", b"x" * 16, b"\xff" * 100, bytes(1 << 20), bytes((1 << 20) + 1))
@@ -96,6 +98,14 @@ def with_another_field(good: Sequence[RegisterMessage]) -> st.SearchStrategy[Reg
         return drawn.map(lambda fields: replace(message, **fields))
 
     return st.sampled_from(good).flatmap(change)
+
+
+def in_rounds(attack: Callable[[], None], first: int, enough: Callable[[], bool]) -> None:
+    """Have hypothesis draw until it is enough, from seeds that follow from the first; it remembers all of a round."""
+    number = 0
+    while not enough():
+        seed(first + number * 1_000_003)(attack)()
+        number += 1
 
 
 def mutated(recorded: list[bytes], draw: random.Random) -> Iterator[bytes]:

@@ -78,9 +78,11 @@ class RegisterDoor:
         def take() -> None:
             try:
                 if isinstance(message, Ready) and message.payload is None:  # up to where a thread waits for its data
-                    job = self._compute._transfers._installed(message.plan)
-                    assert job is not None
-                    job.expect(peer, message)
+                    job = self._compute._transfers._jobs.get(message.plan)
+                    if job is None:
+                        self._compute.deliver(peer, message)
+                    else:
+                        job.expect(peer, message)
                 else:
                     self._compute._take_in(peer, message)
                 found.append(None)
@@ -126,7 +128,8 @@ class RegisterDoor:
                 dict(job.due), dict(job._announced), sorted(job._borrowed), {*job.shared},
                 {id: (dict(g._heard), g._steps, g._done, g._read) for id, g in job.groups.items()},
                 compute._early.plans, dict(compute._early._counts), dict(compute._stamps._heard),
-                dict(compute._stamps._matched), dict(compute._stamps.differing), sorted(compute._dropped),
+                compute._transfers._early.plans, dict(compute._transfers._early._counts),
+                dict(compute._stamps._matched), dict(compute._stamps.differing), sorted(compute._early._dropped),
                 {name: encode([value]) for name, value in compute._variables.items()}, len(compute._pending),
                 sorted(compute._jobs), compute.active,
             ))  # fmt: skip

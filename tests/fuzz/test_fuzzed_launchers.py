@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from actorflow.control import channels
@@ -35,8 +35,8 @@ from actorflow_compiler.plan.verify import verify
 from actorflow_protos import runtime_pb2 as pb
 from cluster.ranks import LIMIT, free_port
 from fuzz.conftest import Tally
+from fuzz.drawn_items import ROUND, in_rounds, mutated
 from fuzz.drawn_items import messages as drawn_messages
-from fuzz.drawn_items import mutated
 from fuzz.register_door import meeting_of_all_ways
 
 OWN = Ticket(0, 0, 2, 1, "a", 1, "", "1.0", "3.11", "2.13", "train.py", "d1", (), lost_after=30.0)
@@ -141,14 +141,15 @@ def test_launchers_that_are_none_are_refused(
 ) -> None:
     seat, assembly, port = meeting
     seat.ready(False, 0, None)
-    before = REFUSALS.of("meeting")
 
-    @seed(drawn_from)
-    @settings(max_examples=3 * messages, derandomize=False, database=None, phases=[Phase.generate],
+    def enough() -> bool:
+        return tally.refused_at("meeting") >= messages
+
+    @settings(max_examples=ROUND, derandomize=False, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck), deadline=None)  # fmt: skip
     @given(said=drawn_messages(pb.NodeReady))
     def attack(said: pb.NodeReady) -> None:
-        if sum(REFUSALS.of("meeting").values()) - sum(before.values()) >= messages:
+        if enough():
             return
         ended = threading.Event()
 
@@ -165,10 +166,7 @@ def test_launchers_that_are_none_are_refused(
         assert list(assembly._nodes) == [0]
 
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        attack()
-    after = REFUSALS.of("meeting")
-    for reason, count in after.items():
-        tally.reasons[reason] += count - before.get(reason, 0)
+        in_rounds(attack, drawn_from, enough)
     tally.check()
     assert list(assembly._nodes) == [0]
 
@@ -180,7 +178,10 @@ def test_logs_of_no_node_are_written_nowhere(
     here.mkdir()
     keeper = LogKeeper(range(1, 2), 2, str(here), "127.0.0.1", "secret", 30.0, print)
     keeper.start()
-    before = REFUSALS.of("logs")
+
+    def enough() -> bool:
+        return tally.refused_at("logs") >= messages
+
     fields = st.fixed_dictionaries(
         {
             "node": st.sampled_from([0, 1, 1, 1, 2, (1 << 32) - 1]),
@@ -190,27 +191,24 @@ def test_logs_of_no_node_are_written_nowhere(
         }
     )
 
-    @seed(drawn_from)
-    @settings(max_examples=3 * messages, derandomize=False, database=None, phases=[Phase.generate],
+    @settings(max_examples=ROUND, derandomize=False, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck), deadline=None)  # fmt: skip
     @given(drawn=fields)
     def attack(drawn: dict[str, Any]) -> None:
         piece = pb.LogPiece(**drawn)  # of its own: hypothesis keeps what it draws
         if piece.node == 1 and piece.rank in (2, 3) and piece.file in ("stdout", "stderr"):
             return
-        if sum(REFUSALS.of("logs").values()) - sum(before.values()) >= messages:
+        if enough():
             return
         with pytest.raises(grpc.RpcError) as e:
             list(LogCollectorStub(channel).Keep(iter([piece]), metadata=channels.metadata("secret", 0), timeout=LIMIT))
         assert e.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     with grpc.insecure_channel(f"127.0.0.1:{keeper.port}") as channel:
-        attack()
+        in_rounds(attack, drawn_from, enough)
         good = pb.LogPiece(node=1, rank=2, file="stdout", data=b"good")
         assert len(list(LogCollectorStub(channel).Keep(iter([good]), metadata=channels.metadata("secret", 2)))) == 1
     keeper.finish(True)
-    for reason, count in REFUSALS.of("logs").items():
-        tally.reasons[reason] += count - before.get(reason, 0)
     tally.check()
     assert [(path.name, path.read_bytes()) for path in here.iterdir()] == [("rank2.stdout.log", b"good")]
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]

@@ -16,12 +16,11 @@ from actorflow.rendezvous.failure import FailureKind
 from actorflow_protos import runtime_pb2 as pb
 from fuzz.conftest import Tally
 from fuzz.control_door import WORLD, ControlDoor, three_ranks
+from fuzz.drawn_items import ROUND, in_rounds, mutated
 from fuzz.drawn_items import messages as drawn_messages
-from fuzz.drawn_items import mutated
 
 REGISTER = ("ready", "credit", "stamp")  # what is in them is checked where the plans are
 ITEMS = drawn_messages(pb.Item)
-ROUND = 500  # items that hypothesis draws before it forgets them
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +86,7 @@ def test_structured_items_are_refused(door: ControlDoor, messages: int, drawn_fr
         assert door.state(to) == before
         tally.add(refused)
 
-    number = 0
-    while tally.count < messages:
-        seed(drawn_from + number * 1_000_003)(attack)()
-        number += 1
+    in_rounds(attack, drawn_from, lambda: tally.count >= messages)
     tally.check()
 
 

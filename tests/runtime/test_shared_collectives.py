@@ -19,13 +19,13 @@ from torch import Tensor
 
 from actorflow.runtime.group_progress import GroupProgress
 from actorflow.session.planes import share, unshare
-from actorflow.support.refusals import MessageRefused
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.testing.local_cluster import LocalCluster, MemoryTransport
 from actorflow.transport import group_memory, shared
 from actorflow.transport.contributions import add_terms, contribution
-from actorflow.transport.group_memory import GroupMemory
+from actorflow.transport.group_memory import GroupMemory, SharedCollective
 from actorflow.transport.messages import Message, Region
-from actorflow_compiler.core.errors import ClusterError, PlanError
+from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.core.sbp import share as part_of
 from actorflow_compiler.plan.plan import (
@@ -298,7 +298,7 @@ def test_a_step_that_is_not_the_next_one_is_an_error() -> None:
 def test_ranks_whose_plans_differ_are_told_so() -> None:
     comm = Collective(CollectiveKind.ALL_REDUCE, 4, (0, 1), plane="shared")
     parts = {r: [(comm, [torch.ones(9 + 20 * r)], [spec(9 + 20 * r)])] for r in range(2)}
-    with pytest.raises(PlanError, match=r"all_reduce 4: rank \d puts in \d+ bytes for rank \d; the plan says \d+"):
+    with pytest.raises(MessageRefused, match=r"rank \d sent .* all_reduce 4: \d+ bytes for rank \d .* expected \d+"):
         Meeting(parts, random.Random(1)).run()
 
 
@@ -310,6 +310,69 @@ def test_memory_that_is_no_groups_is_refused() -> None:
         memory.take(1, descriptor, memory.nbytes)
     with pytest.raises(ClusterError, match="the plan says"):
         memory.take(1, descriptor, memory.nbytes + 64)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("more", [8, 64 * 2 + 1])
+def test_memory_whose_slots_are_at_odd_places_is_refused(more: int) -> None:
+    comm = Collective(CollectiveKind.ALL_REDUCE, 4, (0, 1), plane="shared")
+    memory = GroupMemory((0, 1), 0, [contribution(comm, 0, [spec(3)])])
+    descriptor = shared.make_region(memory.nbytes + more, 1, 0)
+    shared.map_bytes(descriptor, memory.nbytes + more)[0] = 2  # slots
+    with pytest.raises(ClusterError, match="with slots of"):
+        memory.take(1, descriptor, memory.nbytes + more)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("reduces", [True, False])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param((1, 0, 0, 0), id="begins at an odd byte"),
+        pytest.param((-64, 0, 0, 0), id="begins before the slot"),
+        pytest.param((1 << 40, 0, 0, 0), id="begins behind the slot"),
+        pytest.param((64, 0, 0, 0), id="ends behind the slot"),
+        pytest.param((0, 1, 0, 0), id="goes on at an odd byte"),
+        pytest.param((0, -64, 0, 0), id="puts in too little in a step"),
+        pytest.param((0, -(1 << 40), 0, 0), id="goes backwards"),
+        pytest.param((0, 0, -1, 0), id="ends too early"),
+        pytest.param((0, 0, 1 << 30, 0), id="takes steps without end"),
+        pytest.param((0, 0, 0, 64), id="puts in more than the plan says"),
+    ],
+)
+def test_what_a_rank_tells_of_its_memory_is_checked_before_anything_is_read_there(
+    wrong: tuple[int, ...], reduces: bool
+) -> None:
+    """A careless reader would read beside the slot, or leave a part of the result as it was."""
+    halves = (Box((0,), (64,)),), (Box((64,), (64,)),)
+    comm, x = Collective(CollectiveKind.ALL_REDUCE, 4, (0, 1), plane="shared"), torch.ones(128)
+    if not reduces:
+        gathered = Exchange((halves[0],) * 2, halves)
+        comm, x = Collective(CollectiveKind.ALL_GATHER, 4, (0, 1), (gathered,), "shared"), torch.ones(64)
+    sides = [contribution(comm, rank, [spec(128)]) for rank in range(2)]
+    mine, theirs = (GroupMemory((0, 1), rank, [side]) for rank, side in enumerate(sides))
+    [(_, own)] = mine.make()
+    os.close(own)
+    [(_, descriptor)] = theirs.make()
+    told = theirs._tables[1]
+    assert told is not None
+    told[0, 0] += torch.tensor(wrong)
+    mine.take(1, descriptor, theirs.nbytes)
+    os.close(descriptor)
+    with pytest.raises(MessageRefused, match=r"rank 1 sent what no rank sends .* 4: ") as refused:
+        SharedCollective(mine, 0).begin([x], 0)
+    assert refused.value.reason in (RefusalReason.MEMORY, RefusalReason.SIZE)
+    told[0, 0] -= torch.tensor(wrong)
+    SharedCollective(mine, 0).begin([x], 0)
+
+
+def test_a_rank_believes_itself_and_not_what_others_may_have_written_into_its_memory() -> None:
+    comm = Collective(CollectiveKind.ALL_REDUCE, 4, (0, 1), plane="shared")
+    memory = GroupMemory((0, 1), 0, [contribution(comm, 0, [spec(3)])])
+    [(_, descriptor)] = memory.make()
+    before = memory.told(0, 0)
+    shared.map_bytes(descriptor, memory.nbytes).fill_(255)
+    assert memory.told(0, 0) == before
     os.close(descriptor)
 
 
@@ -363,6 +426,7 @@ def test_workers_sum_over_several_groups_micro_batches_and_calls(size: int) -> N
     plan = verify(share(summing(4, size), ["a"] * 3))
     assert {a.comm.plane for a in plan.actors if a.comm is not None} == {"shared"}
     x = torch.arange(4.0 * size).view(4, size) % 11
+    gc.collect()  # of what other tests have left
     before = mapped(), opened()
     with LocalCluster(plan, library=LIBRARY, trace=None) as cluster:
         calls = [cluster.issue({"x": x + n}) for n in range(3)]

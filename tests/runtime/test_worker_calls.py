@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from actorflow.runtime import early_messages
 from actorflow.runtime.worker import Worker
 from actorflow.support.refusals import MessageRefused
 from actorflow.testing.local_cluster import LocalCluster, MemoryTransport
@@ -614,6 +615,38 @@ def test_messages_for_a_plan_that_is_not_installed_yet_are_kept() -> None:
         worker.install(1, receiving("inline").for_rank(1))
         assert worker.issue(1).result(0, SOON).tolist() == [1.0, 2.0]
         assert wire.wait_for(2) == [(0, Credit(0, 1)), (0, Credit(1, 1))]
+    finally:
+        worker.close()
+
+
+def test_a_token_of_a_plan_that_does_not_come_keeps_no_thread_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of other plans of the rank come on the same thread; those of the plan later, in the order they came in."""
+    board = Switchboard()
+    worker = Worker(1, Wire(), {"memory": board.plane(1)}, gated=False, library={})
+    try:
+        for sequence in range(2):
+            worker.deliver(0, Ready(7, 1, sequence, 8, None))
+        worker.install(0, receiving().for_rank(1))
+        worker.deliver(0, Ready(0, 1, 0, 8, None))
+        board.plane(0).send(1, [torch.tensor([3.0, 4.0])])
+        assert worker.issue(0).result(0, SOON).tolist() == [3.0, 4.0]
+        assert "thread receive:0: idle" in worker.explain()
+        worker.install(7, receiving().for_rank(1))
+        for number in range(2):
+            board.plane(0).send(1, [torch.full((2,), float(number))])
+            assert worker.issue(7).result(0, SOON).tolist() == [float(number)] * 2
+        monkeypatch.setattr(early_messages, "MOST", 1)
+        worker.deliver(0, Ready(9, 1, 0, 8, None))
+        with pytest.raises(MessageRefused, match=r"rank 0 sent .*too much.*: 2 messages for plans that are not here"):
+            worker.deliver(0, Ready(9, 1, 1, 8, None))
+        with pytest.raises(MessageRefused, match="of a plan below 72"):
+            worker.deliver(0, Ready(72, 1, 0, 8, None))
+        worker.drop({0})
+        dropped = threading.Event()
+        worker._compute._inbox.put(dropped.set)
+        assert dropped.wait(SOON)
+        with pytest.raises(MessageRefused, match="of plan 0, which all ranks have dropped"):
+            worker.deliver(0, Ready(0, 1, 1, 8, None))
     finally:
         worker.close()
 

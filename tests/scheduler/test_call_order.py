@@ -92,6 +92,8 @@ class Cluster:
         self.fired: Counter[int] = Counter()
 
     def issue(self) -> None:
+        for rank in self.ranks.values():
+            rank.turns.made(0)
         for number, rank in self.ranks.items():
             rank.turns.begin(0)
             self.carry_out(number, rank.machine.handle(CallIssued()))
@@ -109,6 +111,7 @@ class Cluster:
             elif isinstance(i, GiveCredit):
                 rank.turns.freed(0, i.register)
                 source = self.plan.actor(self.plan.register(i.register).producer).rank
+                assert self.ranks[source].turns.may_be_credited(0, i.register)
                 if self.ranks[source].turns.credited(0, i.register):
                     credits.append((source, i.register))
         rank.lane.extend(rank.turns.ready())
@@ -151,6 +154,10 @@ class Cluster:
         assert not waiting, waiting
         assert all(rank.machine.idle() for rank in self.ranks.values()), "firings were left"
         assert self.fired == {a.id: a.rate * ITERATIONS for a in self.plan.actors}
+        for rank in self.ranks.values():  # no further credit may come but for tokens that are there at the beginning
+            for plan, register in rank.turns._lent:
+                early = self.plan.register(register).initial
+                assert rank.turns.may_be_credited(plan, register) == (early > 0)
 
 
 def _actor(turn: Fire | PostedReceive) -> int:
