@@ -142,13 +142,16 @@ def _supervise(
     def start(variables: Sequence[Mapping[str, str]]) -> Sequence[RankProcess]:
         secret = {TOKEN.variable: run.token}
         places = [rank_place(log_dir, first + local, {**of_rank, **secret}) for local, of_rank in enumerate(variables)]
+        started: Sequence[RankProcess] = ()
         if server is not None:
             try:
-                return server.fork(places)
+                started = server.fork(places)
             except NoForks as e:
                 console.print(f"actorflow: each rank imports torch itself (--no-fork): {e}", style="dim")
                 server.close()
-        return spawn(command, places)
+        started = started or spawn(command, places)
+        watch.expect({first + local: process for local, process in enumerate(started)})
+        return started
 
     def tell_cause(failed: Mapping[int, int]) -> None:
         """Leave word of why ranks are told to end, for those that have not heard it from others."""
@@ -178,7 +181,7 @@ def _fork_server(run: Settings) -> Iterator[ForkServer | None]:
     if not run.fork:
         yield None
         return
-    server = ForkServer(run.script, run.argv, _early_variables(run))
+    server = ForkServer(run.script, run.argv, _early_variables(run), run.silence_limit)
     try:
         yield server
     finally:

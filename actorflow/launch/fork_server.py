@@ -21,6 +21,7 @@ import ctypes
 import gc
 import importlib
 import json
+import math
 import os
 import re
 import select
@@ -30,6 +31,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -38,8 +40,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from actorflow.launch.rank_processes import RankPlace, RankProcess, rank_command
+from actorflow.launch.standstill import Standstill
 from actorflow.rendezvous.secret import without_token
 from actorflow.support.imports import without_collections
+from actorflow.support.silences import SilenceCounter
 
 __all__ = ["ForkServer", "NoForks", "become_rank", "is_fork_server"]
 
@@ -48,6 +52,7 @@ PRELOADED = ("numpy", "torch", "actorflow.job")  # what ranks need, each with al
 COMPILER = "torch._dynamo"  # which any optimizer of torch imports, and the capture of a step
 _SETS_COMPILER = re.compile(r"TORCH(DYNAMO|INDUCTOR|_COMPILE|_LOGS|_TRACE|_FX)")  # variables that it reads when loaded
 GO = b"g"
+LOOK = 0.5  # seconds between looks at whether it runs
 _LENGTH = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -63,8 +68,11 @@ class NoForks(Exception):
 class ForkServer:
     """The launcher's end, used on one thread; ``close`` it in any case."""
 
-    def __init__(self, script: str, arguments: Iterable[str], variables: Mapping[str, str]) -> None:
-        """Start it with the ranks' script and arguments, and with variables that are read while libraries load."""
+    def __init__(self, script: str, arguments: Iterable[str], variables: Mapping[str, str], limit: float) -> None:
+        """Start it with the ranks' script and arguments, and with variables that are read while libraries load.
+
+        ``limit``: seconds for which it may not run at all, after which nobody waits for it.
+        """
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -73,6 +81,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        self._limit = limit
 
     def fork(self, places: Sequence[RankPlace]) -> list[RankProcess]:
         """Start a rank in each place; waits until the server has imported all that they need.  Raises NoForks."""
@@ -100,7 +109,7 @@ class ForkServer:
         """The forks' process ids.  Raises NoForks."""
         try:
             _send(self._socket, [asdict(place) for place in places])
-            answer = _receive(_UntilItEnds(self._socket, self._process.pid).read)
+            answer = _receive(_WhileItRuns(self._socket, self._process.pid, self._limit).read)
         except (OSError, EOFError):
             raise NoForks("the process that was to fork has ended") from None
         if isinstance(answer, str):
@@ -108,21 +117,25 @@ class ForkServer:
         return [int(pid) for pid in answer]
 
 
-class _UntilItEnds:
-    """Reads from a socket that a process and its forks have open, until that process has ended."""
+class _WhileItRuns:
+    """Reads from a socket that a process and its forks have open, until that process has ended or stands still."""
 
-    def __init__(self, source: socket.socket, pid: int) -> None:
+    def __init__(self, source: socket.socket, pid: int, limit: float) -> None:
         self._source = source
         self._pid = pid
+        self._limit = limit  # seconds
 
     def read(self, size: int) -> bytes:
-        """So many bytes at most; none at the end."""
+        """So many bytes at most; none at the end.  Raises NoForks where the process does not run for the limit."""
+        still, counter = Standstill(self._pid), SilenceCounter(math.inf, self._limit, LOOK)
         handle = os.pidfd_open(self._pid)
         try:
             events = select.poll()
             events.register(self._source, select.POLLIN)
             events.register(handle, select.POLLIN)
-            ready = {descriptor for descriptor, _ in events.poll()}
+            while not (ready := {descriptor for descriptor, _ in events.poll(1000 * LOOK)}):
+                if counter.tick(time.monotonic(), {0: still.runs()}):
+                    raise NoForks(f"the process that was to fork has not run for {self._limit:g} s")
             return self._source.recv(size) if self._source.fileno() in ready else b""
         finally:
             os.close(handle)

@@ -92,6 +92,7 @@ class NodeAssembly:
         self._members = 0  # nodes of the last attempt
         self._attempts = 0  # so far
         self._failed = False  # the last attempt has failed, and it is not yet known whether that counts
+        self._done: list[str] = []  # nodes of the last attempt whose ranks have come to their end
         self._culprit: int | None = None  # the node with the rank that failed in it
         self._failures = 0  # that count: of ranks whose nodes are still there
         self._waiting = 0  # nodes that could be taken in, as last said
@@ -144,6 +145,14 @@ class NodeAssembly:
             return [End(why)]
         return self.gone(key, now)
 
+    def done(self, key: int, now: float) -> list[Decision]:
+        """A launcher leaves as the script has ended on its ranks; none of them is there for another attempt."""
+        node = self._nodes.pop(key, None)
+        if node is not None and node.number is not None:
+            self._size -= 1
+            self._done.append(f"node {node.number} ({node.ticket.host})")
+        return self._decide(now)
+
     def pass_time(self, now: float) -> list[Decision]:
         """Look at the clock."""
         return self._decide(now)
@@ -194,9 +203,12 @@ class NodeAssembly:
                 return [End(f"no restart is left (--max-restarts {self._restarts})")]
         ready = [key for key, node in self._nodes.items() if node.ready]
         late = now >= self._since + self._limit
-        complete = len(ready) >= (self._size or self._most) and len(ready) == len(self._nodes)  # none still ends
+        none_ends = len(ready) == len(self._nodes)
+        complete = none_ends and len(ready) >= max(self._least, self._size or self._most)
         if HOST in ready and (complete or (late and len(ready) >= self._least)):
             return [self._begin(sorted(ready, key=self._precedence)[: self._most])]
+        if self._done and none_ends and len(ready) < self._least:
+            return [End(f"no restart: {' and '.join(self._done)} had come to the end of the script, and left the run")]
         if late and HOST in ready:
             return [End(f"{self.missing()} after {self._limit:g} s (--join-timeout)")]
         return []
@@ -225,7 +237,7 @@ class NodeAssembly:
             is_new = key in numbers and node.number is None and self._size > 0
             ready = node.ready and key not in numbers
             self._nodes[key] = replace(node, ready=ready, number=numbers.get(key), is_new=is_new)
-        self._failed, self._culprit = False, None
+        self._failed, self._culprit, self._done = False, None, []
         self._since, self._waiting = None, 0
         self._size = self._members = len(keys)
         self._attempts += 1

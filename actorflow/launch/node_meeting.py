@@ -235,6 +235,10 @@ class HostedSeat:
         now = time.monotonic()
         if self._over is not None:
             self._tell(key, self._over)
+        elif request.done:
+            if key not in self._tickets:
+                refuse(RefusalReason.SEQUENCE, "the end of a launcher that is not here", "one that has taken part")
+            self._hear_of(self._assembly.done(key, now))
         elif request.left:
             self._hear_of(self._assembly.left(key, request.left, now))
         else:
@@ -338,6 +342,8 @@ class AttendedSeat:
         """See ``Seat``."""
         if why:
             self._requests.put(pb.NodeReady(ticket=self._ticket, left=why))
+        elif status == 0:
+            self._requests.put(pb.NodeReady(ticket=self._ticket, done=True))
         self._requests.put(None)  # what the other side answers by ending the stream
         self._thread.join(CLOSING)
         self._call.cancel()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import selectors
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from actorflow.launch.rank_processes import RankProcess
+from actorflow.launch.standstill import Standstill, is_stopped
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import (
     LogsKept,
@@ -37,6 +40,7 @@ from actorflow_compiler.core.owned_folders import make_owned_folder, remove_owne
 GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
 LATER = 4.0  # seconds beyond the run's limit in which a stopped process's peers may say themselves that it is lost
 TICK = 0.5  # seconds between checks of process states
+NOT_BEGUN = f"{LOST[FailureKind.STOPPED]} before it had begun"
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class _Process:
     pid: int
     handle: int  # pidfd, which refers to this process even if its pid is reused
     leads: bool  # a process group
+    begins: Standstill | None = None  # until it says that it has started
 
 
 @dataclass(slots=True)
@@ -64,8 +69,9 @@ class RankWatch:
 
     torch's agent waits 30 s for a process that ignores SIGTERM, as a stopped one does; the watch
     ends a run quickly in any state of its ranks.  ``on_kept`` is called with the address to which
-    logs are to be sent.  A process that is stopped for longer than ``limit`` seconds is lost; None: never, which is
-    for a run of one rank, for which nobody waits.
+    logs are to be sent.  A process that is stopped for longer than ``limit`` seconds is lost, as is one that does not
+    run at all for as long before it has said that it has started; None: never, which is for a run of one rank, for
+    which nobody waits.
     """
 
     def __init__(self, on_kept: Callable[[str], object] = lambda _: None, limit: float | None = None) -> None:
@@ -81,6 +87,7 @@ class RankWatch:
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._stop, self._stop_writer = os.pipe()
         self._selector.register(self._stop, selectors.EVENT_READ)
+        self._expected: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         self._alive: dict[int, _Process] = {}  # by rank
         self._finished: set[int] = set()
         self._silent: set[int] = set()  # ranks, also of other nodes, whose silence has been printed
@@ -92,10 +99,17 @@ class RankWatch:
         """Watch in the background."""
         self._thread.start()
 
+    def expect(self, started: Mapping[int, RankProcess]) -> None:
+        """Watch processes that have been started, by rank, from before they say so themselves; any thread."""
+        for rank, process in started.items():
+            begins = Standstill(process.pid)
+            self._expected.put(_Process(rank, process.pid, os.dup(process.fileno()), leads=True, begins=begins))
+
     def close(self) -> WatchFindings:
         """Stop watching; returns what was found."""
         os.write(self._stop_writer, b".")
         self._thread.join()
+        self._take_expected()
         self._selector.close()
         self._socket.close()
         for fd in (self._stop, self._stop_writer, *(p.handle for p in self._alive.values())):
@@ -108,6 +122,7 @@ class RankWatch:
         while not stopping:
             ready = {key.fd for key, _ in self._selector.select(TICK)}
             stopping = self._stop in ready
+            self._take_expected()
             self._read_reports()  # first the reports that a process sent before it died
             for process in [p for p in self._alive.values() if stopping or p.handle in ready]:
                 self._check_death(process)
@@ -116,6 +131,24 @@ class RankWatch:
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     for process in list(self._alive.values()):
                         self._kill(process)
+
+    def _take_expected(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                process = self._expected.get_nowait()
+                if process.rank in self.findings.started:  # it has said so meanwhile
+                    os.close(process.handle)
+                else:
+                    self._add(process)
+
+    def _add(self, process: _Process) -> None:
+        self._alive[process.rank] = process
+        self._selector.register(process.handle, selectors.EVENT_READ)
+
+    def _forget(self, process: _Process) -> None:
+        self._selector.unregister(process.handle)
+        os.close(process.handle)
+        del self._alive[process.rank]
 
     def _read_reports(self) -> None:
         while True:
@@ -150,17 +183,19 @@ class RankWatch:
         if report.rank < 0 or report.pid < 1:
             what = f"the start of rank {report.rank} as process {report.pid}"
             raise MessageRefused(RefusalReason.NUMBER, what, "that of a rank")
-        if report.rank in self._alive:
+        expected = self._alive.get(report.rank)
+        if expected is not None and expected.begins is None:
             what = f"a second start of rank {report.rank}"
             raise MessageRefused(RefusalReason.SEQUENCE, what, "one, while its process lives")
         if report.pid != sender and not _is_ours(report.pid):
             what = f"the start of rank {report.rank} as process {report.pid}, which is another one's"
             raise MessageRefused(RefusalReason.SENDER, what, "a process of this launcher, or the one that says it")
         self.findings.started[report.rank] = report.pid
+        if expected is not None:
+            self._forget(expected)
         with suppress(ProcessLookupError):  # dead already; the agent has its status
-            process = _Process(report.rank, report.pid, os.pidfd_open(report.pid), os.getpgid(report.pid) == report.pid)
-            self._alive[report.rank] = process
-            self._selector.register(process.handle, selectors.EVENT_READ)
+            leads = os.getpgid(report.pid) == report.pid
+            self._add(_Process(report.rank, report.pid, os.pidfd_open(report.pid), leads))
 
     def _note_failure(self, failure: Failure) -> None:
         self.findings.failures.append(failure)
@@ -180,9 +215,7 @@ class RankWatch:
             one.register(process.handle, selectors.EVENT_READ)
             if not one.select(0):
                 return
-        self._selector.unregister(process.handle)
-        os.close(process.handle)
-        del self._alive[process.rank]
+        self._forget(process)
         if process.rank not in self._finished and process.rank not in self.findings.killed:
             self.findings.deaths.append((process.rank, process.pid))
             self._kill_group(process)
@@ -191,19 +224,16 @@ class RankWatch:
     def _check_stopped(self) -> None:
         if self._stops is None:
             return
-        going = {process.rank: not _is_stopped(process.pid) for process in self._alive.values()}
+        going = {
+            process.rank: not is_stopped(process.pid) if process.begins is None else process.begins.runs()
+            for process in self._alive.values()
+        }
         for stop in self._stops.tick(time.monotonic(), going):
             if stop.turn is Turn.LONG:
                 process = self._alive[stop.peer]
+                cause = LOST[FailureKind.STOPPED] if process.begins is None else NOT_BEGUN
                 self._note_failure(
-                    Failure(
-                        process.rank,
-                        socket.gethostname(),
-                        process.pid,
-                        FailureKind.STOPPED,
-                        LOST[FailureKind.STOPPED],
-                        LAUNCHER,
-                    )
+                    Failure(process.rank, socket.gethostname(), process.pid, FailureKind.STOPPED, cause, LAUNCHER)
                 )
 
     def _end_soon(self) -> None:
@@ -237,10 +267,3 @@ def _is_ours(pid: int) -> bool:
         return any(one.pid == os.getpid() for one in psutil.Process(pid).parents())
     except psutil.Error:
         return True
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:  # it has ended
-        return False

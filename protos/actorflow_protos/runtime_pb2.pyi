@@ -358,20 +358,22 @@ class LogsKept(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeReady(_message.Message):
-    __slots__ = ("ticket", "node", "failed", "attempts", "left", "culprit")
+    __slots__ = ("ticket", "node", "failed", "attempts", "left", "culprit", "done")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     CULPRIT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     node: int
     failed: bool
     attempts: int
     left: str
     culprit: int
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., node: _Optional[int] = ..., failed: bool = ..., attempts: _Optional[int] = ..., left: _Optional[str] = ..., culprit: _Optional[int] = ...) -> None: ...
+    done: bool
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., node: _Optional[int] = ..., failed: bool = ..., attempts: _Optional[int] = ..., left: _Optional[str] = ..., culprit: _Optional[int] = ..., done: bool = ...) -> None: ...
 
 class MeetingItem(_message.Message):
     __slots__ = ("attempt", "note", "refused", "over")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from chaos.scenarios import HARMLESS, STEPS, Fault, Kind, Moment, Scenario
 
 LOST_AFTER = 6.0  # seconds, of all runs
+LATER = 5.0  # and until a launcher says itself that a rank is lost
 JOIN = 20.0  # --join-timeout of runs
 SOON = 20.0  # seconds for an end that nobody waits for; some 5 are needed, on a machine with nothing else to do
 WHOLE = 40.0  # seconds more where each process imports torch itself, on such a machine
@@ -33,13 +34,13 @@ def promise(scenario: Scenario, came: Sequence[Fault]) -> Promise:
     final = [fault for fault in fatal if _is_final(scenario, fault)]
     goes_on = not final and len(fatal) <= scenario.restarts
     certain = [fault for fault in fatal if _is_certain(scenario, fault)]
-    waits = (LOST_AFTER + 2.0) * any(f.kind in (Kind.STOP_RANK, Kind.PARTITION, Kind.RESET) for f in came)
+    waits = (LOST_AFTER + LATER) * any(f.kind in (Kind.STOP_RANK, Kind.PARTITION, Kind.RESET) for f in came)
     meets = scenario.nodes > 1 and (scenario.restarts or any(f.moment in (Moment.JOIN, Moment.RESTART) for f in fatal))
-    waits += JOIN * bool((meets and fatal) or any(map(_may_not_join, fatal)))
+    waits += JOIN * bool(meets and fatal)
     attempts = scenario.restarts + 1 if final else 1  # a disk stays full
     return Promise(
         well=goes_on or not certain,
-        badly=bool(fatal) and (not goes_on or any(map(_may_not_join, fatal))),
+        badly=bool(fatal) and not goes_on,
         statuses=tuple(_statuses(scenario, fatal, node) for node in range(scenario.nodes)),
         named=tuple(name for fault in fatal for name in _names(scenario, fault)),
         within=SOON + waits + (RUNS + WHOLE * scenario.whole) * (goes_on or not certain or attempts > 1) * attempts,
@@ -54,11 +55,6 @@ def _is_final(scenario: Scenario, fault: Fault) -> bool:
     if fault.kind is Kind.KILL_LAUNCHER:
         return not scenario.elastic or scenario.node_of(fault.rank) == 0
     return fault.kind is Kind.PARTITION and not scenario.elastic
-
-
-def _may_not_join(fault: Fault) -> bool:
-    """Whether a rank stands before its launcher knows it: it is missed when ranks join, and none start again."""
-    return fault.kind is Kind.STOP_RANK and fault.moment in (Moment.JOIN, Moment.RESTART)
 
 
 def _is_certain(scenario: Scenario, fault: Fault) -> bool:

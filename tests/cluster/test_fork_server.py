@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,41 @@ def test_ranks_start_without_a_server_that_was_killed(start: Start) -> None:
     assert "forked False" in run.output
 
 
+def test_a_server_that_stands_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actorflow.launch.fork_server.LOOK", 0.1)
+    server = ForkServer(str(tmp_path / "script.py"), (), {}, 0.3)
+    os.kill(server._process.pid, signal.SIGSTOP)
+    with pytest.raises(NoForks, match=r"the process that was to fork has not run for 0\.3 s"):
+        server.fork([rank_place(str(tmp_path), 0, {})])
+    server.close()
+    assert server._process.poll() == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--fork", "--no-fork"])
+def test_a_rank_that_is_stopped_before_it_begins_is_named_and_all_start_again(
+    option: str, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(
+        "import os, signal\nfrom pathlib import Path\n"
+        "def stand():\n"
+        f"    path = Path({str(tmp_path)!r}, 'stood')\n"
+        "    if not path.exists() and path.touch() is None:\n"
+        "        os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "if 'ACTORFLOW_FORK_SERVER' in os.environ:\n    os.register_at_fork(after_in_child=stand)\n"
+        "elif os.environ.get('RANK') == '1':\n    stand()\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
+    script = "import os; print('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'])"
+    more = (option, "--max-restarts", "1", "--lost-after", "5.5")
+    run = start(script, "--devices", "2", *more, env={"PYTHONPATH": path})
+    assert run.wait() == 0, run.output
+    assert re.search(r"rank \d \(.*, pid \d+\) stopped answering before it had begun; noticed by", run.output)
+    assert "attempt 1" in run.output
+    assert run.ranks_left() == []
+
+
 def test_a_thread_that_would_not_live_on_forbids_forks(start: Start, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(
@@ -125,7 +161,7 @@ def test_forks_of_a_server_end_if_the_launcher_lets_go_of_them(tmp_path: Path, m
     script.write_text("open('began', 'w')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     monkeypatch.setattr("actorflow.launch.fork_server._parent_of", lambda pid: 0)
-    server = ForkServer(str(script), (), {})
+    server = ForkServer(str(script), (), {}, LIMIT)
     forks: list[psutil.Process] = []
     ask = server._ask
 

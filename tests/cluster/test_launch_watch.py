@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from actorflow.launch import watch as watching
+from actorflow.launch.rank_processes import RankProcess
 from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous.failure import LAUNCHER, Failure
 from actorflow.rendezvous.reports import RankFinished, RankSilence, RankStarted, report_to_launcher
@@ -43,6 +45,11 @@ def spawn() -> Iterator[Spawn]:
     for process in made:
         process.kill()
         process.wait()
+
+
+def as_rank(process: subprocess.Popen[bytes]) -> RankProcess:
+    """As the launcher has it."""
+    return RankProcess(process.pid, process.poll)
 
 
 def test_ranks_that_finish_are_left_alone(watch: RankWatch, spawn: Spawn) -> None:
@@ -79,6 +86,46 @@ def test_a_stopped_rank_is_lost_even_where_no_peer_is_left_to_notice(watch: Rank
     (failure,) = found.failures
     assert (failure.rank, failure.kind, failure.noticed_by) == (5, "stopped", LAUNCHER)
     assert failure.text.endswith("stopped answering; noticed by its launcher")
+
+
+@pytest.mark.parametrize("how", ["stopped", "waits for what does not come"])
+def test_a_rank_that_stands_before_it_says_that_it_has_started_is_lost(
+    how: str, watch: RankWatch, spawn: Spawn
+) -> None:
+    process = spawn()
+    watch.expect({3: as_rank(process)})
+    if how == "stopped":
+        os.kill(process.pid, signal.SIGSTOP)
+    assert process.wait(LIMIT) == -signal.SIGKILL
+    (failure,) = watch.close().failures
+    assert (failure.rank, failure.pid, failure.kind) == (3, process.pid, "stopped")
+    assert failure.text.endswith("stopped answering before it had begun; noticed by its launcher")
+
+
+def test_a_rank_that_runs_or_has_said_that_it_has_started_may_take_its_time(watch: RankWatch, spawn: Spawn) -> None:
+    busy = subprocess.Popen([sys.executable, "-IS", "-c", "while True: pass"], start_new_session=True)
+    begun, stub = spawn(), spawn()  # the stub stands for the rank whose process is ``begun``
+    try:
+        report_to_launcher(watch.address, RankStarted(1, begun.pid))
+        watch.expect({0: as_rank(busy), 1: as_rank(begun)})
+        watch.expect({2: as_rank(stub)})
+        report_to_launcher(watch.address, RankStarted(2, spawn().pid))
+        time.sleep(0.8)  # more than twice the limit
+        assert [busy.poll(), begun.poll(), stub.poll()] == [None, None, None]
+        assert watch.close().failures == []
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def test_a_rank_that_ends_before_it_says_that_it_has_started_is_known_by_its_process(
+    watch: RankWatch, spawn: Spawn
+) -> None:
+    ranks = [spawn(), spawn()]
+    watch.expect({rank: as_rank(process) for rank, process in enumerate(ranks)})
+    ranks[1].kill()
+    assert ranks[0].wait(LIMIT) == -signal.SIGKILL
+    assert (1, ranks[1].pid) in watch.close().deaths
 
 
 def test_a_rank_that_says_itself_that_it_was_stopped_may_end_by_itself(

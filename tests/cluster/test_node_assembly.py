@@ -87,6 +87,27 @@ def test_the_loss_of_a_node_is_waited_for_and_does_not_count() -> None:
     assert nodes.later(LIMIT) == [Begin(2, {HOST: 0})]
 
 
+def test_a_node_whose_ranks_came_to_their_end_is_not_waited_for() -> None:
+    nodes = Nodes(2, 2, restarts=1)
+    nodes.ready(HOST, 5)
+    assert nodes.assembly.done(5, 0.0) == []
+    left = End("no restart: node 1 (f) had come to the end of the script, and left the run")
+    assert nodes.ready(HOST, failed=True) == [left]
+    later = Nodes(2, 2, restarts=1)  # that it has come to its end is heard behind the failure
+    later.ready(HOST, 5)
+    assert later.ready(HOST, failed=True) == []
+    assert later.assembly.done(5, 0.0) == [left]
+    fewer = Nodes(1, 2, restarts=1)
+    fewer.ready(HOST, 5)
+    fewer.assembly.done(5, 0.0)
+    assert fewer.ready(HOST, failed=True) == [Begin(1, {HOST: 0})]
+    three = Nodes(3, 3, restarts=1)  # the other one may fail as well
+    three.ready(HOST, 5, 6)
+    three.assembly.done(5, 0.0)
+    assert three.ready(HOST, failed=True) == []
+    assert three.ready(6, failed=True) == [left]
+
+
 def test_a_node_that_comes_during_an_attempt_is_taken_in_when_the_run_says_so() -> None:
     nodes = Nodes(1, 3)
     nodes.ready(HOST, 5)

@@ -97,6 +97,18 @@ def test_a_launcher_that_is_gone_is_noticed_by_its_stream() -> None:
         later.leave(0, "")
 
 
+def test_a_launcher_whose_ranks_came_to_their_end_is_not_waited_for() -> None:
+    with meeting(least=2) as here:
+        there = here.guest()
+        here.seat.ready(False, 0, None)
+        there.ready(False, 0, None)
+        assert here.seat.next().attempt.nnodes == 2
+        there.leave(0, "")
+        here.seat.ready(True, 1, 0)
+        assert "node 1 (b) had come to the end of the script" in here.seat.next().over.text
+        assert here.lost.empty()
+
+
 def test_a_port_that_is_taken_is_named() -> None:
     text = "is in use.*The launchers of all nodes meet there.*with --master-port"
     with meeting() as here, pytest.raises(ClusterError, match=f"Port {here.port} .*{text}"):
