@@ -22,6 +22,7 @@ from actorflow.rendezvous.options import (
     LiveMode,
     NodeCount,
 )
+from actorflow.rendezvous.secret import why_not_inherited
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.tls import FLAGS, tls_files
 from actorflow_compiler.core.errors import ClusterError
@@ -124,7 +125,7 @@ def launcher_settings(
             f"--ctrl-port {flags.ctrl_port} is --master-port as well, at which the launchers of a run with restarts "
             "meet; give another one, or drop it"
         )
-    placed = _by_flags(flags) if process is None else _by_engine(flags, process, environ)
+    placed = _by_flags(flags, environ) if process is None else _by_engine(flags, process, environ)
     return replace(
         placed,
         join_timeout=flags.join_timeout,
@@ -151,7 +152,7 @@ def _absolute(path: str | None) -> str:
     return os.path.abspath(path) if path else ""
 
 
-def _by_flags(flags: LaunchFlags) -> Settings:
+def _by_flags(flags: LaunchFlags, environ: Mapping[str, str]) -> Settings:
     nnodes, node = 1 if flags.nnodes is None else flags.nnodes.most, flags.node_rank or 0
     if node >= nnodes:
         raise ClusterError(f"--node-rank {node} is not below --nnodes {nnodes}")
@@ -164,7 +165,7 @@ def _by_flags(flags: LaunchFlags) -> Settings:
             raise ClusterError(
                 "several nodes need a shared secret, so that nobody else can join: set ACTORFLOW_TOKEN to the same "
                 f"value on every node, or give --token-file, or certificates ({FLAGS}). On a network that you trust "
-                "wholly, --insecure does without"
+                f"wholly, --insecure does without.{why_not_inherited(environ)}".removesuffix(".")
             )
     return Settings(
         devices=flags.devices or 0,

@@ -83,10 +83,10 @@ def restart_shape(
     return RunShape(devices, nnodes, node, master, port, insecure, request.log_dir)
 
 
-def check_token(shape: RunShape, secret: str) -> None:
+def check_token(shape: RunShape, secret: str, hint: str = "") -> None:
     """Raise ClusterError for several nodes that share neither token nor certificates, unless --insecure was given.
 
-    ``secret``: the token, or the path of a certificate; empty where there is neither.
+    ``secret``: the token, or the path of a certificate; empty where there is neither.  ``hint``: more for the error.
     """
     if shape.nnodes > 1 and not secret and not shape.insecure:
         raise ClusterError(
@@ -94,6 +94,7 @@ def check_token(shape: RunShape, secret: str) -> None:
             f"can join: export {TOKEN.variable}=… with the same value on every node, or {TLS_CA.variable}, "
             f"{TLS_CERT.variable} and {TLS_KEY.variable} with the files of each. On a network that you trust "
             f"wholly, flow.config.insecure() in the script, or {INSECURE.variable}=1, does without."
+            f"{hint}"
         )
 
 

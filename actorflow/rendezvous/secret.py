@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 
-from actorflow.rendezvous.options import TOKEN
+from actorflow.rendezvous.options import TOKEN, TOKEN_FILE
 from actorflow_compiler.core.errors import ClusterError
 
-__all__ = ["check_token_text", "put_into_pipe", "take_token", "without_token"]
+__all__ = ["check_token_text", "put_into_pipe", "take_token", "why_not_inherited", "without_token"]
 
+LAUNCHER_PID = "ACTORFLOW_LAUNCHER_PID"  # a variable of ranks, and of what they start
 PIPE = "ACTORFLOW_TOKEN_PIPE"  # the variable with the descriptor of a pipe that holds the token
 LONGEST = 1024  # characters, so that gRPC and a pipe take it as it is
 
@@ -42,6 +43,16 @@ def put_into_pipe(environ: Mapping[str, str]) -> tuple[dict[str, str], int | Non
     with os.fdopen(into, "wb") as file:
         file.write(token.encode())
     return {**rest, PIPE: str(source)}, source
+
+
+def why_not_inherited(environ: Mapping[str, str]) -> str:
+    """In a process that a rank has started, a sentence on why it has not the token of that rank's run; else empty."""
+    if LAUNCHER_PID not in environ:
+        return ""
+    return (
+        " A rank of another run has started this process, and hands its own token to nothing that it starts: let the "
+        f"script give it one, by {TOKEN_FILE.flag} or by {TOKEN.variable} in its environment."
+    )
 
 
 def check_token_text(token: str, whose: str) -> str:

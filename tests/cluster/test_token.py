@@ -17,7 +17,14 @@ from actorflow.cli import main
 from actorflow.commands.launcher_settings import LaunchFlags
 from actorflow.launch.ray_run import RayRun
 from actorflow.rendezvous.options import TOKEN
-from actorflow.rendezvous.secret import check_token_text, put_into_pipe, take_token, without_token
+from actorflow.rendezvous.script_request import RunShape, check_token
+from actorflow.rendezvous.secret import (
+    check_token_text,
+    put_into_pipe,
+    take_token,
+    why_not_inherited,
+    without_token,
+)
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -116,3 +123,17 @@ def test_a_token_that_grpc_cannot_carry_is_named_and_not_shown(text: str, tmp_pa
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
     assert "in one line were" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_launcher_that_a_rank_has_started_is_told_why_it_has_none(inside: bool, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("")
+    several = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", "4242"]
+    variables = Settings(launcher_pid=7).to_env() if inside else {}
+    done = CliRunner().invoke(main, ["run", str(tmp_path / "script.py"), *several], env=variables)
+    assert done.exit_code == 2
+    told = " ".join(done.output.split())
+    assert "several nodes need a shared secret" in told
+    assert ("A rank of another run has started this process, and hands its own token to nothing" in told) is inside
+    with pytest.raises(ClusterError, match=r"there is no secret that they share.*does without\. A rank of another run"):
+        check_token(RunShape(2, 2, 0, "", 0, False, ""), "", why_not_inherited(Settings(launcher_pid=7).to_env()))
