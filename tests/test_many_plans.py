@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import linecache
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import actorflow as flow
+from actorflow.classic.job_body import ClassicJobBody
+from actorflow.script_state.user_code import is_user_class
 from actorflow.session.plan_uses import PlanUses
 from actorflow.session.process import current
 from actorflow_compiler.core import torch_internals
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.garbage_collection import forgotten_at_the_end
+from actorflow_compiler.core.op_call import OpCall
+from actorflow_compiler.core.ops import Meta, Ref
+from actorflow_compiler.core.torch_internals import trace_kernel
+from actorflow_compiler.rewriting.expand import trace
 from test_runs import actorflow
 
 SCRIPT = Path(__file__).parent / "scripts" / "many_shapes.py"
@@ -105,3 +114,57 @@ def test_what_torch_keeps_of_fake_tensors_is_emptied_where_it_is_long(monkeypatc
     with forgotten_at_the_end():
         pass
     assert FakeTensorMode.cache_info().size == 0
+
+
+def test_what_a_job_keeps_of_a_shape_goes_with_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTORFLOW_MOST_PLANS", "2")
+    layer = nn.Linear(3, 3)
+
+    @flow.global_function(type="predict")
+    def out(x: Tensor) -> Tensor:
+        found: Tensor = layer(x)
+        return found
+
+    def shapes() -> int:
+        assert isinstance(out.body, ClassicJobBody)
+        return len(out.body._found)
+
+    written = _codes_of_torch()
+    for rows in range(2, 7):
+        x = torch.randn(rows, 3)
+        assert torch.equal(out(x).clone(), layer(x))
+    assert shapes() == 2
+    x = torch.randn(2, 3)
+    assert torch.equal(out(x).clone(), layer(x))
+    assert shapes() == 2
+    assert _codes_of_torch() == written
+
+
+def test_no_code_of_torch_is_left_by_an_op_that_is_decomposed_or_expanded() -> None:
+    written = _codes_of_torch()
+    shape = Meta((4, 6), "float32")
+    call = OpCall("aten.sum.dim_IntList", (Ref(0), (1,)), (), (shape,), (Meta((4,), "float32"),))
+    assert trace(call, torch.ops.aten.sum.dim_IntList) is not None
+    with FakeTensorMode():
+        trace_kernel(lambda given: [given[0].exp()], [torch.empty(4, 6)])
+    assert _codes_of_torch() == written
+
+
+def test_a_class_of_the_script_goes_when_the_script_drops_it() -> None:
+    def made() -> type:
+        class Held:
+            pass
+
+        return Held
+
+    kind = made()
+    assert is_user_class(kind)
+    there = weakref.ref(kind)
+    del kind
+    gc.collect()
+    assert there() is None
+
+
+def _codes_of_torch() -> list[str]:
+    """The files that torch has written for Python's tracebacks, and which never go."""
+    return [name for name in linecache.cache if name.startswith("<eval_with_key>")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -74,14 +74,16 @@ class ClassicJobBody(JobBody):
         self.mirrored = self.view is MIRRORED
         self.annotations = job_annotations(function, name, self.view)
         self.first_generation = config is not None or not self.annotations.plain
-        self._found: dict[Any, RehearsalRecord] = {}  # by the key of the arguments, which decides which plan runs
+        # by the key of the arguments, which decides which plan runs, then by the numbers in them (None: any)
+        self._found: dict[Any, dict[str | None, RehearsalRecord]] = {}
         self.last = RehearsalRecord(name)  # of the most recent rehearsal
         self._entered: set[Placement] = set()  # placements of the scopes that the function entered
 
     def copied(self) -> Self:
         """A copy with the results of the rehearsals so far."""
         other = super().copied()
-        other._found, other._entered = dict(self._found), set(self._entered)
+        other._found = {key: dict(found) for key, found in self._found.items()}
+        other._entered = set(self._entered)
         return other
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
@@ -118,7 +120,13 @@ class ClassicJobBody(JobBody):
 
     def recording(self, arguments: CallArguments) -> RehearsalRecord | None:
         """The result of an earlier rehearsal with such arguments, or None."""
-        return self._found.get(arguments.key) or self._found.get((arguments.key, arguments.spoken_numbers))
+        found = self._found.get(arguments.key, {})
+        return found.get(None) or found.get(arguments.spoken_numbers)
+
+    def forget(self, keys: Collection[Any]) -> None:
+        """Forget the rehearsals of calls whose arguments have these keys."""
+        for key in keys:
+            self._found.pop(key, None)
 
     def rehearse(
         self, arguments: CallArguments, own: Sequence[bool] | None, state: ScriptState | None
@@ -141,7 +149,7 @@ class ClassicJobBody(JobBody):
                 args, kwargs = arguments.restore(tensors)
                 self.function(*args, **kwargs)
             found = self.last = rehearsal.recording
-        self._found[arguments.key if state is None else (arguments.key, arguments.spoken_numbers)] = found
+        self._found.setdefault(arguments.key, {})[None if state is None else arguments.spoken_numbers] = found
         return found
 
     def holds(self, recording: RehearsalRecord) -> dict[str, Any]:

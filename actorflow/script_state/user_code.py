@@ -10,6 +10,7 @@ import site
 import sys
 import sysconfig
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,18 @@ def is_user_file(filename: str | None) -> bool:
     return not str(Path(filename).resolve()).startswith(tuple(_library_folders()))
 
 
-@functools.cache
+_user_classes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # a script may make ever new ones
+
+
 def is_user_class(owner: Any) -> bool:
     """Whether a class comes from the user's own code."""
+    known = _user_classes.get(owner)
+    if known is None:
+        known = _user_classes[owner] = _is_of_user(owner)
+    return known
+
+
+def _is_of_user(owner: Any) -> bool:
     if owner.__module__ == "__main__":
         return True
     module = sys.modules.get(owner.__module__)
@@ -52,7 +62,7 @@ def is_user_class(owner: Any) -> bool:
 
 def has_user_class(value: Any) -> bool:
     """Whether the class of an object comes from the user's own code."""
-    return is_user_class(type(value))  # type: ignore[arg-type]  # a class is hashable
+    return is_user_class(type(value))
 
 
 def user_line() -> str:

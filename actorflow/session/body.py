@@ -6,7 +6,7 @@ callbacks) have a subclass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -87,6 +87,9 @@ class JobBody:
         and jobs that it calls are plain functions.
         """
         return PreparedCall(arguments, self.function, None)
+
+    def forget(self, keys: Collection[Any]) -> None:
+        """Forget what is known of calls whose arguments have these keys, as their plans were let go."""
 
     def makes_state(self, state: ScriptState) -> bool:
         """Whether the function makes parameters or optimizers by itself."""

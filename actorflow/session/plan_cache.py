@@ -119,13 +119,17 @@ class PlanCache(Generic[P]):
         self._made += 1
         self._told.append((self._made, self.why or "the first call"))
 
-    def forget(self, numbers: Collection[int]) -> None:
-        """Forget plans that are dropped though calls may still want them, by their numbers in the session."""
+    def forget(self, numbers: Collection[int]) -> list[Any]:
+        """Forget plans that are dropped though calls may still want them, by their numbers in the session.
+
+        Returns the arguments' keys that have no plan any more.
+        """
         leaving = {
             plan for plan in self._all if plan.number in numbers and not (plan.parked is not None and plan.parked.gone)
         }
         if not leaving:
-            return
+            return []
+        gone = []
         self._all = [plan for plan in self._all if plan not in leaving]
         self._aside = [(key, plan) for key, plan in self._aside if plan not in leaving]
         for key, plans in [*self._of.items()]:
@@ -134,6 +138,8 @@ class PlanCache(Generic[P]):
                 plans[:] = [plan for plan in plans if plan not in leaving]
                 if not plans:
                     del self._of[key]
+                    gone.append(key)
+        return gone
 
     def _why_none(self, key: Any) -> str:
         """Why no plan has these arguments; empty before the first plan."""

@@ -147,7 +147,7 @@ class PlanRelease:
     def drop_all(self, runtime: PlanRuntime, gone: DropSet) -> None:
         """Drop plans and variables that all ranks have reported as droppable, also plans that the script may call."""
         for job in [*self._context.jobs]:
-            job.plans.forget(gone.plans)
+            job.body.forget(job.plans.forget(gone.plans))
             if job.last is not None and job.last.number in gone.plans:
                 job.last = None
         self.drop(runtime, gone)

@@ -171,3 +171,21 @@ def test_what_is_kept_while_a_step_is_compiled_is_forgotten_then_also_after_an_e
     with pytest.raises(ValueError, match="invalid literal"), forgotten_at_the_end():
         int("no plan")
     assert there() is None
+
+
+def test_few_results_of_compiling_stay_for_the_next_step_and_many_are_forgotten() -> None:
+    made = []
+
+    @kept_while_compiling(maxsize=8, stay=2)
+    def find(number: int) -> int:
+        made.append(number)
+        return number
+
+    with forgotten_at_the_end():
+        assert [find(1), find(2), find(1)] == [1, 2, 1]
+    assert (find(1), made) == (1, [1, 2])
+    with forgotten_at_the_end():
+        find(3)
+        assert (find(2), made) == (2, [1, 2, 3])  # not while a step is compiled
+    find(3)
+    assert made == [1, 2, 3, 3]

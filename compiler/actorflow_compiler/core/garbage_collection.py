@@ -21,7 +21,7 @@ NEVER = 1 << 30
 _lock = threading.Lock()
 _inside = 0  # ``with young_only()`` blocks that are open now, in any thread
 _oldest = 0  # the threshold of the oldest generation that they will restore
-_kept: list[functools._lru_cache_wrapper[Any]] = []  # of every function that is ``kept_while_compiling``
+_kept: list[tuple[functools._lru_cache_wrapper[Any], int]] = []  # of every ``kept_while_compiling``, and what may stay
 
 
 @contextlib.contextmanager
@@ -49,15 +49,17 @@ def young_only() -> Iterator[None]:
                     gc.set_threshold(youngest, young, _oldest)
 
 
-def kept_while_compiling(maxsize: int) -> Callable[[F], F]:
-    """``functools.lru_cache`` for a function whose results are large, and of no use when a step has been compiled.
+def kept_while_compiling(maxsize: int, stay: int = 0) -> Callable[[F], F]:
+    """``functools.lru_cache`` for a function whose results are large, and of little use when a step has been compiled.
 
-    The routes of tensors that are cut in blocks, for instance, were half of what compiling left behind.
+    Where no more than ``stay`` results are there when a step has been compiled, they stay for the next one; else all
+    are forgotten.  The routes of tensors that are cut in blocks, for instance, were half of what compiling left behind;
+    and what is found about each op of each new shape filled, over hundreds of shapes, all that it was allowed.
     """
 
     def kept(function: F) -> F:
         cache = functools.lru_cache(maxsize=maxsize)(function)
-        _kept.append(cache)
+        _kept.append((cache, stay))
         return cache  # type: ignore[return-value]
 
     return kept
@@ -69,8 +71,9 @@ def forgotten_at_the_end() -> Iterator[None]:
     try:
         yield
     finally:
-        for cache in _kept:
-            cache.cache_clear()
+        for cache, stay in _kept:
+            if cache.cache_info().currsize > stay:
+                cache.cache_clear()
         forget_fake_results()
 
 

@@ -13,8 +13,9 @@ from actorflow_compiler.core.ops import Arg, Meta, Ref
 from actorflow_compiler.core.sbp import Sbp
 from actorflow_compiler.core.torch_internals import OpOverload, schema_of
 
-CALLS = 1 << 13  # calls of which what is found about them is kept
-GRAPHS = 1 << 10  # … and graphs that are made of them
+CALLS = 1 << 13  # calls of which what is found about them is kept while a step is compiled
+CALLS_STAY = 1 << 10  # … and for the next step
+GRAPHS, GRAPHS_STAY = 1 << 10, 1 << 7  # graphs that are made of calls, likewise
 
 ArgumentPath = tuple[int, ...]  # position in the schema's arguments, then in the lists in them
 

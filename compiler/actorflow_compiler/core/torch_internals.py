@@ -166,7 +166,7 @@ __all__ = [
 ]
 
 R = TypeVar("R")
-FAKE_RESULTS = 1 << 14  # entries of torch's cache of what ops make of fake tensors, above which it is emptied
+FAKE_RESULTS = 1 << 12  # entries of torch's cache of what ops make of fake tensors, above which it is emptied
 
 
 # ---- tensors without memory
@@ -530,7 +530,8 @@ def trace_kernel(
     kernel: Callable[[list[Any]], Sequence[Any]], operands: Sequence[torch.Tensor]
 ) -> torch.fx.GraphModule:
     """The ATen ops of a kernel over tensors as a graph; operands have no memory, and their ``fake_mode`` is on."""
-    graph: torch.fx.GraphModule = make_fx(lambda *given: tuple(kernel(list(given))))(*operands)
+    with without_code():
+        graph: torch.fx.GraphModule = make_fx(lambda *given: tuple(kernel(list(given))))(*operands)
     return graph
 
 
@@ -547,7 +548,10 @@ def without_tensor_meta() -> Iterator[None]:
 
 
 def without_code() -> contextlib.AbstractContextManager[Any]:
-    """Let ``make_fx`` write the Python code of a trace only when it is run, which saves a thirtieth of its time."""
+    """Let ``make_fx`` write the Python code of a trace only when it is run, which saves a thirtieth of its time.
+
+    torch keeps all code that it has written as long as the process lives.
+    """
     return _lazy_graph_module._use_lazy_graph_module(True)
 
 

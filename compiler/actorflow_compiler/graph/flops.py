@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
-from actorflow_compiler.core.op_call import CALLS
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
+from actorflow_compiler.core.op_call import CALLS, CALLS_STAY
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.signatures import OpCall
 
 
-@functools.lru_cache(maxsize=CALLS)
+@kept_while_compiling(CALLS, stay=CALLS_STAY)
 def flops_of(call: OpCall) -> float:
     """The floating-point operations of a call; a multiply-add counts twice."""
     name = call.op.split(".")[1]

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.boxing.routes import bytes_moved
-from actorflow_compiler.core.op_call import GRAPHS
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
+from actorflow_compiler.core.op_call import GRAPHS, GRAPHS_STAY
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.sbp import B, NdSbp, Sbp, Split
 from actorflow_compiler.graph.graph import Graph, Node, call_of, verify
@@ -45,7 +46,7 @@ def inner_cost(call: OpCall, signature: Signature, parts: int) -> tuple[float, i
     return cost
 
 
-@functools.lru_cache(maxsize=GRAPHS)
+@kept_while_compiling(GRAPHS, stay=GRAPHS_STAY)
 def decompose(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> DecomposedOp:
     """Decompose an op, at least one of whose signatures is inner, on a mesh; ``chosen`` has one for each axis."""
     graph = trace(call, functools.partial(_run, call, _cuts(chosen, hierarchy)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.runs import Runs, difference, intersection, length, position, selection
 from actorflow_compiler.core.sbp import NdSbp, Split, spans
@@ -42,7 +42,7 @@ def held(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> 
     )
 
 
-@lru_cache(maxsize=1 << 14)
+@kept_while_compiling(1 << 14, stay=1 << 12)
 def region(shape: tuple[int, ...], sbp: NdSbp, placement: Placement, index: int) -> Region:
     """The region that a device holds; a later mesh axis splits what the earlier ones leave."""
     out: list[Runs] = [((0, n),) if n else () for n in shape]

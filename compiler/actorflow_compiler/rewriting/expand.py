@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -13,10 +12,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.capture.from_fx import PlaceholderNames, to_graph
-from actorflow_compiler.core.op_call import GRAPHS
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
+from actorflow_compiler.core.op_call import GRAPHS, GRAPHS_STAY
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.torch_internals import fake_mode
+from actorflow_compiler.core.torch_internals import fake_mode, without_code
 from actorflow_compiler.graph.graph import Graph, Node, call_of, prune, verify
 from actorflow_compiler.signatures import OpCall
 
@@ -111,11 +111,12 @@ def trace(call: OpCall, function: Callable[..., Any]) -> Graph | None:
     with mode:
         tensors = [torch.empty(m.shape, dtype=getattr(torch, m.dtype)) for m in call.ins]
         try:
-            module = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*tensors)
+            with without_code():
+                module = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*tensors)
         except NotImplementedError:
             return None
     names = PlaceholderNames((), tuple((f"operand{i}", "argument") for i in range(len(tensors))))
     return to_graph(module, names, {}, False).graph
 
 
-_once = functools.lru_cache(maxsize=GRAPHS)(trace)
+_once = kept_while_compiling(GRAPHS, stay=GRAPHS_STAY)(trace)

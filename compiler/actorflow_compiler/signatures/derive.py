@@ -6,12 +6,12 @@ terms passed through an op that is linear.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from actorflow_compiler.core.errors import SignatureError
-from actorflow_compiler.core.op_call import CALLS, OpCall, Signature, SignatureSource
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
+from actorflow_compiler.core.op_call import CALLS, CALLS_STAY, OpCall, Signature, SignatureSource
 from actorflow_compiler.core.sbp import B, P, PartialSum, Sbp, Split, canonical
 from actorflow_compiler.custom_ops.mirrored import CASTS
 from actorflow_compiler.signatures.discovery import discovered
@@ -42,7 +42,7 @@ def _order(split: Split) -> tuple[int, int, int]:
     return split.dim, split.blocks, split.unit
 
 
-@functools.lru_cache(maxsize=CALLS)
+@kept_while_compiling(CALLS, stay=CALLS_STAY)
 def _signatures(
     call: OpCall, parts: int, wanted: tuple[Split, ...], given: RegisteredSignatures | None
 ) -> tuple[Signature, ...]:

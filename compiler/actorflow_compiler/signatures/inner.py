@@ -7,10 +7,10 @@ ops (``infer/inner_decompositions.py``).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from actorflow_compiler.core.op_call import CALLS, OpCall, Signature, bind
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
+from actorflow_compiler.core.op_call import CALLS, CALLS_STAY, OpCall, Signature, bind
 from actorflow_compiler.core.sbp import B, Sbp
 from actorflow_compiler.signatures import shaped_layers as layers
 from actorflow_compiler.signatures.notation import parse
@@ -19,7 +19,7 @@ from actorflow_compiler.signatures.term_matching import IndexedTensor, match_ter
 Line = Callable[[OpCall], str | None]
 
 
-@functools.lru_cache(maxsize=CALLS)
+@kept_while_compiling(CALLS, stay=CALLS_STAY)
 def inner_signatures(call: OpCall, parts: int) -> tuple[Signature, ...]:
     """The inner signatures for a mesh axis of ``parts`` devices, each of which gets some of the dim that is split."""
     line = LINES.get(call.op)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.core.op_call import CALLS, OpCall, bind
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
+from actorflow_compiler.core.op_call import CALLS, CALLS_STAY, OpCall, bind
 from actorflow_compiler.core.ops import Arg, Meta, Ref
 from actorflow_compiler.core.sbp import Split, canonical
 from actorflow_compiler.signatures.notation import ArgumentKind, Dim, DimsTerm, Linearity, OperandTerm, Term, parse
@@ -72,7 +72,7 @@ class IndexedCall:
     uneven: frozenset[str]  # indices that have several sizes, other than 1
 
 
-@functools.lru_cache(maxsize=CALLS)
+@kept_while_compiling(CALLS, stay=CALLS_STAY)
 def index_call(call: OpCall) -> IndexedCall | None:
     """Match the table's term of an op with the call's shapes; None where there is no term or it does not fit them."""
     text = term_of(call)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.core.op_call import OpCall, overload
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
+from actorflow_compiler.core.op_call import CALLS_STAY, OpCall, overload
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 
 Outs = list[Tensor | None]
@@ -56,7 +56,7 @@ def on_meta(call: OpCall) -> Outs | None:
     return outs
 
 
-@functools.lru_cache(maxsize=4096)  # some take a tenth of a second
+@kept_while_compiling(1 << 12, stay=CALLS_STAY)  # some take a tenth of a second
 def _on_meta(call: OpCall) -> Outs | str | None:
     tensors = [torch.empty(m.shape, dtype=getattr(torch, m.dtype), device="meta") for m in call.ins]
     try:
