@@ -377,6 +377,7 @@ def is_read(tensor: torch.Tensor) -> bool:
 
 
 TensorSpec = tuple[Any, ...]  # shape, strides, offset, dtype, device, and the keys by which torch dispatches its ops
+_FAKE_DEVICE = "_fake_device" if hasattr(FakeTensor, "fake_device") else "fake_device"  # of torch 2.13, of 2.11
 _INTERPRETED_ANEW = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
 
 
@@ -470,7 +471,7 @@ class OpTracer:
             and not tensor.requires_grad
             and not tensor.is_conj()
             and not tensor.is_neg()
-            and given.keys() == {"_fake_device", "fake_mode"}
+            and given.keys() == {_FAKE_DEVICE, "fake_mode"}
         )
 
     def memory(self, tensor: FakeTensor) -> int:
@@ -500,7 +501,7 @@ class OpTracer:
             memory_is_refused(made)
         attributes = vars(made)
         attributes.update(self._attributes)
-        attributes["_fake_device"] = device
+        attributes[_FAKE_DEVICE] = device
         found: FakeTensor = made
         return found
 
