@@ -44,6 +44,7 @@ from actorflow_compiler.core.torch_internals import (
     looks_compiling,
     node_of,
     plain_layers,
+    plain_message,
     real_tensors,
     scaling_in_the_graph,
     values_not_seen,
@@ -568,7 +569,7 @@ def _error_text(error: Exception) -> str:
         return said
     for end in INTERNAL_TAILS:
         text = text.split(end)[0]
-    text = text.replace("FakeTensor", "Tensor").strip()
+    text = plain_message(text).strip()
     return text if text and _is_internal(error) else f"{type(error).__name__}: {text}"
 
 

@@ -15,6 +15,7 @@ import math
 import os
 import pickle
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -123,6 +124,7 @@ __all__ = [
     "packs_saved",
     "plain_apply",
     "plain_layers",
+    "plain_message",
     "plain_tensor",
     "python_source",
     "real_tensors",
@@ -240,6 +242,19 @@ def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def memory_is_refused(tensor: torch.Tensor) -> None:
     """Make torch raise RuntimeError, instead of crashing, when code takes the address of this tensor without memory."""
     torch._C._set_throw_on_mutable_data_ptr(tensor)
+
+
+_TWO_DEVICES = re.compile(  # of torch 2.11
+    r"Unhandled FakeTensor Device Propagation for \S+, found two different devices (\S+), (\S+)"
+)
+
+
+def plain_message(text: str) -> str:
+    """A message that torch has for tensors without memory, as it is for others."""
+    text = _TWO_DEVICES.sub(
+        r"Expected all tensors to be on the same device, but found at least two devices, \1 and \2!", text
+    )
+    return text.replace("FakeTensor", "Tensor")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.errors import ActorError, ActorflowError
+from actorflow_compiler.core.torch_internals import plain_message
 from actorflow_compiler.core.user_code import OURS
 from actorflow_compiler.values.condition_paths import ConditionPart, ConditionPaths, PathAnswers, condition_of
 from actorflow_compiler.values.gradients import GradientEffects
@@ -88,7 +89,7 @@ class ExceptionRecord:
         """The record of an exception."""
         plain = all(isinstance(arg, PLAIN) for arg in error.args)
         args = tuple(error.args) if plain else (str(error),)
-        args = tuple(arg.replace("FakeTensor", "Tensor") if isinstance(arg, str) else arg for arg in args)
+        args = tuple(plain_message(arg) if isinstance(arg, str) else arg for arg in args)
         return ExceptionRecord(type(error).__module__, type(error).__qualname__, args, tuple(printed))
 
     @property
