@@ -33,7 +33,7 @@ SOURCES = [ROOT, ROOT / "compiler", ROOT / "scheduler", ROOT / "protos"]  # impo
 PARTS = {  # part → (what it shows, seconds that it may take), in order of worth: the last ones go short first
     "equal": ("every plan with 1, 2 and 4 ranks that share the GPU equals one device, in one process", 200),
     "ranks": ("plans with a process for each rank, started by the launcher", 120),
-    "nccl": ("NCCL with the ranks there are", 45),
+    "nccl": ("NCCL between ranks, which share the GPU where there is one", 120),
     "syncs": ("the host does not wait for the device in a steady step", 45),
     "memory": ("peak memory against the plan's forecast", 60),
     "speed": ("a step of a GPT in bfloat16 against eager PyTorch and torch.compile", 200),

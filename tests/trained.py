@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from actorflow.devices import Cpu, Device
 from actorflow.script_state.search import find_state
-from actorflow.session.planes import share
+from actorflow.session.planes import RankLocation, choose_planes, share
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.optimizer_state import FUSABLE
@@ -142,8 +142,12 @@ def train(
     read = SCALARS["actorflow.sgd" if "momentum" in group else "actorflow.adam"] if type(optimizer) in FUSABLE else ()
     scalars = {f"optimizer.0.{key}": setting(group, key) for key in read}
     losses = []
-    plan = share(plan, ["here"] * plan.world)  # as on one machine
-    values = {name: value.to(device(0).where) for name, value in values.items()}  # all ranks compute on one device
+    where = device(0).where  # all ranks compute on one device, of one machine
+    if where.type == "cuda":
+        plan = choose_planes(plan, [RankLocation("here", str(where))] * plan.world)
+    else:
+        plan = share(plan, ["here"] * plan.world)
+    values = {name: value.to(where) for name, value in values.items()}
     with LocalCluster(plan, variables=values, device=device, timeout=200.0) as cluster:
         for number, batch in enumerate(case.batches(sizes)):
             scalars[SEED] = number

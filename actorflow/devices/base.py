@@ -108,12 +108,15 @@ class Device(Protocol):
     def replays(self) -> bool:
         """Whether ``capture`` may be called."""
 
-    def capture(self, launch: Callable[[], R], warm: int = 0) -> tuple[Callable[[], None], R]:
+    def capture(
+        self, launch: Callable[[], R], warm: int = 0, *, apart: bool = False
+    ) -> tuple[Callable[[], None], R]:
         """Call ``launch`` ``warm`` times, and once more to capture the work that it launches, without doing it.
 
         Returns a function ``replay`` and what ``launch`` returned.  ``replay()`` puts the same work, on the same
         memory, into the caller's queue.  The returned tensors hold the results from then on until any capture of this
-        device is replayed, because captures share memory; so all of them must be replayed in one queue.
+        device is replayed, because captures share memory; so all of them must be replayed in one queue.  A capture
+        ``apart`` shares no memory: its results last until it is itself replayed.
 
         Must be called while nothing runs on the device and no other thread uses it.  Raises RuntimeError for work that
         cannot be captured, such as waiting for the device.

@@ -120,17 +120,21 @@ class Cuda:
         """See ``Device``."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def capture(self, launch: Callable[[], R], warm: int = 0) -> tuple[Callable[[], None], R]:
+    def capture(
+        self, launch: Callable[[], R], warm: int = 0, *, apart: bool = False
+    ) -> tuple[Callable[[], None], R]:
         """See ``Device``: a CUDA graph."""
         if self._graphs is None:
             self._graphs = torch.cuda.graph_pool_handle()
+        pool = torch.cuda.graph_pool_handle() if apart else self._graphs
         with torch.cuda.stream(self.queue(_CAPTURE).stream):
             for _ in range(warm):
                 launch()
             try:
-                return captured_graph(launch, self._graphs)
+                return captured_graph(launch, pool)
             except RuntimeError:
-                self._graphs = None  # torch 2.11 regards the failed capture as still using this pool
+                if not apart:
+                    self._graphs = None  # torch 2.11 regards the failed capture as still using this pool
                 raise
 
     def synchronize(self) -> None:

@@ -60,6 +60,7 @@ def main(kind: str) -> None:
         return
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run("host")
+        run("host")
         settle(kind)
     copies, work = [], []
     for event in profile.events():
@@ -70,10 +71,13 @@ def main(kind: str) -> None:
             copies.append((at.start, at.end))
         elif "Memcpy" not in event.name and "Memset" not in event.name:
             work.append((at.start, at.end))
-    hidden = sum(_common(copy, work) for copy in copies[1:])  # nothing runs before the first
-    total = sum(end - start for start, end in copies[1:])
+    begun = min(start for start, _ in work)
+    copies = [copy for copy in copies if copy[0] > begun]  # there is nothing to hide those of the first calls behind
+    hidden = sum(_common(copy, work) for copy in copies)
+    total = sum(end - start for start, end in copies)
     share = hidden / total if total else 0.0
-    tell("the share of copying in which kernels run", f"{share:.0%} of {total / 1e3:.1f} ms", "≥ 90%", share >= 0.9)
+    found = f"{share:.0%} of {total / 1e3:.1f} ms, {len(copies)} copies"
+    tell("the share of copying in which kernels run", found, "≥ 90%", share >= 0.9)
 
 
 def _common(one: tuple[float, float], others: list[tuple[float, float]]) -> float:

@@ -466,11 +466,13 @@ class FakeDevice:
         with _disable_current_modes():
             return torch.empty(nbytes, dtype=torch.uint8)
 
-    def capture(self, launch: Callable[[], Any], warm: int = 0) -> tuple[Callable[[], None], Any]:
+    def capture(
+        self, launch: Callable[[], Any], warm: int = 0, *, apart: bool = False
+    ) -> tuple[Callable[[], None], Any]:
         with self.queue("capture").context():
             for _ in range(warm):
                 launch()
-            with self._bench.capturing(self._pool) as captured:
+            with self._bench.capturing({} if apart else self._pool) as captured:
                 found = launch()
         return lambda: self._bench.again(self._bench.stack()[-1], captured), found
 

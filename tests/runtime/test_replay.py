@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from actorflow.runtime.bodies.replay import Captured, capture_kernel
 from actorflow.session.planes import RankLocation, choose_planes
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.ops import Ref
@@ -145,3 +147,71 @@ def test_variables_are_read_where_they_lie() -> None:
         worker.variables["w"] = torch.full((4,), 7.0)  # another tensor: what was captured is of no use
         assert cluster.run({"x": torch.ones(4)})[0].tolist() == [-7.0] * 4
     assert bench.replays == replays
+
+
+def lent(monkeypatch: pytest.MonkeyPatch, reader: Body, slots: int = 1, result: bool = False) -> list[tuple[int, int]]:
+    """How many outputs each captured body lends, and how many operands it reads where another capture wrote them.
+
+    A computes, and B reads what it has made with the body ``reader``; the numbers of some calls are checked.
+    """
+    seen: list[tuple[int, int]] = []
+
+    def noting(kernel: Any, device: Any, operands: Any, fixed: Any, lends: Any, *, apart: bool) -> Captured:
+        assert apart == bool(lends)
+        seen.append((len(lends), len(fixed)))
+        return capture_kernel(kernel, device, operands, fixed, lends, apart=apart)
+
+    monkeypatch.setattr("actorflow.runtime.bodies.run.capture_kernel", noting)
+    p = Program(name="lent")
+    (x,) = p.actor("x", OfInput("x"), out=[spec(2, 3)], kind="source", queue="source")
+    (a,) = p.actor("A", x, body=SCALE, out=[spec(2, 3)], slots=slots)
+    (b,) = p.actor("B", a, body=reader, out=[spec(2, 3)])
+    p.result(b, on(0), (B,), (2, 3))
+    if result:
+        p.result(a, on(0), (B,), (2, 3))
+    bench = Bench(seed=2)
+    with LocalCluster(replace(p.plan(), mode=Mode.CUDAGRAPHS), device=bench.device, stage=staged) as cluster:
+        calls = [cluster.issue({"x": torch.full((2, 3), float(number))}) for number in range(STEPS)]
+        for number, (call,) in enumerate(calls):
+            assert call.result(0, 60.0).tolist() == [[2.0 * number + 1] * 3] * 2
+            assert not result or call.result(1, 60.0).tolist() == [[2.0 * number + 1] * 3] * 2
+    assert bench.replays
+    assert not bench.wrongs
+    return seen
+
+
+VIEW_TWICE = body(1, step("aten.alias.default", V0, outs=[1]), step("aten.alias.default", V1, outs=[2]), outputs=[2])
+
+
+def test_a_capture_reads_what_another_one_made_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lent(monkeypatch, NEGATE) == [(1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("reader", "slots", "result"), [(NEGATE, 2, False), (NEGATE, 1, True), (VIEW_TWICE, 1, False)],
+    ids=["may be read later", "is a result", "is passed on"],
+)  # fmt: skip
+def test_what_outlives_a_replay_is_copied(
+    monkeypatch: pytest.MonkeyPatch, reader: Body, slots: int, result: bool
+) -> None:
+    assert lent(monkeypatch, reader, slots, result) == [(0, 0), (0, 0)]
+
+
+def test_a_view_that_is_made_after_the_replay_is_a_copy() -> None:
+    p = Program(name="late view")
+    p.variables += [Variable("w", (4,), "float32", on(0), (B,), "parameter")]
+    (x,) = p.actor("x", OfInput("x"), out=[spec(4)], kind="source", queue="source")
+    of = body(
+        2, step("aten.neg.default", V1, outs=[2]), step("aten.mul.Tensor", Ref(2), 2.0, outs=[3]),
+        step("aten.add_.Tensor", V0, Ref(3), outs=[4]), step("aten.expand_as.default", Ref(3), Ref(4), outs=[5]),
+        outputs=[5],
+    )  # fmt: skip
+    (y,) = p.actor("A", OfVariable("w"), x, body=of, out=[spec(4)], slots=2)
+    p.result(y, on(0), (B,), (4,))
+    bench, plan = Bench(seed=1), replace(p.plan(), mode=Mode.CUDAGRAPHS)
+    with LocalCluster(plan, variables={"w": torch.zeros(4)}, device=bench.device, stage=staged) as cluster:
+        calls = [cluster.issue({"x": torch.full((4,), float(number))}) for number in range(STEPS)]
+        found = [call.result(0, 60.0) for (call,) in calls]
+        assert [y.tolist() for y in found] == [[-2.0 * number] * 4 for number in range(STEPS)]
+    assert bench.replays
+    assert not bench.wrongs

@@ -18,8 +18,18 @@ from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import BodyRunner
 from actorflow.support.progress import Progress, show_progress
 from actorflow.transport.redistribution import dtype_of
-from actorflow_compiler.core.torch_internals import static_fake_mode
-from actorflow_compiler.plan.plan import Actor, FromRegister, OfInput, OfPiece, OfScalar, OfVariable, Operand, Plan
+from actorflow_compiler.core.torch_internals import memory_of, static_fake_mode
+from actorflow_compiler.plan.plan import (
+    Actor,
+    FromRegister,
+    OfInput,
+    OfPiece,
+    OfScalar,
+    OfVariable,
+    Operand,
+    Plan,
+    Target,
+)
 
 __all__ = ["prepare"]
 
@@ -41,14 +51,16 @@ def prepare(
     """
     told = _Told(plan)
     with show_progress(f"compiling the bodies of {plan.name!r}", f"compiled the bodies of {plan.name!r}") as doing:
-        ready = _infer(plan, rank, runs, kernels, held, device, told)
+        ready, lends = _infer(plan, rank, runs, kernels, held, device, told)
         if plan.mode.inductor:
             ready = _compile(plan, ready, runs, told, doing)
+        same: dict[Operand | Target, Tensor] = {OfVariable(name): tensor for name, tensor in held.items()}
         with torch.no_grad():
             for actor in ready:
-                names = [(i, o.name) for i, o in enumerate(actor.operands) if isinstance(o, OfVariable)]
+                fixed = {i: same[o] for i, o in enumerate(actor.operands) if o in same}
                 try:
-                    runs[actor.id].capture({i: held[name] for i, name in names})
+                    found = runs[actor.id].capture(fixed, lends[actor.id])
+                    same.update((actor.targets[i], tensor) for i, tensor in found.items())
                 except RuntimeError as error:
                     told.refused(NOT_CAPTURED, actor, error)
     told.warn()
@@ -62,28 +74,53 @@ def _infer(
     held: Mapping[str, Tensor],
     device: torch.device,
     told: _Told,
-) -> list[Actor]:
-    """Find the strides of all operands; return the actors of ``runs`` of which they are known."""
+) -> tuple[list[Actor], dict[int, list[int]]]:
+    """Find the strides of all operands.
+
+    Returns the actors of ``runs`` of which they are known, and for each of these its outputs that are read in its
+    queue, and not after its next call.
+    """
     ready: list[Actor] = []
+    outlives: set[Operand] = set()  # tokens whose memory a reader passes on, or may pass on
     with static_fake_mode(), torch.no_grad():
         likeness = _Likeness(plan, held, device)
         for actor in _in_order(plan, rank):
             run = runs.get(actor.id)
             if actor.body is None or (run is None and actor.queue != "compute"):
+                outlives.update(actor.operands)
                 continue
             made: Sequence[Any] = ()
             try:
                 operands = [likeness.of(operand) for operand in actor.operands]
+                memory = [memory_of(x) if isinstance(x, Tensor) else None for x in operands]
                 if run is None:
                     made = kernels.kernel(plan.bodies[actor.body])(operands)
                 else:
                     made = run.infer(operands)
                     ready.append(actor)
+                passed = {memory_of(x) for x in made}
+                outlives.update(o for o, at in zip(actor.operands, memory, strict=True) if at in passed)
             except Exception as error:  # an op needs values
+                outlives.update(actor.operands)
                 if run is not None:
                     told.refused(NOT_COMPILED if plan.mode.inductor else NOT_CAPTURED, actor, error)
             likeness.learn(actor, made)
-    return ready
+    return ready, {
+        a.id: [i for i, t in enumerate(a.targets) if t not in outlives and _is_read_in_turn(plan, a, t)] for a in ready
+    }
+
+
+def _is_read_in_turn(plan: Plan, actor: Actor, target: Target) -> bool:
+    """Whether an output of an actor is read in the actor's queue alone, before the actor fires again."""
+    if not isinstance(target, FromRegister):
+        return False
+    register = plan.register(target.register)
+    readers = [plan.actor(read.actor) for read in register.readers]
+    return (
+        register.slots == register.fill == 1
+        and not register.initial
+        and all((reader.rank, reader.queue) == (actor.rank, actor.queue) for reader in readers)
+    )
 
 
 def _compile(

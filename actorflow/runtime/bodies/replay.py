@@ -2,12 +2,14 @@
 
 A capture reads and writes fixed addresses: it uses variables where they lie, and each other operand is copied to a
 tensor that belongs to the capture.  All captures share one memory pool, so the outputs of one are overwritten when the
-next is replayed.  Outputs are therefore copied to new tensors at once, in the same queue.
+next is replayed.  Outputs are therefore copied to new tensors at once, in the same queue, but for those that are lent:
+these are read where they lie, by work of the same queue that comes before the next replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,18 +18,36 @@ from torch import Tensor
 from actorflow.devices import Device
 from actorflow.runtime.bodies.kernels import Kernel
 
-__all__ = ["QUEUE", "replayed"]
+__all__ = ["QUEUE", "Captured", "capture_kernel"]
 
 QUEUE = "compute"  # the plan's queue in which captures are replayed
 WARM = 2  # calls before the capture, in which libraries choose kernels and allocate workspaces
 
 
-def replayed(kernel: Kernel, device: Device, operands: Sequence[Tensor], fixed: Mapping[int, Tensor]) -> Kernel:
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A kernel that was captured, and the tensors that are its outputs at every call, for those that are lent."""
+
+    run: Kernel
+    lent: Mapping[int, Tensor]
+
+
+def capture_kernel(
+    kernel: Kernel,
+    device: Device,
+    operands: Sequence[Tensor],
+    fixed: Mapping[int, Tensor],
+    lends: Collection[int] = (),
+    *,
+    apart: bool = False,
+) -> Captured:
     """Capture a kernel for operands of these shapes and strides, which are given as fake tensors.
 
-    ``fixed`` holds the operands, by position, that are the same tensor at every call (variables).  The kernel is run on
-    them and on zeros, so it must not change an operand.  Must be called while the device is idle and no other thread
-    uses it.  Raises RuntimeError for work that cannot be captured.
+    ``fixed`` holds the operands, by position, that are the same tensor at every call (variables, and what another
+    capture lends).  The kernel is run on them and on zeros, so it must not change an operand.  ``lends`` are the
+    outputs that nothing reads after the next replay of a capture in the device's shared memory, or, if this one is
+    ``apart`` from it, after its own.  Must be called while the device is idle and no other thread uses it.  Raises
+    RuntimeError for work that cannot be captured.
     """
     elsewhere = {str(x.device) for x in operands if x.device.type != device.where.type}
     if elsewhere:
@@ -40,8 +60,10 @@ def replayed(kernel: Kernel, device: Device, operands: Sequence[Tensor], fixed: 
         }
     device.synchronize()
     given = [fixed[i] if i in fixed else places[i] for i in range(len(operands))]
-    replay, outputs = device.capture(lambda: kernel(list(given)), WARM)
+    replay, outputs = device.capture(lambda: kernel(list(given)), WARM, apart=apart)
     into, at = list(places.values()), list(places)
+    leave = [i for i in range(len(outputs)) if i not in lends]
+    leaving = [outputs[i] for i in leave]
 
     def run(inputs: list[Any]) -> tuple[Any, ...]:
         if any(inputs[i] is not tensor for i, tensor in fixed.items()):  # a variable's tensor was replaced
@@ -50,9 +72,12 @@ def replayed(kernel: Kernel, device: Device, operands: Sequence[Tensor], fixed: 
             torch._foreach_copy_(into, [inputs[i] for i in at])
         inputs.clear()
         replay()
-        found = [torch.empty_like(x) for x in outputs]
-        if found:
-            torch._foreach_copy_(found, list(outputs))
+        found = list(outputs)
+        if leaving:
+            copies = [torch.empty_like(x) for x in leaving]
+            torch._foreach_copy_(copies, leaving)
+            for i, copy in zip(leave, copies, strict=True):
+                found[i] = copy
         return tuple(found)
 
-    return run
+    return Captured(run, {i: outputs[i] for i in lends})

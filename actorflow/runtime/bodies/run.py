@@ -13,8 +13,8 @@ from actorflow.runtime.bodies.body_store import body_store
 from actorflow.runtime.bodies.divide import CHANGES, DRAWS, PLAIN, BodyPart, divide
 from actorflow.runtime.bodies.inductor import Compilations, WantedBody, compile_bodies
 from actorflow.runtime.bodies.kernels import Kernel, Kernels, resolve
-from actorflow.runtime.bodies.replay import replayed
-from actorflow_compiler.core.torch_internals import OpOverload, schema_of
+from actorflow.runtime.bodies.replay import capture_kernel
+from actorflow_compiler.core.torch_internals import OpOverload, memory_of, schema_of
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Body, Step
 
@@ -87,6 +87,7 @@ class BodyRunner:
         self._mode, self._replays, self.compiler = mode, replays, runs
         self._kernels: list[Kernel] = [runs.kernels.kernel(part.body) for part in parts]
         self._given: list[Tensor] = []  # fake tensors like the middle part's operands
+        self._shown: frozenset[int] = frozenset()  # values that are outputs of the body, or in the memory of such ones
 
     def infer(self, operands: Sequence[Any]) -> Sequence[Tensor]:
         """Note what the middle part is to be compiled for: operands like these fake tensors and numbers.
@@ -100,6 +101,9 @@ class BodyRunner:
             held.update(zip(part.makes, self.compiler.kernels.kernel(part.body)(list(these)), strict=True))
             given = these if part.inside else given
         self._given = given
+        inside = {v for part in self._parts if part.inside for v in part.makes}
+        memory = {memory_of(held[v]) for v in self._outputs if v not in inside}
+        self._shown = frozenset(v for v in inside if memory_of(held[v]) in memory)
         return [held[v] for v in self._outputs]
 
     @property
@@ -117,16 +121,27 @@ class BodyRunner:
         if kernel is not None:
             self._kernels = [kernel if p.inside else k for p, k in zip(self._parts, self._kernels, strict=True)]
 
-    def capture(self, fixed: Mapping[int, Tensor]) -> None:
+    def capture(self, fixed: Mapping[int, Tensor], lends: Collection[int] = ()) -> Mapping[int, Tensor]:
         """Capture the middle part if the mode replays; ``fixed`` are operands that are the same tensor at every call.
 
-        See ``replayed`` for when it may be called and what it raises.
+        ``lends`` are outputs of the body that are read in the same queue, and not after its next call.  Returns those
+        of them that are the same tensor at every call.  See ``capture_kernel`` for when this may be called and what it
+        raises.
         """
+        lent: dict[int, Tensor] = {}
+        shared = {v for i, v in enumerate(self._outputs) if i not in lends} | self._shown  # outlive the call
         for at, part in enumerate(self._parts):
             if self._replays and part.inside:
                 same = {i: fixed[v] for i, v in enumerate(part.reads) if v in fixed}
-                self._kernels[at] = replayed(self._kernels[at], self.compiler.device, self._given, same)
+                stay = [i for i, v in enumerate(part.makes) if v not in shared]
+                apart = any(part.makes[i] in self._outputs for i in stay)
+                device = self.compiler.device
+                found = capture_kernel(self._kernels[at], device, self._given, same, stay, apart=apart)
+                self._kernels[at] = found.run
+                made = {part.makes[i]: tensor for i, tensor in found.lent.items()}
+                lent = {i: made[v] for i, v in enumerate(self._outputs) if v in made}
         self._given = []
+        return lent
 
     def __call__(self, operands: list[Any]) -> tuple[Any, ...]:
         """Compute the outputs.  Empties the list of operands."""
