@@ -33,7 +33,7 @@ class Reception:
         self.roster = Roster(own)
         self._limit = limit  # seconds
         self._doubts = doubts  # returns text: why others may not reach this machine
-        self._lost_node = lost_node  # returns text: which node has lost its launcher meanwhile, if one has
+        self._lost_node = lost_node  # returns text: what has happened to a node whose ranks are gone, if there is one
         self._turned_away: dict[str, set[str]] = {}  # why → addresses
         self._news = asyncio.Event()
 
@@ -63,7 +63,7 @@ class Reception:
             if doubt is None and (doubt := self.roster.mismatch()) is not None:
                 deadline = min(deadline, now + MISMATCH_GRACE)
             if (lost := self._lost_node()) and not self.roster.complete:
-                raise ClusterError(f"{lost} has lost its launcher while {self.roster.missing_text()} had still to join")
+                raise ClusterError(f"{lost} while {self.roster.missing_text()} had still to join")
             with suppress(TimeoutError):
                 await unless_failed(self._news.wait(), min(deadline, notice, now + LOOK) - now)
             self._news.clear()

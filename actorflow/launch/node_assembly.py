@@ -49,9 +49,9 @@ class NodesWait:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node of the attempt that is under way has lost its launcher, and with it its ranks."""
+    """A node has no more ranks in the attempt that is under way on others."""
 
-    which: str
+    what: str  # for people: which node, and what has happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,10 @@ class _Node:
     ready: bool = True
     number: int | None = None  # in the last attempt
     is_new: bool = True  # that was its first attempt, in a run that was under way
+
+
+def _name(node: _Node) -> str:
+    return f"node {node.number} ({node.ticket.host})"
 
 
 class NodeAssembly:
@@ -123,6 +127,9 @@ class NodeAssembly:
             self._culprit = culprit if self._culprit is None else self._culprit
         if self._since is not None:
             return self._decide(now)
+        if failed and before is not None and member and key != HOST:
+            self._since = now
+            return [NodeLost(f"the ranks of {_name(before)} have failed"), *self._decide(now)]
         if self._size and not member:
             return [Note(key, self._what_it_waits_for()), *self._decide(now)]
         self._since = now
@@ -133,7 +140,7 @@ class NodeAssembly:
         node = self._nodes.pop(key, None)
         lost: list[Decision] = []
         if self._since is None and node is not None and node.number is not None:
-            lost = [NodeLost(f"node {node.number} ({node.ticket.host})")]
+            lost = [NodeLost(f"{_name(node)} has lost its launcher")]
         return [*lost, *self._decide(now)]
 
     def left(self, key: int, why: str, now: float) -> list[Decision]:
@@ -150,7 +157,7 @@ class NodeAssembly:
         node = self._nodes.pop(key, None)
         if node is not None and node.number is not None:
             self._size -= 1
-            self._done.append(f"node {node.number} ({node.ticket.host})")
+            self._done.append(_name(node))
         return self._decide(now)
 
     def pass_time(self, now: float) -> list[Decision]:

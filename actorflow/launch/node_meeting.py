@@ -63,8 +63,8 @@ class HostedSeat:
     """The seat of node 0's launcher, which holds the meeting; raises ClusterError where it cannot listen.
 
     ``on_waiting`` is called with the number of nodes that could be taken in, whenever that changes, and ``on_lost``
-    with a node of the attempt under way that is lost; ``port`` returns the port of the next attempt's master; ``say``
-    gets texts for the terminal.  They are called on its thread.
+    with what has happened to a node of the attempt under way; ``port`` returns the port of the next attempt's master;
+    ``say`` gets texts for the terminal.  They are called on its thread.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class HostedSeat:
                     self._tell(key, pb.MeetingItem(note=text))
                 case NodesWait(count):
                     self._on_waiting(count)
-                case NodeLost(which):
-                    self._on_lost(which)
+                case NodeLost(what):
+                    self._on_lost(what)
                 case End(text):
                     self._end(pb.MeetingItem(over=pb.Over(status=1, text=text)))
 

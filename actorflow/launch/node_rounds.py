@@ -38,6 +38,7 @@ class SeveralNodes(Rounds):
         self._hosts = False  # it is node 0's
         self._launcher = ""  # of the attempt under way, on node 0
         self._waiting = 0  # nodes that could be taken in
+        self._lost = ""  # what has happened to a node of the attempt under way, on node 0
         self._unheld = ""  # why this launcher, on the master's machine, cannot be node 0's
         self._held: socket.socket | None = None  # the port of the attempt's master
 
@@ -81,6 +82,8 @@ class SeveralNodes(Rounds):
         """See ``Rounds``."""
         self._launcher = launcher
         self._show_waiting(self._waiting)
+        if self._lost:
+            say_node_is_lost(launcher, self._lost)
 
     def _await_attempt(self, seat: Seat) -> Settings | None:
         while True:
@@ -141,7 +144,7 @@ class SeveralNodes(Rounds):
             run.token,
             self._port,
             self._show_waiting,
-            lambda which: say_node_is_lost(self._launcher, which),
+            self._note_lost,
             self._say,
             run.tls,
         )
@@ -150,12 +153,18 @@ class SeveralNodes(Rounds):
 
     def _port(self) -> int:
         """A port for the next attempt's master, held for it unless the command line names it."""
+        self._lost = ""
         if self._run.ctrl_port:
             return self._run.ctrl_port
         if self._held is not None:
             self._held.close()
         self._held = hold_port(self._run.bind_host())
         return int(self._held.getsockname()[1])
+
+    def _note_lost(self, what: str) -> None:
+        self._lost = what  # which the ranks are told as soon as they have somewhere to look, if they have not yet
+        if self._launcher:
+            say_node_is_lost(self._launcher, what)
 
     def _show_waiting(self, count: int) -> None:
         self._waiting = count

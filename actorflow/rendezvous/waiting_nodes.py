@@ -23,18 +23,18 @@ def say_whether_nodes_wait(launcher: str, wait: bool) -> None:
 
 
 def lost_node(launcher: str) -> str:
-    """Which node of the attempt has lost its launcher, as a text; empty if none has."""
+    """What has happened to a node of the attempt whose ranks are gone, as a text; empty if there is none."""
     try:
         return _file(launcher, "node-lost").read_text() if launcher else ""
     except OSError:
         return ""
 
 
-def say_node_is_lost(launcher: str, which: str) -> None:
-    """Let the ranks of the launcher with this socket know that a node of the attempt has lost its launcher."""
+def say_node_is_lost(launcher: str, what: str) -> None:
+    """Let the ranks of the launcher with this socket know what has happened to a node whose ranks are gone."""
     with suppress(OSError):
         file = _file(launcher, "node-lost")
-        file.with_suffix(".part").write_text(which)
+        file.with_suffix(".part").write_text(what)
         file.with_suffix(".part").rename(file)
 
 

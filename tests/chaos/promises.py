@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chaos.scenarios import HARMLESS, STEPS, Fault, Kind, Moment, Scenario
@@ -25,6 +25,7 @@ class Promise:
     statuses: tuple[frozenset[int], ...]  # of each node's launcher, where it ends badly
     named: tuple[str, ...]  # patterns, of which each launcher that is not killed prints one, where it ends badly
     within: float  # seconds from the last fault to the end of all launchers
+    ended: Mapping[int, tuple[str, ...]]  # attempts that have failed for certain → patterns, one for each node
     exact: bool  # losses are equal bit by bit to those of a run that nothing happens to
 
 
@@ -44,6 +45,10 @@ def promise(scenario: Scenario, came: Sequence[Fault]) -> Promise:
         statuses=tuple(_statuses(scenario, fatal, node) for node in range(scenario.nodes)),
         named=tuple(name for fault in fatal for name in _names(scenario, fault)),
         within=SOON + waits + (RUNS + WHOLE * scenario.whole) * (goes_on or not certain or attempts > 1) * attempts,
+        ended={
+            attempt: tuple(name for fault in fatal if fault.attempt == attempt for name in _names(scenario, fault))
+            for attempt in sorted({fault.attempt for fault in certain})
+        },
         exact=not scenario.elastic,
     )
 
@@ -102,7 +107,9 @@ def _names(scenario: Scenario, fault: Fault) -> list[str]:
     }[fault.kind]
     if fault.kind is Kind.FULL_CHECKPOINTS:
         return [how]
-    missing = [rf"ranks? [\d-]* ?\(node {node}\) did not join"] if fault.moment in (Moment.JOIN, Moment.RESTART) else []
+    missing = []
+    if fault.moment in (Moment.JOIN, Moment.RESTART):  # as other nodes see it
+        missing = [rf"ranks? [\d-]* ?\(node {node}\) did not join", rf"the ranks of node {node} \(.*\) have failed"]
     return [rf"rank {fault.rank} \([^)]*\) {how}", *missing]
 
 

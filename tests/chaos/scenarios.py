@@ -8,14 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 STEPS = 60
-EVERY = 5  # steps from one checkpoint to the next, as in scripts/train.py
+EVERY = 5  # steps from one checkpoint to the next, as in scripts/moments.py
 RESTARTS = 3
 
 
 class Moment(enum.StrEnum):
     """When a fault comes; but for JOIN, the rank that it meets says so itself."""
 
-    JOIN = "join"  # its process has been started
+    JOIN = "join"  # its process has been started, for any attempt
     COMPILE = "compile"  # it makes its first call
     STEP = "step"  # it makes a later one
     CHECKPOINT = "checkpoint"  # it begins to save
@@ -219,7 +219,7 @@ def draw(seed: int, kinds: Collection[Kind] = tuple(Kind)) -> Scenario:
 
 def _fault(drawn: random.Random, kind: Kind, ranks: int, keeps: bool, attempt: int) -> Fault:
     moments = WHEN.get(kind, ANYWHERE)
-    moments -= {Moment.RESTART} if attempt == 0 else {Moment.JOIN, Moment.COMPILE, Moment.CHECKPOINT, Moment.STEP}
+    moments -= {Moment.RESTART} if attempt == 0 else {Moment.COMPILE, Moment.CHECKPOINT, Moment.STEP}
     moments -= frozenset() if keeps else {Moment.CHECKPOINT}
     moment = drawn.choice(sorted(moments))
     rank = drawn.randrange(ranks)

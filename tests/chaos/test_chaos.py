@@ -63,6 +63,17 @@ def test_what_is_promised(scenario: Scenario, well: bool, badly: bool, statuses:
     assert found.exact is not scenario.elastic
 
 
+def test_each_attempt_that_a_fault_has_ended_has_a_culprit() -> None:
+    first = one(Kind.KILL_RANK, RESTARTS)
+    second = Fault(Kind.EXIT, 0, Moment.RESTART, 0, 1, 0.0, 1.0)
+    perhaps = Fault(Kind.RAISE, 0, Moment.SHUTDOWN, 0, 2, 0.0, 1.0)
+    found = promise(first, (*first.faults, second, perhaps)).ended
+    assert sorted(found) == [0, 1]
+    assert is_named(found[0], "actorflow: rank 1 (vm, pid 7) was killed by SIGKILL; noticed by its launcher")
+    assert is_named(found[1], "actorflow: rank 0 (vm, pid 8) ended with exit status 3")
+    assert not is_named(found[1], "actorflow: rank 1 (vm, pid 7) was killed by SIGKILL; noticed by its launcher")
+
+
 def test_a_fault_that_did_not_come_ends_nothing() -> None:
     found = promise(one(Kind.KILL_RANK), ())
     assert (found.well, found.badly, found.named) == (True, False, ())
@@ -84,3 +95,18 @@ def test_a_run_to_which_something_happens_ends_as_promised(campaign: Campaign, k
     if found.missing:
         pytest.skip(f"this machine has no {found.missing.replace('_', ' ')}")
     assert found.wrong == [], f"{found.scenario.text}\n{found.output}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", [Kind.KILL_RANK, Kind.STOP_RANK])
+@pytest.mark.parametrize("moment", [Moment.JOIN, Moment.RESTART])
+def test_a_fault_that_falls_into_a_restart_is_followed_by_another_one(
+    campaign: Campaign, kind: Kind, moment: Moment
+) -> None:
+    first = Fault(Kind.EXIT, 0, Moment.STEP, 17, 0, 0.0, 1.0)
+    again = Fault(kind, 1, moment, 0, 1, 0.0, 1.0)
+    found = campaign.trial(Scenario(0, 1, 2, "zero1", True, RESTARTS, False, False, (first, again)))
+    assert found.wrong == [], found.output
+    assert found.came == [first, again]
+    assert found.statuses == [0]

@@ -145,11 +145,12 @@ class _Running:
         if fault.moment is Moment.JOIN and not self.peer:
             if fault.kind is Kind.SLOW_NETWORK:
                 return True
-            log = Path(f"{self.logs}{self.scenario.node_of(fault.rank)}", f"rank{fault.rank}.stdout.log")
+            logs = Path(f"{self.logs}{self.scenario.node_of(fault.rank)}")
+            log = (logs / f"attempt-{fault.attempt}" if fault.attempt else logs) / f"rank{fault.rank}.stdout.log"
             if not log.exists():
                 return False
             pid = rank_before_it_speaks(self.ground.sites[self.scenario.node_of(fault.rank)], log)
-            if pid and fault.rank not in self.striker.ranks:
+            if pid:
                 self.striker.ranks[fault.rank] = pid
             return bool(pid)
         moment, number = ("script", 0) if fault.moment is Moment.JOIN else fault.mark
@@ -289,6 +290,10 @@ def _judge_end(s: Scenario, trial: Trial, promised: Promise, outputs: Sequence[s
             wrong.append(f"ended well ({statuses}), which it could not")
         elif sorted(trial.losses) != list(range(STEPS)):
             wrong.append(f"ended well with {len(trial.losses)} of {STEPS} losses")
+        for attempt, names in promised.ended.items():
+            for node, status in enumerate(statuses):
+                if status == 0 and not is_named(names, outputs[node]):
+                    wrong.append(f"node {node} does not name the culprit of attempt {attempt}")
         return
     late = any(fault.kind not in HARMLESS and fault.moment is Moment.SHUTDOWN for fault in trial.came)
     over = {node for node, status in enumerate(statuses) if status == 0 and late}  # where all had been done before

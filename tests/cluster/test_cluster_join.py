@@ -121,6 +121,7 @@ def test_the_first_note_about_who_is_awaited_says_what_may_be_wrong_here(
 
 
 def test_a_node_that_loses_its_launcher_is_waited_for_no_longer(settings: Make) -> None:
-    reception = control_join.Reception(own_ticket(settings(0, 2)), 1e6, lost_node=lambda: "node 1 (beta)")
+    lost = "node 1 (beta) has lost its launcher"
+    reception = control_join.Reception(own_ticket(settings(0, 2)), 1e6, lost_node=lambda: lost)
     with pytest.raises(ClusterError, match=r"node 1 \(beta\) has lost its launcher while rank 1 .* had still to join"):
         asyncio.run(reception.wait(asyncio.wait_for))

@@ -68,7 +68,7 @@ def test_without_its_host_nothing_begins() -> None:
 def test_a_failure_of_a_rank_starts_all_again_as_soon_as_all_have_ended_and_counts() -> None:
     nodes = Nodes(2, 2, restarts=1)
     nodes.ready(HOST, 5)
-    assert nodes.ready(5, failed=True) == []
+    assert nodes.ready(5, failed=True) == [NodeLost("the ranks of node 1 (f) have failed")]
     assert nodes.assembly.missing() == "1 of 2 nodes are ready, 1 still end their last attempt"
     assert nodes.ready(HOST, failed=True) == [Begin(1, {HOST: 0, 5: 1})]
     assert nodes.ready(HOST, failed=True) == []
@@ -78,7 +78,7 @@ def test_a_failure_of_a_rank_starts_all_again_as_soon_as_all_have_ended_and_coun
 def test_the_loss_of_a_node_is_waited_for_and_does_not_count() -> None:
     nodes = Nodes(1, 2)
     nodes.ready(HOST, 5)
-    assert nodes.gone(5) == [NodeLost("node 1 (f)")]
+    assert nodes.gone(5) == [NodeLost("node 1 (f) has lost its launcher")]
     assert nodes.ready(HOST, failed=True) == []
     assert nodes.later(LIMIT - 1) == []
     assert nodes.ready(6) == [Begin(1, {HOST: 0, 6: 1})]  # it has come back
@@ -205,8 +205,8 @@ def test_a_node_that_leaves_on_purpose_ends_a_run_that_needs_it_and_is_not_waite
     assert all_needed.assembly.left(5, "node 1 was ended by SIGTERM", 0.0) == [End("node 1 was ended by SIGTERM")]
     fewer = Nodes(1, 3)
     fewer.ready(HOST, 5, 6)
-    assert fewer.assembly.left(6, "why", 0.0) == [NodeLost("node 2 (g)")]
-    assert fewer.ready(5, failed=True) == []
+    assert fewer.assembly.left(6, "why", 0.0) == [NodeLost("node 2 (g) has lost its launcher")]
+    assert fewer.ready(5, failed=True) == [NodeLost("the ranks of node 1 (f) have failed")]
     assert fewer.ready(HOST, failed=True) == [Begin(1, {HOST: 0, 5: 1})]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import warm
 from actorflow.cli import main
 from actorflow.launch.node_assembly import NodeAssembly
 from actorflow.launch.node_meeting import AttendedSeat, HostedSeat
@@ -21,6 +23,7 @@ from actorflow.rendezvous.roster import Ticket
 from actorflow_compiler.core.errors import ClusterError
 from cluster.ranks import LIMIT, free_port
 from cluster.restarted_runs import SCRIPT, launched, losses
+from cluster.runs import Run
 
 OWN = Ticket(0, 0, 2, 1, "a", 1, "", "1.0", "3.11", "2.13", "train.py", "d1", (), lost_after=30.0)
 
@@ -91,7 +94,7 @@ def test_a_launcher_that_is_gone_is_noticed_by_its_stream() -> None:
         later.ready(False, 0, None)
         assert "takes the place of a node that is lost" in later.next().note
         there.leave(1, "")
-        assert here.lost.get() == "node 1 (b)"
+        assert here.lost.get() == "node 1 (b) has lost its launcher"
         here.seat.ready(True, 1, 1)
         assert later.next().attempt.node == 1
         later.leave(0, "")
@@ -153,6 +156,35 @@ def test_a_run_goes_on_with_fewer_nodes_and_takes_one_in_again_at_a_checkpoint(t
     for values in found.values():
         numbers = [float.fromhex(loss) for loss, _ in values]
         assert max(numbers) - min(numbers) < 1e-5 * max(numbers)
+
+
+LATE = """
+import atexit, os, sys
+if os.environ["RANK"] == "0":
+    atexit.register(lambda: os.read(os.open(sys.argv[1], os.O_RDONLY), 1) and os._exit(3))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+def test_a_rank_that_fails_when_another_node_has_ended_is_not_followed_by_a_wait_for_that(
+    nodes: str, start: Callable[..., Run], tmp_path: Path
+) -> None:
+    gate, port = tmp_path / "gate", free_port()
+    os.mkfifo(gate)
+    place = ["--nodes", nodes, "--devices", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    more = ("--max-restarts", "1", "--join-timeout", str(2 * LIMIT), "--", str(gate))
+    env = {"ACTORFLOW_TOKEN": "secret"}
+    first, second = (start(LATE, *place, "--node-rank", n, *more, env=env, python=warm.python()) for n in ("0", "1"))
+    assert second.wait() == 0, second.output
+    for attempt in range(1 if nodes == "2" else 3):  # that a node has left does not count as a failure
+        if attempt:
+            first.until(lambda attempt=attempt: f"start again, on 1 node (attempt {attempt})" in first.output)
+        gate.write_text(".")  # once the rank has come to its end
+    assert first.wait() == 1, first.output
+    assert "ended with exit status 3" in first.output
+    if nodes == "2":
+        assert re.search(r"no restart: node 1 \(.*\) had come to the end of the script, and left the run", first.output)
 
 
 @pytest.mark.parametrize("text", ["0", "4:2", "2:", ":4", "two", "-1", "2:4:8", "2.0"])

@@ -1,51 +1,15 @@
 """The same training as a user writes it for torchrun, under DistributedDataParallel; its arguments are train.py's."""
 
-import json
 import os
-import socket
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from moments import EVERY, PAUSE, at, kept, note_loss, rank, steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-where, folder, _, steps, kept, *words = sys.argv[1:]
-rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-teller = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-EVERY = 5
-PAUSE = 0.01
-
-
-def at(moment: str, number: int = 0) -> None:
-    with suppress(OSError):
-        teller.sendto(json.dumps([rank, os.getpid(), moment, number, attempt]).encode(), where)
-    for word in words:
-        kind, *when = word.split(":")
-        if when == [str(rank), moment, str(number), str(attempt)]:
-            misbehave(kind)
-        if kind == "print" and when[0] == str(rank):
-            print("x" * 3000, flush=True)
-
-
-def misbehave(kind: str) -> None:
-    if kind == "raise":
-        raise ValueError("this rank has had enough")
-    if kind == "exit":
-        sys.exit(3)
-    if kind == "slow":
-        time.sleep(1.5)
-    if kind == "eat":
-        while not Path(folder, "limited").exists():
-            time.sleep(0.01)
-        eaten = []
-        while True:
-            eaten.append(torch.ones(1 << 22))
-
 
 at("script")
 dist.init_process_group("gloo")
@@ -71,9 +35,7 @@ for step in range(start, int(steps)):
     optimizer.zero_grad()
     mean = loss.detach() / world
     dist.all_reduce(mean)
-    if rank == 0:
-        with open(f"{folder}/losses", "a") as file:
-            file.write(f"{step} {float(mean).hex()} {attempt} {world}\n")
+    note_loss(step, float(mean), world)
     time.sleep(PAUSE)
     if kept != "-" and step % EVERY == EVERY - 1:
         if rank == 0:
