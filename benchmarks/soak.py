@@ -11,8 +11,9 @@ plan was let go where fewer are kept (ACTORFLOW_MOST_PLANS).  "jobs" makes job a
 all.  Every loss of "shapes" and "jobs" is compared with that of PyTorch on one device.
 
 The first part of each, in which plans are made and memory is still taken, is not counted.  What is compared is the
-median of the part behind it and that of the last part.  Memory is what is resident in a rank, with what it shares; work
-is the processor time of all its threads for a step, which other programs disturb less than the time.
+median of the part behind it and that of the last part.  Memory is what is resident in a rank, with what it shares;
+files and threads are the fewest of each part; work is the processor time of all its threads for a step, which other
+programs disturb less than the time.
 
 Ends with exit status 1 where memory has grown by more than 1% (with shapes and jobs: 5%), where there are more open
 files or threads than before, or where a step of "steps" takes a quarter more work.
@@ -146,7 +147,7 @@ def judged(part: str, file: Path) -> tuple[str, bool]:
         return tuple(chosen(getattr(look, field) for look in some) for some in (before, after))  # type: ignore[return-value]
 
     memory, step, work = (of(field, statistics.median) for field in ("memory", "step", "work"))
-    files, threads = of("files", max), of("threads", max)
+    files, threads = of("files", min), of("threads", min)  # the fewest: a checkpoint is open for a moment
     growth = memory[1] / memory[0] - 1
     more = growth > MOST[part] or files[1] > files[0] or threads[1] > threads[0]
     more = more or (part == "steps" and work[1] > SLOWER * work[0])

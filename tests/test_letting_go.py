@@ -16,6 +16,7 @@ import torch
 
 import actorflow as flow
 from actorflow.script_state.arguments import flatten
+from actorflow.session.process import started
 from actorflow.standins.beside import BESIDE
 from scripts.let_go import KINDS, SOME, Slotted, Trainer, batch, in_turn, kept, now, pair, trained, trials
 from test_runs import actorflow
@@ -29,6 +30,17 @@ def test_nothing_is_left_of_trainings_that_are_dropped(make: Any) -> None:
     assert found[-1][0] == found[-2][0]  # plans, variables, stand-ins
     assert found[-1][1] <= 2  # models; one that one job works on is there until its next call
     assert max(wrong for _, _, wrong in found) < 1e-9
+
+
+def test_nothing_is_remembered_of_the_memory_that_models_had_which_are_gone() -> None:
+    left = []
+    for count in (2, 3):
+        list(trials(KINDS[0], count))
+        session = started()
+        assert session is not None
+        assert session.runtime is not None
+        left.append(len(session.runtime.variables._memories))
+    assert left[1] == left[0]
 
 
 def test_a_model_that_is_kept_keeps_its_values_when_its_job_is_gone() -> None:

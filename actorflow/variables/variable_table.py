@@ -398,6 +398,12 @@ class VariableTable:
             if watched.module() is None:
                 del self._watched[key]
                 self._holding = None
+        for address, memories in list(self._memories.items()):
+            left = [one for one in memories if not one[0].expired()]
+            if left:
+                self._memories[address] = left
+            else:
+                del self._memories[address]
 
     def _replace(self, held: StateTensor, optimizers: Iterable[torch.optim.Optimizer], apart: bool) -> OwnedTensor:
         """Make the tensor object itself a stand-in, so that every reference to it becomes one, unless ``apart``."""
