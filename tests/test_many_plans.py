@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import actorflow as flow
+from actorflow.classic import job_body
 from actorflow.classic.job_body import ClassicJobBody
 from actorflow.script_state.user_code import is_user_class
 from actorflow.session.plan_uses import PlanUses
 from actorflow.session.process import current
 from actorflow_compiler.core import torch_internals
-from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.errors import CallError, StateError
 from actorflow_compiler.core.garbage_collection import forgotten_at_the_end
 from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.core.ops import Meta, Ref
@@ -130,7 +131,7 @@ def test_what_a_job_keeps_of_a_shape_goes_with_its_plan(monkeypatch: pytest.Monk
         return len(out.body._found)
 
     written = _codes_of_torch()
-    for rows in range(2, 7):
+    for rows in range(2, 6):
         x = torch.randn(rows, 3)
         assert torch.equal(out(x).clone(), layer(x))
     assert shapes() == 2
@@ -138,6 +139,20 @@ def test_what_a_job_keeps_of_a_shape_goes_with_its_plan(monkeypatch: pytest.Monk
     assert torch.equal(out(x).clone(), layer(x))
     assert shapes() == 2
     assert _codes_of_torch() == written
+
+
+def test_what_a_job_keeps_of_shapes_whose_calls_fail_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_body, "MOST_FOUND", 3)
+
+    @flow.global_function(type="predict")
+    def bad(x: Tensor) -> Tensor:
+        raise ValueError("no batch")
+
+    for rows in range(1, 6):
+        with pytest.raises(CallError, match="no batch"):
+            bad(torch.ones(rows))
+    assert isinstance(bad.body, ClassicJobBody)
+    assert len(bad.body._found) == 3
 
 
 def test_no_code_of_torch_is_left_by_an_op_that_is_decomposed_or_expanded() -> None:

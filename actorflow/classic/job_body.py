@@ -30,6 +30,8 @@ from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["ClassicJobBody", "RehearsedCall"]
 
+MOST_FOUND = 1 << 12  # kinds of arguments of which a job keeps what its rehearsal found
+
 # names whose use in a job function may make state, in the form in which the search for state records them
 LAYERS = [f"{where}.{name}" for name in layers.__all__ for where in ("layers", layers.__name__)]
 MAKERS = frozenset(["get_variable", "minimize", "actorflow.layers", layers.__name__, *LAYERS])
@@ -150,6 +152,8 @@ class ClassicJobBody(JobBody):
                 self.function(*args, **kwargs)
             found = self.last = rehearsal.recording
         self._found.setdefault(arguments.key, {})[None if state is None else arguments.spoken_numbers] = found
+        if len(self._found) > MOST_FOUND:  # calls that failed have no plan with which these would go
+            del self._found[next(iter(self._found))]
         return found
 
     def holds(self, recording: RehearsalRecord) -> dict[str, Any]:
