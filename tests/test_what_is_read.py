@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import actorflow as flow
+from actorflow.script_state.user_code import is_user_file
 from actorflow_compiler.core.errors import CaptureError
 from test_runs import actorflow
 
@@ -158,3 +159,10 @@ def test_gradients_of_the_script_that_differ_between_ranks_are_named(
     run = actorflow("run", str(tmp_path / "train.py"), "--devices", "2")
     assert run.returncode == status, run.stdout + run.stderr
     assert re.search(said, run.stdout + run.stderr)
+
+
+@pytest.mark.parametrize(("folder", "own"), [("site-packages", False), ("dist-packages", False), ("packages", True)])
+def test_libraries_of_a_folder_that_only_pythonpath_names_are_not_the_scripts_own_code(
+    tmp_path: Path, folder: str, own: bool
+) -> None:
+    assert is_user_file(str(tmp_path / folder / "numpy" / "__init__.py")) is own

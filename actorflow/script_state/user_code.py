@@ -19,6 +19,7 @@ import torch
 
 __all__ = ["has_user_class", "is_user_class", "is_user_file", "line_of", "user_line"]
 
+INSTALLED = ("site-packages", "dist-packages")  # folders of libraries, also of those that PYTHONPATH names
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)  # as faulthandler writes it
 
 
@@ -39,7 +40,8 @@ def is_user_file(filename: str | None) -> bool:
         return False
     if filename.startswith("<"):
         return True
-    return not str(Path(filename).resolve()).startswith(tuple(_library_folders()))
+    path = Path(filename).resolve()
+    return not any(part in INSTALLED for part in path.parts) and not str(path).startswith(tuple(_library_folders()))
 
 
 _user_classes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # a script may make ever new ones
