@@ -6,15 +6,15 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from actorflow.control.buffered_callback import BufferedCallback
 from actorflow.control.drops import NO_DROPS, DropSet
-from actorflow.control.pull import PullService
 from actorflow.rendezvous.failure import Failure, FailureCallbacks, FailureKind
 from actorflow.rendezvous.reports import RankFinished, report_to_launcher
 from actorflow.rendezvous.settings import Settings
-from actorflow.support.requests import AnyRequest, Request
+from actorflow.support.requests import AnyRequest, Request, RequestHandlers
 from actorflow.transport.messages import Line, Message
 from actorflow_compiler.core.errors import ClusterError
 
@@ -33,7 +33,7 @@ class Alone:
         self.failure: Failure | None = None
         self.calls = 0
         self._agreed_calls: BufferedCallback[[int, DropSet]] = BufferedCallback()
-        self._pulls = PullService()
+        self._requests = RequestHandlers()
         self._last = FailureCallbacks()
 
     def join(self) -> None:
@@ -91,13 +91,18 @@ class Alone:
         """Empty ids: a pretended cluster shares no memory."""
         return ("",) * self.world
 
-    def serve(self, kind: type[AnyRequest], handler: Callable[[AnyRequest], Iterable[bytes]]) -> None:
+    def serve(
+        self,
+        kind: type[AnyRequest],
+        handler: Callable[[AnyRequest], Iterable[bytes]],
+        when: Callable[[AnyRequest], Future[None]] | None = None,
+    ) -> None:
         """Answer this process's own requests of a kind."""
-        self._pulls.requests.serve(kind, handler)
+        self._requests.serve(kind, handler, when)
 
     def pull(self, rank: int, request: Request) -> bytes:
         """The answer of this process's own handler."""
-        return b"".join(self._pulls.requests.answer(request.text()))
+        return b"".join(self._requests.answer(request.text(), self.rank))
 
     def store(self) -> Any:
         """A ``torch.distributed.Store`` of this process."""

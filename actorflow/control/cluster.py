@@ -224,14 +224,22 @@ class Cluster:
 
     # -- pulls -----------------------------------------------------------------------------------
 
-    def serve(self, kind: type[AnyRequest], handler: Callable[[AnyRequest], Iterable[bytes]]) -> None:
-        """Answer requests of a kind in chunks; the handler may block, and runs on a small pool of threads."""
-        self._control_plane.pulls.requests.serve(kind, handler)
+    def serve(
+        self,
+        kind: type[AnyRequest],
+        handler: Callable[[AnyRequest], Iterable[bytes]],
+        when: Callable[[AnyRequest], Future[None]] | None = None,
+    ) -> None:
+        """Answer requests of a kind in chunks; the handler may block, and runs on a pool of threads.
+
+        ``when`` gives what is done when it can answer: see ``RequestHandlers.serve``.
+        """
+        self._control_plane.pulls.requests.serve(kind, handler, when)
 
     def pull(self, rank: int, request: Request) -> bytes:
         """A rank's answer to a request; any thread.  Raises ClusterError with that rank's error text if it failed."""
         if rank == self.rank:
-            return b"".join(self._control_plane.pulls.requests.answer(request.text()))
+            return b"".join(self._control_plane.pulls.requests.answer(request.text(), self.rank))
         return self._wait(self._control_plane.pull(rank, request))
 
     # -- data ------------------------------------------------------------------------------------

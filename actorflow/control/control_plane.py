@@ -81,7 +81,7 @@ class ControlPlane:
         self.store = store
         self.failure: Failure | None = None
         self.told = threading.Event()  # every peer has been notified of the failure
-        self.pulls = PullService()
+        self.pulls = PullService(settings.world)
         self.links: dict[int, PeerLink] = {}
         self.local_links = LocalLinks(settings, on_line, self._line_ended)
         self._make_ticket = ticket

@@ -41,6 +41,7 @@ _LIMITS = {  # most entries of a list, or bytes or characters of one entry
     "Part.data": CHUNK,
     "Chunk.data": CHUNK,
     "LogPiece.data": CHUNK,
+    "PullRequest.key": 1 << 16,
     "Steps.digests": 1 << 26,
     "Steps.released": 1 << 20,
     "Dropped.plans": 1 << 20,

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from actorflow.control.channels import PeerStub, grpc
-from actorflow.control.message_rules import check_fields, check_known
+from actorflow.control.channels import PeerStub, caller, grpc
+from actorflow.control.message_rules import check_fields, check_known, refuse
 from actorflow.control.pool import DaemonPool
 from actorflow.control.proto import pieces
-from actorflow.support.refusals import REFUSALS, MessageRefused
+from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow.support.requests import Request, RequestHandlers
 from actorflow.support.truncate import truncated
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
+T = TypeVar("T")
+MOST = 64  # pulls of one rank that are under way, of which most wait for this rank's script
+TURNS = 8  # of these, that threads work on at a time
 MOST_TEXT = 6000  # most bytes of an error text, which is sent in headers; gRPC may refuse more than 8192
 
 
-class PullService:
-    """The client and the server of pulls; coroutines run on the gRPC thread, handlers on a small thread pool."""
+class _Desk:
+    """What one rank has asked and is not answered yet."""
 
     def __init__(self) -> None:
+        self.under_way = 0
+        self.turns = asyncio.Semaphore(TURNS)
+
+
+class PullService:
+    """The client and the server of pulls; coroutines run on the gRPC thread, handlers on a pool of threads.
+
+    A pull that waits for this rank's script holds no thread, and no rank can have so many under way that others wait.
+    """
+
+    def __init__(self, world: int) -> None:
         self.requests = RequestHandlers()
-        self._pool = DaemonPool(64, "actorflow-serve")
+        self._world = world
+        self._desks: defaultdict[int, _Desk] = defaultdict(_Desk)  # by rank; -1: of those who name none of the run
+        self._pool = DaemonPool(TURNS * (world + 1), "actorflow-serve")
 
     async def pull(self, channel: Any, call_metadata: Any, request: Request) -> bytes:
         """Fetch all chunks; raises ClusterError with the other rank's error text, or AioRpcError if the link breaks."""
@@ -38,12 +55,20 @@ class PullService:
 
     async def serve(self, request: pb.PullRequest, context: Any) -> None:
         """Answer a pull with chunks of at most 1 MiB; one that is no request of this version is refused."""
-        loop, key = asyncio.get_running_loop(), request.key
+        rank = caller(context)
+        desk = self._desks[rank if 0 <= rank < self._world else -1]
+        desk.under_way += 1
         try:
             check_known(request)
             check_fields(request)
-            chunks: Iterator[bytes] = iter(await loop.run_in_executor(self._pool, self.requests.answer, key))
-            while (chunk := await loop.run_in_executor(self._pool, next, chunks, None)) is not None:
+            asked = self.requests.asked(request.key, rank)
+            if desk.under_way > MOST:
+                refuse(RefusalReason.LIMIT, f"{desk.under_way} pulls of rank {rank} at a time", f"at most {MOST}")
+            there = asked.there()
+            if there is not None:
+                await asyncio.wrap_future(there)
+            chunks: Iterator[bytes] = iter(await self._in_turn(desk, asked.answer))
+            while (chunk := await self._in_turn(desk, next, chunks, None)) is not None:
                 for piece in pieces(chunk):
                     await context.write(pb.Chunk(data=bytes(piece)))
         except MessageRefused as e:
@@ -52,6 +77,25 @@ class PullService:
         except Exception as e:  # send any error of the handler to the other rank
             text = str(e) if isinstance(e, ClusterError) else f"{type(e).__name__}: {e}"
             await context.abort(grpc.StatusCode.ABORTED, truncated(text, MOST_TEXT, in_headers))
+        finally:
+            desk.under_way -= 1
+
+    async def _in_turn(self, desk: _Desk, work: Callable[..., T], *args: Any) -> T:
+        """Have a thread work for a rank.  It counts among the rank's until it is done, also if nobody waits for it."""
+        await desk.turns.acquire()
+        try:
+            done = asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+        except BaseException:
+            desk.turns.release()
+            raise
+
+        def over(future: asyncio.Future[T]) -> None:
+            desk.turns.release()
+            if not future.cancelled():
+                future.exception()  # it may be that nobody asks for it any more
+
+        done.add_done_callback(over)
+        return await asyncio.shield(done)
 
     def close(self) -> None:
         """Start no further answers."""

@@ -24,7 +24,8 @@ from actorflow.runtime.call import Call
 from actorflow.runtime.parts import assemble, sources
 from actorflow.standins.lazy_tensor import LazyTensor, TensorFuture
 from actorflow.support import background
-from actorflow.support.requests import Request
+from actorflow.support.refusals import MessageRefused, RefusalReason
+from actorflow.support.requests import OwnRequest, Request
 from actorflow.transport.redistribution import dtype_of
 from actorflow.transport.small_tensors import decode, encode
 from actorflow_compiler.core.sbp import Broadcast
@@ -45,8 +46,8 @@ class ResultPart(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class ResultDropped(Request):
-    """Tells that a rank's handle on a result is gone."""
+class ResultDropped(OwnRequest):
+    """Tells that the handle of the rank that tells it on a result is gone."""
 
     call: int
     index: int
@@ -75,7 +76,7 @@ class Results:
         self._device = on.where
         self._kept: dict[tuple[int, int], TensorFuture] = {}  # by (call, result): parts that other ranks may pull
         self._open: deque[tuple[Call, list[weakref.ref[TensorFuture]]]] = deque()  # calls whose futures are not settled
-        self._dropped: defaultdict[tuple[int, int], int] = defaultdict(int)  # by (call, result): handles that are gone
+        self._dropped: defaultdict[tuple[int, int], set[int]] = defaultdict(set)  # by (call, result): the ranks without
         self._lock = threading.Lock()
         self._drops: SimpleQueue[_Drop | None] | None = None
 
@@ -111,18 +112,32 @@ class Results:
         return LazyTensor.of(whole, shape, dtype, self._device, dropped)
 
     def serve(self, number: int, index: int) -> bytes:
-        """This rank's part of a result as bytes, for a rank that reads it."""
+        """This rank's part of a result as bytes, for a rank that reads it.
+
+        Raises MessageRefused where it has none: not of this result, or the handles of all ranks are gone.
+        """
         with self._lock:
-            part = self._kept[number, index]
+            part = self._kept.get((number, index))
+        if part is None:
+            raise _not_kept("a pull", number, index)
         return encode(self._on.to_host([part.value()]))[0]
 
-    def forget(self, number: int, index: int) -> None:
-        """Note that one rank's handle is gone; when those of all ranks are, free this rank's part."""
+    def forget(self, number: int, index: int, rank: int) -> None:
+        """Note that a rank's handle is gone; when those of all ranks are, free this rank's part.
+
+        Raises MessageRefused where this rank has no part, or the handle was gone before.
+        """
         with self._lock:
-            self._dropped[number, index] += 1
-            if self._dropped[number, index] == self._peers.world:
+            if (number, index) not in self._kept:
+                raise _not_kept("the end", number, index)
+            gone = self._dropped[number, index]
+            if rank in gone:
+                what = f"the end of its handle on result {index} of call {number}, which it has told before"
+                raise MessageRefused(RefusalReason.SEQUENCE, what, "it once", rank)
+            gone.add(rank)
+            if len(gone) == self._peers.world:
                 del self._dropped[number, index]
-                self._kept.pop((number, index), None)
+                del self._kept[number, index]
 
     def close(self) -> None:
         """End the thread that tells owners about handles that are gone."""
@@ -145,10 +160,15 @@ class Results:
             owners, number, index = drop
             for owner in owners:
                 if owner == self._peers.rank:
-                    self.forget(number, index)
+                    self.forget(number, index, owner)
                 else:
                     with suppress(Exception):  # the owner keeps this part; it still hears of others
-                        self._peers.pull(owner, ResultDropped(number, index))
+                        self._peers.pull(owner, ResultDropped(self._peers.rank, number, index))
+
+
+def _not_kept(what: str, number: int, index: int) -> MessageRefused:
+    found = f"{what} of result {index} of call {number}, of which this rank has no part"
+    return MessageRefused(RefusalReason.NUMBER, found, "one of which it has, and some rank has a handle")
 
 
 class _Fetch:

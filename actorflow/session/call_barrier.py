@@ -1,6 +1,6 @@
 """Track which calls this rank has issued and all ranks have made, and let threads wait for either.
 
-Threads that serve other ranks' pulls wait here until this rank has made the calls that the asking rank has made, alike.
+Other ranks' pulls wait here until this rank has made the calls that the asking rank has made, alike.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.control.drops import NO_DROPS, DropSet
@@ -31,6 +32,7 @@ class CallBarrier:
         self._agreed_calls = 0  # calls that every rank has made
         self._dropped: deque[tuple[int, DropSet]] = deque()  # (call, all that all ranks had released)
         self._announced = -1  # the last call that this rank has announced
+        self._awaited: dict[Future[None], Callable[[], bool]] = {}  # what waits without a thread, and for what
         self._forgotten: list[tuple[int, DropSet]] = []  # (call that made a plan, what all ranks dropped with it)
 
     @property
@@ -57,7 +59,7 @@ class CallBarrier:
                 self._issued.popleft()
             self._issued.append((number, call))
             self._begun = number + 1
-            self._changed.notify_all()
+            self._tell()
 
     def agreed(self, number: int, dropped: DropSet = NO_DROPS) -> None:
         """Record that every rank has made all calls up to one, alike.
@@ -74,7 +76,7 @@ class CallBarrier:
                 self._dropped.append((number, dropped))
             while self._histories and (first := next(iter(self._histories))) <= number:
                 del self._histories[first]
-            self._changed.notify_all()
+            self._tell()
 
     def history(self, calls: int) -> int:
         """The digest of what this rank has done up to its last of so many calls; -1: all ranks did the same."""
@@ -86,9 +88,13 @@ class CallBarrier:
 
         Which calls differ is found where all calls are compared; this waits for that.
         """
-        ours = self.history(calls)
-        if ours != history and -1 not in (ours, history):
+        if not self.alike(calls, history):
             self.wait_until(lambda: False)
+
+    def alike(self, calls: int, history: int) -> bool:
+        """Whether another rank's history after so many calls, from ``history``, is this rank's, as far as is known."""
+        ours = self.history(calls)
+        return ours == history or -1 in (ours, history)
 
     def forget(self, dropped: DropSet) -> None:
         """Forget plans and variables that all ranks have dropped by another agreement, with the last call."""
@@ -111,7 +117,30 @@ class CallBarrier:
     def notify(self) -> None:
         """Have waiting threads check their conditions again."""
         with self._changed:
-            self._changed.notify_all()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Have all that waits look again; the caller holds the lock."""
+        self._changed.notify_all()
+        for future in [one for one, there in self._awaited.items() if there() or self._cluster.failed.is_set()]:
+            del self._awaited[future]
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
+
+    def when(self, there: Callable[[], bool]) -> Future[None]:
+        """What is done when ``there()`` is true, or the run has failed; whoever waits no longer cancels it."""
+        found: Future[None] = Future()
+        with self._changed:
+            if there() or self._cluster.failed.is_set():
+                found.set_result(None)
+            else:
+                self._awaited[found] = there
+                found.add_done_callback(self._waits_no_more)
+        return found
+
+    def _waits_no_more(self, future: Future[None]) -> None:
+        with self._changed:
+            self._awaited.pop(future, None)
 
     def wait_until(self, there: Callable[[], bool]) -> None:
         """Block until ``there()`` is true, or the run fails."""

@@ -192,8 +192,8 @@ class Session:
             self.context.cluster.want_agreement()
         worker.on.leave_thread()
         call = worker.issue(compiled.number, inputs, scalars, leaves, undo, stamp, free)
-        self.context.barrier.issue(stamp.call, call)
         handles = runtime.results.handles(stamp.call, call, compiled.plan.results)
+        self.context.barrier.issue(stamp.call, call)  # from now on other ranks may ask for the results
         compiled.calls += 1
         job.last = compiled
         lost: ActorError | None = None

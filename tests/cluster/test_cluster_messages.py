@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
 
 import pytest
 
+from actorflow.control import pull
 from actorflow.control.alone import Alone
 from actorflow.control.cluster import Cluster
 from actorflow.rendezvous.settings import Settings
@@ -148,6 +152,88 @@ def test_an_error_of_the_serving_rank_travels_as_text(joined: Joined) -> None:
     assert "no variable w" in str(e)
     (e,) = ranks.apart(lambda: ranks.clusters[1].pull(0, Word("w")))
     assert "Word was asked for, which is not served here, or not yet" in str(e)
+
+
+def serving() -> int:
+    """How many threads of this process answer pulls, or have."""
+    return sum(one.name.startswith("actorflow-serve") for one in threading.enumerate())
+
+
+def ask(cluster: Cluster, word: str) -> Future[bytes]:
+    """Have a rank pull something from rank 0 which need not come, and hang up when it is cancelled."""
+    plane = cluster._control_plane
+
+    async def call() -> bytes:
+        channel = await plane._channel(0, plane.tickets[0].address)
+        return await plane.pulls.pull(channel, plane._metadata(), Word(word))
+
+    return asyncio.run_coroutine_threadsafe(call(), cluster._loop)
+
+
+def test_pulls_that_wait_for_a_script_hold_no_thread_and_are_not_without_end(
+    joined: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "MOST", 6)
+    ranks = joined(3)
+    master, bad, good = ranks.clusters
+    waits: SimpleQueue[Future[None]] = SimpleQueue()
+
+    def when(asked: Word) -> Future[None]:
+        future: Future[None] = Future()
+        if asked.word == "never":
+            waits.put(future)
+        else:
+            future.set_result(None)
+        return future
+
+    master.serve(Word, lambda asked: [asked.word.encode()], when)
+    threads = serving()
+    asking = [ask(bad, "never") for _ in range(6)]
+    there = [waits.get(timeout=LIMIT) for _ in range(6)]
+    assert serving() == threads
+    with pytest.raises(ClusterError, match=r"too much\).* 7 pulls of rank 1 at a time; expected at most 6"):
+        bad.pull(0, Word("now"))
+    assert good.pull(0, Word("now")) == b"now"
+    gone = [threading.Event() for _ in there]
+    for future, event in zip(there, gone, strict=True):
+        future.add_done_callback(lambda _, event=event: event.set())
+    asking[0].cancel()
+    while not any(event.wait(0.01) for event in gone):
+        pass
+    assert sum(future.cancelled() for future in there) == 1
+    assert bad.pull(0, Word("now")) == b"now"
+    for future in there:
+        if not future.cancelled():
+            future.set_result(None)
+    assert [one.result(LIMIT) for one in asking[1:]] == [b"never"] * 5
+
+
+def test_answers_that_block_for_one_rank_keep_no_other_from_being_served(
+    joined: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it awaits them no longer, and asks again."""
+    monkeypatch.setattr(pull, "TURNS", 2)
+    ranks = joined(3)
+    master, bad, good = ranks.clusters
+    blocked, release = threading.Semaphore(0), threading.Event()
+
+    def handler(asked: Word) -> Iterator[bytes]:
+        if asked.word == "block":
+            blocked.release()
+            assert release.wait(LIMIT)
+        return iter([asked.word.encode()])
+
+    master.serve(Word, handler)
+    for _ in range(2):
+        asking = [ask(bad, "block") for _ in range(12)]
+        if serving() < 2:
+            assert blocked.acquire(timeout=LIMIT)
+        for one in asking:
+            one.cancel()
+        assert good.pull(0, Word("now")) == b"now"
+    assert serving() <= 2 * 4
+    release.set()
+    assert bad.pull(0, Word("now")) == b"now"
 
 
 @pytest.mark.parametrize("character", ["x", "漢", "😀", "\udc80"], ids=ascii)

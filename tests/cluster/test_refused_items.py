@@ -233,7 +233,7 @@ def test_a_request_that_is_none_reaches_no_handler(text: str, reason: Reason) ->
     served = RequestHandlers()
     served.serve(Word, lambda word: pytest.fail(f"{word} was answered"))
     with pytest.raises(MessageRefused) as e:
-        served.answer(text)
+        served.answer(text, 0)
     assert e.value.reason is reason
 
 

@@ -101,7 +101,7 @@ def test_changed_requests_reach_no_handler_or_fit_it(messages: int, drawn_from: 
             fields = [draw.choice((value, value, draw.choice(VALUES))) for value in (3, 1, "w", 77)]
             data = f"VariablePart {json.dumps(fields[: draw.choice((3, 4, 4, 4))])}".encode()
         try:
-            served.answer(data.decode(errors="replace"))
+            served.answer(data.decode(errors="replace"), 0)
         except MessageRefused as error:
             tally.add(error)
         except ClusterError as error:

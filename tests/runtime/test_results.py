@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ import actorflow as flow
 from actorflow.control.alone import Alone
 from actorflow.runtime.results import ResultDropped, Results
 from actorflow.session.session import Session
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.support.requests import Request
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.placement import placement
@@ -75,9 +75,9 @@ def test_a_handle_of_which_an_owner_cannot_be_told_does_not_keep_it_from_hearing
     peers.refuses.append(error)
     for number in range(3):
         results.handles(number, Call(), [SPLIT])  # type: ignore[arg-type]
-    assert [peers.heard.get(timeout=LIMIT) for _ in range(2)] == [ResultDropped(1, 0), ResultDropped(2, 0)]
+    assert [peers.heard.get(timeout=LIMIT) for _ in range(2)] == [ResultDropped(0, 1, 0), ResultDropped(0, 2, 0)]
     for number in range(3):
-        results.forget(number, 0)  # the other rank's handles
+        results.forget(number, 0, 1)  # the other rank's handles
     ended(results)
     assert not results._kept
     assert not results._dropped
@@ -90,7 +90,7 @@ def test_a_handle_that_goes_at_any_moment_starts_no_thread(results: Results, mon
     monkeypatch.setattr(threading.Thread, "start", started.append)
     del handle
     gc.collect()
-    assert results._peers.heard.get(timeout=LIMIT) == ResultDropped(0, 0)  # type: ignore[attr-defined]
+    assert results._peers.heard.get(timeout=LIMIT) == ResultDropped(0, 0, 0)  # type: ignore[attr-defined]
     assert not started
 
 
@@ -107,34 +107,47 @@ def test_the_thread_that_tells_of_handles_ends_with_the_session(results: Results
     ended(results)
 
 
-def test_a_handle_that_another_rank_drops_before_this_one_has_started_is_counted(
+@pytest.mark.parametrize(("number", "index"), [(0, 1), (1, 0), (-1, 0)])
+def test_what_this_rank_has_no_part_of_is_neither_given_nor_dropped(results: Results, number: int, index: int) -> None:
+    handles = results.handles(0, Call(), [SPLIT])  # type: ignore[arg-type]
+    with pytest.raises(MessageRefused, match=f"a pull of result {index} of call {number}, of which this rank has"):
+        results.serve(number, index)
+    with pytest.raises(MessageRefused, match=f"the end of result {index} of call {number}, of which this rank has no"):
+        results.forget(number, index, 1)
+    assert not results._dropped
+    del handles
+
+
+def test_a_rank_that_tells_twice_of_the_end_of_its_handle_does_not_free_what_others_read(results: Results) -> None:
+    handles = results.handles(0, Call(), [SPLIT])  # type: ignore[arg-type]
+    results.forget(0, 0, 1)
+    with pytest.raises(MessageRefused, match="which it has told before") as refused:
+        results.forget(0, 0, 1)
+    assert (refused.value.reason, refused.value.sender) == (RefusalReason.SEQUENCE, 1)
+    assert (0, 0) in results._kept
+    del handles
+    gc.collect()
+    ended(results)
+    assert not results._kept
+    with pytest.raises(MessageRefused, match="of which this rank has no part"):
+        results.forget(0, 0, 1)
+
+
+def test_a_handle_that_another_rank_drops_before_this_one_has_made_the_call_is_counted_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone = Alone()
     session = Session(alone)
-    answers: list[object] = []
-    asked = threading.Event()
-
-    until = session.context.barrier.wait_until
-
-    def wait(there: Callable[[], bool]) -> None:
-        asked.set()
-        until(there)
-
-    monkeypatch.setattr(session.context.barrier, "wait_until", wait)
-
-    def drop() -> None:
-        try:
-            answers.append(alone.pull(0, ResultDropped(7, 0)))
-        except Exception as error:
-            answers.append(error)
-
-    peer = threading.Thread(target=drop, daemon=True)
-    peer.start()
-    assert asked.wait(LIMIT)
+    made: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(Results, "forget", lambda self, *told: made.append(told))
+    served = alone._requests.asked(ResultDropped(7, 0, 0).text(), 7)
+    there = served.there()
+    assert there is not None
+    assert not there.done()
     model = torch.nn.Linear(2, 2)
     job = flow.global_function(lambda x: model(x).sum(), type="predict")
     session.call(job, (torch.ones(2, 2),), {})
-    peer.join(LIMIT)
-    assert answers == [b""]
+    there.result(LIMIT)
+    assert list(served.answer()) == []
+    assert made == [(0, 0, 7)]
     session.finish()
