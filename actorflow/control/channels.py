@@ -28,6 +28,7 @@ from actorflow_protos import runtime_pb2_grpc
 
 __all__ = [
     "ACCEPTED",
+    "MOST_BYTES",
     "LogCollectorServicer",
     "LogCollectorStub",
     "MeetingServicer",
@@ -73,10 +74,8 @@ SPARE = 64  # connections that a server takes beyond those of its callers
 CALLS = 1024  # that one connection may have under way
 METADATA = 8192  # most bytes of a call's metadata, the token among it
 MOST_WAIT = 1_000_000_000  # milliseconds; gRPC counts them in 32 bits
-_SIZES = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-)
+# bytes of a message, before anything of it is parsed: what is long goes in pieces of 1 MiB, drops and tickets take less
+MOST_BYTES = 1 << 25
 # The first two keep a server from closing healthy links for too many pings.  The others limit what those can take that
 # have not shown the token: a connection that makes no call ends soon; all calls are refused before a byte of their
 # messages is read.  A rank always has a call under way, its link.
@@ -139,8 +138,12 @@ def _health(silence: float) -> list[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", timeout),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        *_SIZES,
+        ("grpc.max_send_message_length", -1),
     ]
+
+
+def _received(most: int) -> tuple[str, int]:
+    return ("grpc.max_receive_message_length", most)
 
 
 def make_server(
@@ -154,6 +157,7 @@ def make_server(
     turned_away: Callable[[str, str], None],
     tls: TlsFiles | None = None,
     use: PortUse = CONTROL,
+    most: int | None = None,
 ) -> tuple[Any, int]:
     """A server bound to an address, not yet started, and its port; ``port`` 0 takes any.
 
@@ -161,10 +165,14 @@ def make_server(
     for which a caller may be silent.  ``callers``: how many processes call it; where the installed gRPC can count them,
     it takes ``SPARE`` connections more than they need.  ``turned_away`` is called with the address of whoever calls
     without the token, and why it is refused.  ``tls``: encrypt, and have callers show certificates.  ``use``: what the
-    port is for, as the error says where it cannot be had.
+    port is for, as the error says where it cannot be had.  ``most``: bytes of a message, ``MOST_BYTES`` if not
+    given; a longer one ends its call unread.
     """
-    most = ("grpc.max_allowed_incoming_connections", CONNECTIONS * callers + SPARE)
-    options = [*_health(silence), *_SERVER, most, ("grpc.so_reuseport", int(reserved))]
+    options = [
+        *_health(silence), *_SERVER, _received(MOST_BYTES if most is None else most),
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS * callers + SPARE),
+        ("grpc.so_reuseport", int(reserved)),
+    ]  # fmt: skip
     server = grpc.aio.server(interceptors=[TokenInterceptor(token, turned_away)], options=options)
     try:
         where = f"{_bracket(host)}:{port}"
@@ -191,12 +199,12 @@ class TlsPeer:
 
 def make_channel(address: str, silence: float, tls: TlsPeer | None = None) -> Any:
     """A channel to a peer; it belongs to the running event loop.  ``silence``: see ``make_server``."""
-    return _channel(grpc.aio, address, [*_health(silence), *_CHANNEL], tls)
+    return _channel(grpc.aio, address, [*_health(silence), *_CHANNEL, _received(MOST_BYTES)], tls)
 
 
 def make_blocking_channel(address: str, silence: float, tls: TlsPeer | None = None) -> Any:
     """A channel to a peer for threads without an event loop.  ``silence``: see ``make_server``."""
-    return _channel(grpc, address, [*_health(silence), *_CHANNEL], tls)
+    return _channel(grpc, address, [*_health(silence), *_CHANNEL, _received(MOST_BYTES)], tls)
 
 
 def _channel(kind: Any, address: str, options: list[tuple[str, Any]], tls: TlsPeer | None) -> Any:

@@ -179,8 +179,8 @@ class Cluster:
 
     def forget(self, dropped: DropSet) -> None:
         """Forget plans and variables that all ranks have dropped by an agreement other than ``announce_call``."""
-        if self.rank == 0:
-            self._soon(self._control_plane.forget, dropped)
+        if dropped:
+            self._soon(self._control_plane.forget, dropped, self._steps)
 
     # -- messages --------------------------------------------------------------------------------
 

@@ -20,13 +20,13 @@ from actorflow.control import channels as door
 from actorflow.control import join_hints as join_hints
 from actorflow.control import proto as proto
 from actorflow.control.channels import PeerServicer, PeerStub, add_servicer, grpc
-from actorflow.control.drops import NO_DROPS, DropSet, DropTally
+from actorflow.control.drops import NO_DROPS, DropSet, DropTally, ReleasedHere
 from actorflow.control.join import Reception
 from actorflow.control.ledger import Ledger, StepDifference, differs
 from actorflow.control.link import PeerLink
 from actorflow.control.local_links import LocalLinks
 from actorflow.control.message_rules import COUNT, check_fields, check_sender, one_of_a_range, refuse
-from actorflow.control.payloads import Payloads
+from actorflow.control.payloads import MOST, Payloads
 from actorflow.control.peer_watch import PeerWatch
 from actorflow.control.pull import MOST_TEXT, PullService, in_headers
 from actorflow.control.step_log import DIGEST, CommonStep, Described, StepBatch, StepKind, StepLog
@@ -57,6 +57,7 @@ CONNECTING, GREETING = 2.0, 1.0  # seconds that a silent peer's host and process
 LOOKING_ONCE, LOOKING_LONGEST = 1.0, 10.0  # seconds between looks at what it is that does not take a call
 AGAIN = 0.3  # seconds until a peer that has not answered is dialled again
 ANSWERING = 2.0  # seconds that its Python has to answer a call
+LONGEST_STORED = door.MOST_BYTES // 2  # bytes of a request to the store
 LINK = "link"  # how refusals of what comes on links are counted
 CATCHING_UP = 0.2  # seconds in which what has come while this process itself was stopped is read
 
@@ -101,6 +102,7 @@ class ControlPlane:
         self._held: set[int] = set()  # calls that the master has ordered to be held, on another rank
         self._decided: set[int] = set()  # and those that it has decided
         self._dropped = DropTally(settings.world)
+        self._released = ReleasedHere()  # on another rank: all that the master can say to be dropped
         self._reception: Reception | None = None  # the master's
         self._strangers = Strangers(self._say)
         self._store_keeper = StoreKeeper()  # the master's
@@ -389,7 +391,10 @@ class ControlPlane:
                 pass
             if link.said_bye:  # answer it before the stream goes down
                 await asyncio.wait({pumping}, timeout=CLOSING)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError):  # a broken link, as a client and as a server see it
+        except grpc.aio.AioRpcError as error:  # a broken link, as a client sees it
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # ranks send no message that is too long
+                self._refused(link, MessageRefused(RefusalReason.LIMIT, str(error.details()), "messages in pieces"))
+        except asyncio.CancelledError:  # and as a server does
             pass
         finally:
             pumping.cancel()
@@ -549,6 +554,8 @@ class ControlPlane:
         batch = self.steps.take()
         if batch is None:
             return
+        for _, dropped in batch.dropped:
+            self._released.tell(dropped, self.steps.told)
         if self.rank == 0:
             self._add_steps(0, batch)
         else:
@@ -631,6 +638,7 @@ class ControlPlane:
 
     def _are_alike(self, steps: int, dropped: DropSet) -> None:
         one_of_a_range("the word of alike steps", steps, self.steps.forgotten + 1, self.steps.told + 1)
+        self._released.agree(dropped, steps)
         call = self.steps.forget(steps)
         if call >= 0:
             self._on_go(call, dropped)
@@ -695,9 +703,12 @@ class ControlPlane:
             self._decided.add(order.call)
         self._on_order(order)
 
-    def forget(self, dropped: DropSet) -> None:
-        """On the master: forget drops on which all ranks have agreed by other means."""
-        self._dropped.forget(dropped)
+    def forget(self, dropped: DropSet, steps: int) -> None:
+        """Forget drops on which all ranks have agreed by other means, in this rank's first ``steps`` steps."""
+        if self.rank == 0:
+            self._dropped.forget(dropped)
+        else:
+            self._released.forget(dropped, steps)
 
     async def gather(self, number: int, tag: str, payload: bytes) -> list[bytes] | None:
         """Common step ``number``: send every rank's payload to the master; other ranks get None."""
@@ -719,6 +730,11 @@ class ControlPlane:
         return payloads[0]
 
     def _send_parts(self, peer: int, number: int, payload: bytes) -> None:
+        if len(payload) > MOST:
+            raise ClusterError(
+                f"rank {self.rank} has {len(payload)} bytes for rank {peer} in one message, and at most {MOST} go: "
+                "make what goes with a plan smaller, such as tensors that a step holds as constants"
+            )
         for item in proto.parts(number, payload):
             self.links[peer].put(item)
 
@@ -773,6 +789,11 @@ class ControlPlane:
         """The master's answer to a request to the store; ClusterError where the run has failed or this rank left it."""
         if self._over.is_set():
             raise ClusterError("this rank has left the run")
+        if call.ByteSize() > LONGEST_STORED:
+            raise ClusterError(
+                f"{call.verb!r} of {call.ByteSize()} bytes was asked of the run's store, which takes {LONGEST_STORED} "
+                "at most: send tensors by a collective"
+            )
         if self.rank == 0:
             return await self._unless_failed(self._store_keeper.answer(call))
         try:

@@ -1,14 +1,17 @@
 """Agree between ranks on the plans and variables to drop: those that every rank's script has released.
 
-The tally is on the master.  It uses no clock and no I/O.
+The tally is on the master, and the others check what it says against what they have released.  No clock and no I/O.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["NO_DROPS", "DropSet", "DropTally", "drop_set"]
+from actorflow.support.refusals import MessageRefused, RefusalReason
+
+__all__ = ["NO_DROPS", "DropSet", "DropTally", "ReleasedHere", "drop_set"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,10 @@ class DropSet:
 
 
 NO_DROPS = DropSet()
+
+
+def _all(drops: DropSet) -> list[int | str]:
+    return [*drops.plans, *drops.variables]
 
 
 def drop_set(plans: Iterable[int], variables: Iterable[str]) -> DropSet:
@@ -79,3 +86,50 @@ class DropTally:
             self._later = {
                 call: [(rank, found - drops) for rank, found in reports] for call, reports in self._later.items()
             }
+
+
+class ReleasedHere:
+    """What a rank has told the master that its script has released, until all ranks have agreed on it.
+
+    >>> here = ReleasedHere()
+    >>> here.tell(DropSet(variables=frozenset({"w"})), step=5)
+    >>> here.agree(DropSet(variables=frozenset({"w"})), steps=5)
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[int | str, deque[int]] = {}  # plan or variable → the steps with which it was told
+        self._forgotten: deque[tuple[int, DropSet]] = deque()
+
+    def tell(self, drops: DropSet, step: int) -> None:
+        """Note what the master is told with a step; a name may come again, of something new."""
+        for one in _all(drops):
+            self._told.setdefault(one, deque()).append(step)
+
+    def agree(self, drops: DropSet, steps: int) -> None:
+        """Note that all ranks have released this in their first ``steps`` steps.
+
+        Raises MessageRefused, with nothing changed, for anything that this rank has not told.
+        """
+        if unknown := [str(one) for one in _all(drops) if one not in self._told]:
+            what = f"the drop of {', '.join(sorted(unknown))}"
+            raise MessageRefused(RefusalReason.NUMBER, what, "what this rank's script has released")
+        for one in _all(drops):
+            self._remove_first(one)
+        while self._forgotten and self._forgotten[0][0] <= steps:
+            before, gone = self._forgotten.popleft()
+            for one in _all(gone):
+                while one in self._told and self._told[one][0] <= before:
+                    self._remove_first(one)
+
+    def forget(self, drops: DropSet, steps: int) -> None:
+        """Note drops that all ranks have carried out by other means in their first ``steps`` steps.
+
+        The master may still say so too, with the first of its words that covers these steps, but not later.
+        """
+        self._forgotten.append((steps, drops))
+
+    def _remove_first(self, one: int | str) -> None:
+        told = self._told[one]
+        told.popleft()
+        if not told:
+            del self._told[one]

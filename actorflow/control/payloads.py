@@ -8,7 +8,8 @@ from actorflow.control.message_rules import CHUNK, refuse
 from actorflow.support.refusals import RefusalReason
 from actorflow_protos import runtime_pb2 as pb
 
-MOST = 1 << 34  # bytes of one payload
+MOST = (1 << 31) - 1  # bytes of one payload, and of all of a rank's that wait here: protobuf reads no longer plan
+EACH = 1 << 16  # bytes that a payload counts for itself, so that empty ones are not without end
 
 
 class Payloads:
@@ -16,7 +17,7 @@ class Payloads:
 
     def __init__(self) -> None:
         self._pieces: dict[int, list[bytes]] = {}  # by peer; a peer sends one payload at a time
-        self._sizes: dict[int, int] = {}  # bytes of those pieces
+        self._here: dict[int, int] = {}  # by peer: bytes of payloads that nobody has taken, and ``EACH`` for each
         self._steps: dict[int, int] = {}  # by peer: of its pieces, or the first that its next payload may be for
         self._whole: dict[tuple[int, int], asyncio.Future[bytes]] = {}  # by (peer, step)
 
@@ -29,10 +30,11 @@ class Payloads:
         self._check(peer, part, told)
         pieces = self._pieces.setdefault(peer, [])
         pieces.append(part.data)
-        self._sizes[peer] = self._sizes.get(peer, 0) + len(part.data)
         self._steps[peer] = part.step
+        self._here[peer] = self._here.get(peer, 0) + len(part.data)
         if part.last:
-            del self._pieces[peer], self._sizes[peer]
+            del self._pieces[peer]
+            self._here[peer] += EACH
             self._steps[peer] = part.step + 1
             self._slot(peer, part.step).set_result(b"".join(pieces))
 
@@ -45,13 +47,15 @@ class Payloads:
             refuse(RefusalReason.SEQUENCE, what, f"one for a step below {told}: it has told of so many")
         if size > CHUNK or (not part.last and size < CHUNK) or (part.last and begun and not size):
             refuse(RefusalReason.SIZE, what, f"{CHUNK} bytes in each but the last, which has some")
-        if self._sizes.get(peer, 0) + size > MOST:
-            refuse(RefusalReason.LIMIT, f"a payload of more than {MOST} bytes", "less")
+        if self._here.get(peer, 0) + size > MOST:
+            what += f", with {self._here.get(peer, 0)} that wait"
+            refuse(RefusalReason.LIMIT, what, f"at most {MOST} at a time")
 
     async def take(self, peer: int, step: int) -> bytes:
         """Wait for a peer's payload for a step, and remove it."""
         data = await asyncio.shield(self._slot(peer, step))
         del self._whole[peer, step]
+        self._here[peer] -= len(data) + EACH
         return data
 
     def _slot(self, peer: int, step: int) -> asyncio.Future[bytes]:

@@ -117,7 +117,9 @@ def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
     from actorflow.launch.log_gather import LogKeeper, LogSender
 
     if run.launcher_number:
-        return LogSender(run.launcher_number, run.launcher_ranks, log_dir, run.token, run.silence_limit, run.tls)
+        return LogSender(
+            run.launcher_number, run.launcher_ranks, log_dir, run.token, run.silence_limit, run.at_master, run.tls
+        )
     keeper = LogKeeper(
         range(1, run.launchers), len(run.launcher_ranks), log_dir, run.bind_host(), run.token, run.silence_limit,
         lambda text: console.print(f"actorflow: {text}"), run.tls,

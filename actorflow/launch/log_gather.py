@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from actorflow.control import channels as door
 from actorflow.control.channels import grpc
-from actorflow.control.message_rules import check_fields, check_known, refuse, unreadable
+from actorflow.control.message_rules import check_address, check_fields, check_known, refuse, unreadable
 from actorflow.control.strangers import Strangers
 from actorflow.launch.log_files import FILES, LogCopies, LogTail, log_path
 from actorflow.rendezvous.tls import TlsFiles
@@ -33,6 +33,7 @@ __all__ = ["LogKeeper", "LogSender"]
 
 TICK = 0.25  # seconds between checks for new output
 PATIENCE = 3.0  # seconds to send the last pieces after the ranks have ended
+MOST_BYTES = 2 << 20  # of a message: a piece of a log has at most half as many
 _MARKER = re.compile(rb"\.logs-[0-9a-f]{16}")
 OTHERS = 6.0  # seconds for the ranks of other nodes to end, too, where the run has failed
 
@@ -43,9 +44,12 @@ class LogSender:
     port = 0
 
     def __init__(
-        self, node: int, ranks: range, folder: str, token: str, silence: float, tls: TlsFiles | None = None
-    ) -> None:
+        self, node: int, ranks: range, folder: str, token: str, silence: float, at_master: Callable[[int], str],
+        tls: TlsFiles | None = None,
+    ) -> None:  # fmt: skip
+        """``at_master``: the address of a port on node 0's host, which alone is given the token and the logs."""
         self._tls = tls
+        self._at_master = at_master
         self._node = node
         self._silence = silence  # seconds that node 0 may be silent
         self._ranks = ranks
@@ -57,7 +61,11 @@ class LogSender:
         self._thread: threading.Thread | None = None
 
     def send_to(self, address: str) -> None:
-        """See ``LogTransfer``; only the first address is used."""
+        """See ``LogTransfer``; only the first address is used.  Raises MessageRefused for one on another host."""
+        check_address(address)
+        own = self._at_master(int(address.rpartition(":")[2]))
+        if address != own:
+            refuse(RefusalReason.VALUE, f"logs kept at {address}", f"a port of node 0, as {own}")
         if self._thread is None:
             self._thread = threading.Thread(target=self._send, args=(address,), name="actorflow-logs", daemon=True)
             self._thread.start()
@@ -155,7 +163,7 @@ class LogKeeper:
         try:
             server, port = door.make_server(
                 self._host, 0, reserved=False, token=self._token, silence=self._silence, callers=len(self._nodes),
-                turned_away=self._strangers.note, tls=self._tls,
+                turned_away=self._strangers.note, tls=self._tls, most=MOST_BYTES,
             )  # fmt: skip
             door.add_keeper(_Servicer(self._keep), server)
             await server.start()

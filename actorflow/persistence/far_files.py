@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.persistence.storage import FileReader, RangeReader
 from actorflow.support.held_files import open_held_file
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.support.requests import Request
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["FarFile", "HeldFile", "HeldRange", "far_files_in_use", "serve_held_files"]
+
+PIECE = 1 << 20  # bytes that are read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +63,14 @@ def far_files_in_use() -> bool:
 
 def serve_held_files(run: Alone | Cluster, holder: str) -> None:
     """Let other ranks read what this node's launcher holds."""
-    run.serve(HeldRange, lambda request: [bytes(HeldFile(holder, request.name).read(request.start, request.stop))])
+    run.serve(HeldRange, lambda request: _range(HeldFile(holder, request.name), request))
+
+
+def _range(file: HeldFile, request: HeldRange) -> Iterator[bytes]:
+    """The bytes of a file that are asked for, piece by piece; raises MessageRefused where they do not lie in it."""
+    if not 0 <= request.start <= request.stop <= file.size:
+        what = f"bytes {request.start} to {request.stop} of {request.name!r}"
+        raise MessageRefused(RefusalReason.SIZE, what, f"bytes between 0 and {file.size}")
+    return (
+        bytes(file.read(at, min(at + PIECE, request.stop))) for at in range(request.start, request.stop, PIECE)
+    )

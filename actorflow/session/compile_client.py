@@ -31,6 +31,7 @@ from actorflow.session.plan_release import PlanRelease
 from actorflow.session.planes import meet_groups, unshare
 from actorflow.session.shared_memory import refuse_shared, refuse_sparse
 from actorflow.standins.owned_tensor import OwnedTensor
+from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.variables.gradients import made_by_script, standing_before
 from actorflow.variables.rebinding import RebindingSite, tensors_in
 from actorflow_compiler.core.errors import StateError
@@ -158,7 +159,11 @@ class CompileClient:
                 state, request.hints, context.world > 1, own_devices(request, context.settings), gradients
             )
             mine = self._release.with_gone(runtime, mine, state)
-            return compile_on_all_ranks(context.cluster, str(number), request, mine)
+            made = compile_on_all_ranks(context.cluster, str(number), request, mine)
+        if not (mine.plans.issuperset(made.gone[0]) and mine.variables.issuperset(made.gone[1])):
+            what = f"a plan with which {drop_set(*made.gone) - drop_set(mine.plans, mine.variables)} is dropped"
+            raise MessageRefused(RefusalReason.NUMBER, what, "what this rank's script has released", 0)
+        return made
 
     def _take_in(
         self, runtime: PlanRuntime, made: RankPlan, found: SearchResult, number: int

@@ -23,6 +23,7 @@ from actorflow_compiler.values.variables import ScriptState
 __all__ = ["PlanRelease"]
 
 MOST = 128  # plans that are kept ready, where the environment says nothing
+TOLD_AT_ONCE = 1 << 14  # most variables that other ranks are told of with one call
 BEHIND = 8  # calls after which all ranks drop at the same call; one with something to drop is no further ahead
 
 
@@ -124,6 +125,9 @@ class PlanRelease:
         self._untold = False
         plans, used = self._gone.plans(), self._gone.used()
         new = drop_set(plans, frozenset(runtime.variables.gone(used)) - used) - self._told
+        if len(new.variables) > TOLD_AT_ONCE:  # the rest comes with later calls
+            new = drop_set(new.plans, sorted(new.variables)[:TOLD_AT_ONCE])
+            self._untold = True
         self._told |= new
         return new
 

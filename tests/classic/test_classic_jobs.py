@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import actorflow as flow
 import actorflow.typing as tp
+from actorflow.classic import job_body
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY
 from actorflow.script_state.search import find_state
@@ -70,6 +71,26 @@ def test_a_job_that_makes_its_variables_trains_and_predicts_as_eager_pytorch_doe
         np.testing.assert_allclose(found, loss.detach(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(predict_job(x), eager(torch.tensor(x, dtype=torch.float)).detach(), rtol=1e-5, atol=1e-6)
     assert len(train_job.plans) == len(predict_job.plans) == 1
+
+
+def test_a_job_that_forgets_the_rehearsal_for_a_shape_trains_on_with_it(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses(name: str) -> list[float]:
+        @flow.global_function(type="train")
+        def job(x: torch.Tensor) -> torch.Tensor:
+            y = flow.layers.dense(x, 3, kernel_initializer=flow.constant_initializer(0.2), name=name)
+            loss = (y - 1).square().mean()
+            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([2], [0.5, 0.1]), momentum=0.9).minimize(loss)
+            return loss
+
+        found = [job(torch.full((rows, 4), 0.1 * rows)).item() for rows in (4, 5, 6, 4, 4, 5)]
+        assert len(job.body._found) <= job_body.MOST_FOUND
+        return found
+
+    expected = losses(f"{prefix}-all")
+    monkeypatch.setattr(job_body, "MOST_FOUND", 1)
+    assert losses(f"{prefix}-one") == expected
 
 
 def test_one_device_in_the_mirrored_view_takes_and_gives_lists_of_one(prefix: str) -> None:

@@ -70,7 +70,7 @@ def _gathered(tmp_path: Path, token: str) -> str:
     log_path(there, 1, "stderr").write_text("ValueError\n")
     keeper = LogKeeper(range(1, 2), 1, str(here), "127.0.0.1", "secret", 30.0, print)
     keeper.start()
-    sender = LogSender(1, range(1, 2), str(there), token, 30.0)
+    sender = LogSender(1, range(1, 2), str(there), token, 30.0, "127.0.0.1:{}".format)
     sender.send_to(f"127.0.0.1:{keeper.port}")
     sender.finish(well=True)
     keeper.finish(well=token == "secret")
@@ -84,3 +84,15 @@ def test_what_a_rank_of_another_node_printed_last_is_there_when_both_have_ended(
 
 def test_a_stranger_writes_nothing(tmp_path: Path) -> None:
     assert _gathered(tmp_path, "guess") == ""
+
+
+@pytest.mark.parametrize(
+    "address", ["10.9.8.7:4242", "localhost:4242", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", "127.0.0.1:x", ""]
+)
+def test_the_logs_and_the_token_go_to_no_other_host_than_node_0(tmp_path: Path, address: str) -> None:
+    """A process of this user can tell the launcher where logs are kept."""
+    sender = LogSender(1, range(1, 2), str(tmp_path), "secret", 30.0, "127.0.0.1:{}".format)
+    with pytest.raises(MessageRefused):
+        sender.send_to(address)
+    assert sender._thread is None
+    sender.finish(well=True)

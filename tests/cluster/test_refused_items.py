@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 
-from actorflow.control import channels, proto
+from actorflow.control import channels, payloads, proto
+from actorflow.control.alone import Alone
 from actorflow.control.buffered_callback import BufferedCallback
 from actorflow.control.channels import PeerStub
+from actorflow.control.drops import DropSet, ReleasedHere
 from actorflow.control.proto import ticket_to
+from actorflow.persistence.far_files import HeldRange, serve_held_files
 from actorflow.rendezvous.failure import FailureKind
+from actorflow.support.held_files import FileHolder, hold_file
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalCount, RefusalReason
 from actorflow.support.requests import RequestHandlers
 from actorflow_protos import runtime_pb2 as pb
@@ -178,6 +184,109 @@ def test_a_rank_that_sends_what_none_sends_ends_the_run_and_is_named_on_every_ra
         assert "sent what no rank sends (wrong sender): 'alike' from rank 2 to rank 0" in failure.text
         assert "see who else knows the token" in str(failure.error())
     assert REFUSALS.of("link")[Reason.SENDER] == before + 1
+
+
+@pytest.mark.parametrize("dropped", [DropSet(frozenset({4})), DropSet(variables=frozenset({"b"}))], ids=str)
+def test_a_master_that_says_to_drop_what_a_rank_has_not_released_ends_the_run(
+    joined: Callable[..., Ranks], dropped: DropSet
+) -> None:
+    ranks = joined(3)
+    master = ranks.clusters[0]._control_plane
+    released = DropSet(frozenset({3}), frozenset({"a"}))
+    for cluster in ranks.clusters[1:]:
+        cluster.announce_call(0, "digest", "step()", released)
+        cluster.want_agreement()
+    pause = threading.Event()
+    while min(master._ledger.told(rank) for rank in (1, 2)) < 1:
+        pause.wait(0.01)
+    master._loop.call_soon_threadsafe(master._tell_all, proto.alike_to(1, released | dropped))
+    for cluster in ranks.clusters:
+        assert cluster.failed.wait(LIMIT)
+        failure = cluster.failure
+        assert failure is not None
+        assert (failure.rank, failure.kind) == (0, FailureKind.MALFORMED)
+        assert "the drop of " in failure.text
+        assert "expected what this rank's script has released" in failure.text
+
+
+def test_what_all_ranks_have_released_is_what_each_of_them_has_told() -> None:
+    here = ReleasedHere()
+    a, b = (DropSet(variables=frozenset({name})) for name in "ab")
+    here.tell(a | b, 5)
+    here.forget(b, 9)  # a plan was made by the ninth step, with which it was dropped
+    here.tell(b, 12)  # another one of this name
+    here.agree(a, 7)
+    for gone in (a, a | b):
+        with pytest.raises(MessageRefused, match="the drop of a; expected"):
+            here.agree(gone, 8)
+    here.agree(DropSet(), 9)
+    here.agree(b, 12)
+    with pytest.raises(MessageRefused, match="the drop of b; expected"):
+        here.agree(b, 13)
+    here.tell(b, 14)
+    here.forget(b, 15)
+    here.agree(b, 16)  # the master may not have known of that yet
+    assert not here._told
+    assert not here._forgotten
+
+
+@pytest.mark.parametrize(("sender", "to"), [(1, 0), (0, 1)])
+def test_a_message_that_is_too_long_is_not_read_and_its_sender_named(
+    joined: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, sender: int, to: int
+) -> None:
+    monkeypatch.setattr(channels, "MOST_BYTES", 1 << 18)
+    ranks = joined(2)
+    taken: list[pb.Item] = []
+    plane = ranks.clusters[to]._control_plane
+    take_in = plane._item
+    plane._item = lambda link, item: (taken.append(item), take_in(link, item))[1]  # type: ignore[method-assign]
+    ranks.clusters[sender]._control_plane.links[to].put(pb.Item(part=pb.Part(data=bytes(1 << 19))))
+    assert ranks.clusters[to].failed.wait(LIMIT)
+    failure = ranks.clusters[to].failure
+    assert failure is not None
+    assert failure.rank == sender
+    assert not any(item.HasField("part") for item in taken)
+    if to:  # as a server it sees that the link has ended, and no more
+        assert failure.kind is FailureKind.MALFORMED
+        assert "too much" in failure.text
+
+
+def test_payloads_that_nobody_takes_are_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads, "MOST", 20_000)
+    monkeypatch.setattr(payloads, "EACH", 4096)
+
+    async def fill() -> None:
+        kept = payloads.Payloads()
+        for step in range(4):
+            kept.add(1, pb.Part(step=step, last=True, data=bytes(900)))
+        with pytest.raises(MessageRefused, match="with 19984 that wait; expected at most 20000"):
+            kept.add(1, pb.Part(step=4, last=True, data=bytes(900)))
+        kept.add(2, pb.Part(step=4, last=True, data=bytes(900)))  # another rank's
+        assert len(await kept.take(1, 0)) == 900
+        kept.add(1, pb.Part(step=4, last=True, data=bytes(900)))
+        for step in range(1, 5):
+            await kept.take(1, step)
+        assert kept._here == {1: 0, 2: 4996}
+
+    asyncio.run(fill())
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11), (0, 1 << 62), (1 << 62, 1 << 62)])
+def test_only_what_lies_in_a_held_file_is_read(start: int, stop: int) -> None:
+    holder, descriptor = FileHolder(), os.memfd_create("test")
+    os.write(descriptor, b"0123456789")
+    hold_file(holder.address, "a", descriptor)
+    os.close(descriptor)
+    run = Alone()
+    serve_held_files(run, holder.address)
+    try:
+        assert run.pull(0, HeldRange("a", 2, 10)) == b"23456789"
+        assert run.pull(0, HeldRange("a", 10, 10)) == b""
+        with pytest.raises(MessageRefused, match="expected bytes between 0 and 10") as refused:
+            run.pull(0, HeldRange("a", start, stop))
+        assert refused.value.reason is Reason.SIZE
+    finally:
+        holder.close()
 
 
 def test_a_stranger_with_the_token_is_cut_off_and_counted_and_the_run_goes_on(joined: Callable[..., Ranks]) -> None:

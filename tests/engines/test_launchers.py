@@ -63,7 +63,7 @@ def test_logs_come_to_the_master_once_also_where_all_launchers_share_a_folder(sh
     here.mkdir()
     there.mkdir(exist_ok=True)
     keeper = LogKeeper(range(1, 2), 1, str(here), "127.0.0.1", "secret", 30.0, print)
-    sender = LogSender(1, range(1, 2), str(there), "secret", 30.0)
+    sender = LogSender(1, range(1, 2), str(there), "secret", 30.0, "127.0.0.1:{}".format)
     log_path(there, 1, "stdout").write_text("before\n")
     keeper.start()
     sender.send_to(f"127.0.0.1:{keeper.port}")

@@ -83,7 +83,8 @@ class ControlDoor:
                 sorted(plane._wanted), sorted(plane._hurried.items()), sorted(plane._described),
                 sorted(plane._coordinator._open), sorted(plane._coordinator._decided), sorted(plane._held),
                 sorted(plane._decided), plane._dropped._by, plane._dropped._later, plane._done,
-                plane._payloads._sizes, plane._payloads._steps,
+                repr(plane._released._told), repr(plane._released._forgotten),
+                plane._payloads._here, plane._payloads._steps,
                 {key: len(whole.result()) if whole.done() else None for key, whole in plane._payloads._whole.items()},
                 sorted(plane.local_links._settled), sorted(plane.local_links._said), sorted(plane.peer_watch._suspects),
             ])  # fmt: skip
