@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,7 +18,7 @@ from gpus.setting import Setting, Step, seconds, setting, settle, synchronize
 from gpus.tell import tell, told
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-ROUNDS, STEPS = 7, 5  # turns of each, steps in one
+ROUNDS, STEPS, BATCHES = 7, 20, 5  # turns of each, steps in one, batches that they take in turn
 LAYERS = 20  # 355M parameters
 
 
@@ -30,18 +30,19 @@ class Racer:
     step: Step
     batches: list[Batch]
     wait: Callable[[], object]  # until all steps are done
-    times: list[float]  # seconds of a step, one for each turn
+    steps: int  # in one turn
+    times: list[float] = field(default_factory=list)  # seconds of a step, one for each turn
 
     def run(self) -> None:
-        """All batches once."""
-        for batch in self.batches:
-            self.step(*batch)
+        """The steps of one turn."""
+        for number in range(self.steps):
+            self.step(*self.batches[number % len(self.batches)])
 
 
 def main(kind: str, which: str = "") -> None:
     """Time the steps in turns."""
     sizes, layers = setting(kind), LAYERS if kind == "cuda" else None
-    batches = sizes.batches(STEPS if kind == "cuda" else 1)
+    batches, steps = (sizes.batches(BATCHES), STEPS) if kind == "cuda" else (sizes.batches(1), 1)
     there = [(x.to(kind), y.to(kind)) for x, y in batches]
     count = sum(p.numel() for p in sizes.model(layers).parameters()) / 1e6
     about = f"{count:.0f}M parameters, batch {sizes.batch} × {sizes.context}, bfloat16"
@@ -49,10 +50,10 @@ def main(kind: str, which: str = "") -> None:
     def ours(mode: str | None) -> Racer:
         step = flow.global_function(type="train", compile=mode)(sizes.step(sizes.model(layers)))
         name = "actorflow" if mode is None else f"actorflow, {mode}"
-        return Racer(name, step, batches, lambda: settle(kind), [])
+        return Racer(name, step, batches, lambda: settle(kind), steps)
 
     def theirs(name: str, mode: str = "", fused: bool | None = True) -> Racer:
-        return Racer(name, sizes.step(sizes.model(layers), mode, fused), there, lambda: synchronize(kind), [])
+        return Racer(name, sizes.step(sizes.model(layers), mode, fused), there, lambda: synchronize(kind), steps)
 
     if which == "autotuned":
         race(sizes, about, [
@@ -84,7 +85,7 @@ def race(sizes: Setting, about: str, makers: list[Callable[[], Racer]]) -> None:
             tell(f"{racer.name}: until five steps are done", f"{time.perf_counter() - start:.1f} s")
     for turn in range(ROUNDS if sizes.kind == "cuda" else 2):
         for racer in racers if turn % 2 else racers[::-1]:
-            racer.times.append(seconds(racer.run, racer.wait) / len(racer.batches))
+            racer.times.append(seconds(racer.run, racer.wait) / racer.steps)
     for racer in racers:
         low, high = min(racer.times) * 1e3, max(racer.times) * 1e3
         found = f"{statistics.median(racer.times) * 1e3:.2f} ms ({low:.2f} … {high:.2f})"
