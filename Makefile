@@ -10,6 +10,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 GENERATED := build/protos
 GENERATOR := build/generator
+OLDEST := build/oldest
 PROTOC = $(GENERATOR)/bin/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
 	protos/actorflow_protos/*.proto
 
@@ -18,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv demo test test-all test-hosts test-two-hosts test-engines chaos fuzz check lint types drift docs protos bench bench-list clean
+.PHONY: help .venv demo test test-all test-oldest test-hosts test-two-hosts test-engines chaos fuzz check lint types drift docs protos bench bench-list clean
 
 help: ## show this list
 	@sed -n 's/^\([.a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +41,16 @@ test: $(READY) ## run the tests, but for the slow ones
 
 test-all: $(READY) ## run all tests, but for those that need several hosts
 	$(BIN)/python -m pytest $(PARALLEL) -m "not hosts" $(ARGS)
+
+$(OLDEST)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(OLDEST)
+	grep -v '^torch==' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check -c $(OLDEST)/constraints.txt \
+		"$$(sed -n 's/^ *"torch>=\(.*\)",.*/torch==\1.*/p' pyproject.toml)" -e '.[test]'
+	@touch $@
+
+test-oldest: $(OLDEST)/.ready ## run the tests on the oldest torch that pyproject.toml allows (ARGS="tests/frontend -x")
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) -m "not slow and not hosts" -o timeout=600 $(ARGS)
 
 fuzz: $(READY) ## send 10,000 messages that nobody sends to each door of live ranks (ARGS="--messages N --from-seed S")
 	$(BIN)/python -m pytest -s -o timeout=3600 tests/fuzz --messages 10000 $(ARGS)
