@@ -89,9 +89,14 @@ def waits(plan: Plan, actor: Actor) -> int:
 
 
 def flops_per_s(plan: Plan, actor: Actor, hardware: Hardware) -> float:
-    """FLOP/s for an actor, by the floating-point dtypes of its registers' bytes (``Hardware.flops_on``)."""
+    """FLOP/s for an actor (``Hardware.flops_on``), by the dtype of its arithmetic.
+
+    Where that is not known, by the floating-point dtypes of its registers' bytes.
+    """
     if not hardware.flops_by_dtype or not actor.flops:
         return hardware.flops_per_s
+    if actor.flops_dtype:
+        return hardware.flops_on({actor.flops_dtype: 1})
     nbytes: Counter[str] = Counter()
     for place in (*actor.operands, *actor.targets):
         if isinstance(place, FromRegister):

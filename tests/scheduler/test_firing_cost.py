@@ -170,6 +170,12 @@ def test_arithmetic_is_as_fast_as_the_dtype_of_the_actor_s_registers() -> None:
     assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 50.0)
 
 
+def test_arithmetic_between_registers_of_another_dtype_is_as_fast_as_its_own() -> None:
+    hardware = replace(HARDWARE, flops_by_dtype=(("bfloat16", 1000.0),))
+    plan, actor = computing("float32", flops=5000.0, flops_dtype="bfloat16")
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 5.0)
+
+
 def test_what_was_measured_of_the_same_work_counts_instead_of_the_estimate() -> None:
     plan, actor = computing(flops=5000.0)
     hardware = replace(HARDWARE, measured={work_digest(plan, actor): 0.25})

@@ -69,7 +69,7 @@ class ActorDraft:
     result: int | None = None  # of a sink
     level: int = 0  # see ``segment.py``
     gathers: bool = False  # variables, for forward or backward ops
-    flops: float = 0.0
+    flops: dict[str, float] = field(default_factory=dict)  # by the dtype of their operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class _Cutter:
             )  # fmt: skip
             one.level = segment.level
             one.items.append(item)
-            one.flops += item.flops
+            one.flops[item.flops_dtype] = one.flops.get(item.flops_dtype, 0.0) + item.flops
             self.maker.update({(v, rank): self.number[key] for s in steps for v in s.outs if v >= 0})
 
     def draft_comm(self, item: ProgramItem, level: tuple[int, int]) -> None:
@@ -391,7 +391,8 @@ class _Cutter:
         index = self.indices[id(built.body)]
         return Actor(
             number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets,
-            flops=draft.flops, stage=draft.stage, workspace=self.workspace(built, rank, registers),
+            flops=sum(draft.flops.values()), stage=draft.stage, workspace=self.workspace(built, rank, registers),
+            flops_dtype=max(draft.flops, key=draft.flops.__getitem__, default=""),
         )  # fmt: skip
 
     def built(

@@ -14,7 +14,7 @@ from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol, substitut
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, local_shape, show
 from actorflow_compiler.cutting.redundant import RedundantOp
-from actorflow_compiler.graph.flops import flops_of
+from actorflow_compiler.graph.flops import dtype_of_flops, flops_of
 from actorflow_compiler.graph.graph import CALL_INPUTS, InputKind, Node, call_of
 from actorflow_compiler.hints.constrain import CONSTRAIN
 from actorflow_compiler.infer import FREE_KINDS
@@ -67,6 +67,7 @@ class ProgramItem:
     stage: int = 0  # the virtual pipeline stage
     again: bool = False  # a forward op that is recomputed for the backward pass
     line: str = ""  # of the user's script
+    flops_dtype: str = ""  # of the operands, by bytes; empty where there are no FLOPs
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +277,7 @@ class _Lowering:
                 where=n.where,
                 stage=n.stage,
                 line=n.line,
+                flops_dtype=dtype_of_flops(call) if work else "",
             )
         )
 

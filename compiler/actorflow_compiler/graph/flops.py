@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.op_call import CALLS, CALLS_STAY
+from actorflow_compiler.core.ops import FLOATS
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.signatures import OpCall
 
@@ -19,6 +21,15 @@ def flops_of(call: OpCall) -> float:
         return _attention(call, backward="backward" in name)
     rule = _RULES.get(name)
     return 2.0 * rule(call) if rule is not None else 0.0
+
+
+def dtype_of_flops(call: OpCall) -> str:
+    """The floating-point dtype that most bytes of a call's operands have; empty if none has one."""
+    nbytes: Counter[str] = Counter()
+    for meta in call.ins:
+        if meta.dtype in FLOATS:
+            nbytes[meta.dtype] += meta.nbytes
+    return max(nbytes, key=nbytes.__getitem__, default="")
 
 
 def _attention(call: OpCall, backward: bool) -> float:

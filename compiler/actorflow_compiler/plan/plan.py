@@ -320,6 +320,7 @@ class Actor:
     flops: float = 0.0  # of one firing
     stage: int = 0
     workspace: int = 0  # bytes that one firing needs beside registers and variables
+    flops_dtype: str = ""  # of the operands of most of its FLOPs; empty: not known, or there are none
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,6 +310,7 @@ def _actor(actor: Actor) -> pb.Actor:
         flops=actor.flops,
         stage=actor.stage,
         momentary=actor.workspace,
+        flops_dtype=actor.flops_dtype,
     )
 
 
@@ -328,6 +329,7 @@ def _to_actor(message: pb.Actor) -> Actor:
         flops=message.flops,
         stage=message.stage,
         workspace=message.momentary,
+        flops_dtype=message.flops_dtype,
     )
 
 
