@@ -27,6 +27,15 @@ GRACE = 30.0  # seconds for its processes to end, or to answer where one of them
 AGREE = 1e-4  # how far the losses of contenders may differ
 
 
+def _cpu_clock(pid: int) -> int:
+    """The kernel's clock of the CPU time of a process, as Linux's ``clock_getcpuclockid`` numbers it.
+
+    It counts nanoseconds.  What psutil reads counts the ticks that meet a process: one that wakes up for moments, at
+    times that ticks have, too, is met far too often.
+    """
+    return (~pid << 3) | 2
+
+
 class Lost(Exception):
     """A group of processes cannot go on."""
 
@@ -115,13 +124,12 @@ class Group:
         return [notes for _, notes, _ in self._answers("notes", name, 0)]
 
     def cpu(self) -> float:
-        """CPU seconds so far of all its processes, counted in 10 ms."""
+        """CPU seconds so far of all its processes."""
         found = 0.0
         started = psutil.Process(self.process.pid)
         for process in [started, *started.children(recursive=True)]:
-            with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                found += times.user + times.system
+            with suppress(OSError):  # it has ended
+                found += time.clock_gettime(_cpu_clock(process.pid))
         return found
 
     def close(self) -> None:
