@@ -19,6 +19,7 @@ from actorflow.rendezvous.reports import (
     RunShape,
     report_to_launcher,
 )
+from actorflow.support.refusals import RefusalCount
 from cluster.ranks import LIMIT
 
 MANY = 100_000  # characters, more than any datagram takes
@@ -59,8 +60,9 @@ def test_a_long_notice_is_shortened_as_well(watch: RankWatch, capfd: pytest.Capt
 
 
 def test_what_is_no_report_is_said_and_the_launcher_goes_on_listening(
-    watch: RankWatch, capfd: pytest.CaptureFixture[str]
+    watch: RankWatch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("actorflow.launch.watch.REFUSALS", RefusalCount())  # a process says few in a minute
     wrong = [
         b"x" * MANY,  # longer than is read
         b'["failed", {"rank": 1',  # cut off

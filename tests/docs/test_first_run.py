@@ -23,7 +23,7 @@ def test_a_report_is_written_part_by_part_and_gone_on_with(tmp_path: Path) -> No
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "NCCL with the ranks there are" in run("nccl")
+    assert "NCCL between ranks" in run("nccl")
     assert "| nccl | all-reduce of one rank" in page.read_text()
     assert {line["part"] for line in json.loads(kept.read_text())} == {"nccl"}
     told = run("nccl", "memory")
@@ -33,7 +33,7 @@ def test_a_report_is_written_part_by_part_and_gone_on_with(tmp_path: Path) -> No
     assert "| nccl |" in text
     assert "| memory |" in text
     kept.write_text(json.dumps([*json.loads(kept.read_text()), STOPPED]))
-    assert "NCCL with the ranks there are" in run("nccl")  # it had not come to its end
+    assert "NCCL between ranks" in run("nccl")  # it had not come to its end
     assert {line["part"] for line in json.loads(kept.read_text())} == {"nccl", "memory"}
     assert "ends well" not in kept.read_text()
     assert "no time is left; the same command goes on with it" in run("nccl", "memory", "copies", "--seconds", "0")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from actorflow.control import channels
 from actorflow.control.channels import LogCollectorStub, MeetingStub
-from actorflow.launch.log_gather import LogKeeper
+from actorflow.launch.log_gather import MOST_BYTES, LogKeeper
 from actorflow.launch.node_assembly import NodeAssembly
 from actorflow.launch.node_meeting import HostedSeat
 from actorflow.launch.watch import RankWatch
@@ -202,7 +202,9 @@ def test_logs_of_no_node_are_written_nowhere(
             return
         with pytest.raises(grpc.RpcError) as e:
             list(LogCollectorStub(channel).Keep(iter([piece]), metadata=channels.metadata("secret", 0), timeout=LIMIT))
-        assert e.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        unread = piece.ByteSize() > MOST_BYTES
+        status = grpc.StatusCode.RESOURCE_EXHAUSTED if unread else grpc.StatusCode.INVALID_ARGUMENT
+        assert e.value.code() is status
 
     with grpc.insecure_channel(f"127.0.0.1:{keeper.port}") as channel:
         in_rounds(attack, drawn_from, enough)

@@ -115,34 +115,40 @@ def test_a_body_that_is_loaded_computes_what_the_compiled_one_does_bit_by_bit(
     torch.testing.assert_close(outputs(second, one), list(plain))
 
 
-def _load(variables: dict[str, str], threads: int, answer: Any) -> None:
-    """In a new process, in which no C++ can be compiled: load the body and compute with it."""
+def _compute(variables: dict[str, str], threads: int, compiles: bool, answer: Any) -> None:
+    """In a new process: compile or load the body, and compute with it; ``compiles``: whether C++ can be compiled."""
+    os.environ.clear()  # those of the process that it was forked from, which another test may have started
+    os.environ.update(variables)
     from torch._inductor import cpp_builder
 
-    os.environ.update(variables)
     torch.set_num_threads(threads)
-    cpp_builder.CppBuilder.build = None
+    if not compiles:
+        cpp_builder.CppBuilder.build = None
     one = wanted()
     found = made(one)
-    answer.send((found.loaded, [x.numpy() for x in outputs(found, one)]))
+    assert not found.errors
+    answer.send((found.compiled, found.loaded, [x.numpy() for x in outputs(found, one)]))
 
 
-def test_a_kept_body_is_loaded_by_another_process_and_needs_no_compiler(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = wanted()
-    before = outputs(made(one), one)
-    variables = {name: os.environ[name] for name in ("ACTORFLOW_CACHE", "ACTORFLOW_CACHE_BODIES")}
-    variables["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "torch")  # an empty one
+def in_a_new_process(cache: Path, compiles: bool) -> tuple[int, int, list[Tensor]]:
+    """How many bodies were compiled there, how many loaded, and what they computed; ``cache``: inductor's own."""
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe()
-    process = context.Process(target=_load, args=(variables, torch.get_num_threads(), there))
+    variables = dict(os.environ) | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    process = context.Process(target=_compute, args=(variables, torch.get_num_threads(), compiles, there))
     process.start()
     there.close()  # so that the end of the process ends the wait
-    loaded, after = here.recv()
+    compiled, loaded, found = here.recv()
     process.join(LIMIT)
-    assert loaded == 1
-    assert all(torch.equal(mine, torch.from_numpy(theirs)) for mine, theirs in zip(before, after, strict=True))
+    return compiled, loaded, [torch.from_numpy(one) for one in found]
+
+
+def test_a_kept_body_is_loaded_by_another_process_and_needs_no_compiler(folder: Path, tmp_path: Path) -> None:
+    compiled, loaded, before = in_a_new_process(tmp_path / "one", compiles=True)
+    assert (compiled, loaded) == (1, 0)
+    compiled, loaded, after = in_a_new_process(tmp_path / "other", compiles=False)
+    assert (compiled, loaded) == (0, 1)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(before, after, strict=True))
 
 
 def test_a_body_that_no_file_can_hold_is_compiled_by_each_rank_at_once() -> None:
