@@ -11,6 +11,34 @@ from actorflow.devices import Device, make_device
 from models import Case, reference
 
 STEPS = 3
+# trains until it is ended; tells its process by a file in the folder that is its first argument, and fails where
+# tensors go another way than the second one says, if there is one
+ENDLESS = """
+import os, sys
+from pathlib import Path
+import torch
+import actorflow as flow
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+
+@flow.global_function(type="train")
+def step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+for number in range(10**9):
+    loss = float(step(torch.randn(16, 64, generator=torch.Generator().manual_seed(number))).detach())
+    if number == 5:
+        planes = {a.comm.plane for a in step.last.plan.actors if a.comm is not None}
+        assert sys.argv[2:] in ([], [*planes]), planes
+        here = Path(sys.argv[1], os.environ["RANK"])
+        here.with_suffix(".new").write_text(str(os.getpid()))
+        here.with_suffix(".new").rename(here)
+"""
 
 
 def here(rank: int) -> Device:

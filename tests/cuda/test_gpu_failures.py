@@ -18,34 +18,10 @@ from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import Collective, CollectiveKind, OfInput, Plan, TensorSpec
 from cluster.runs import Run
+from gpu_cases import ENDLESS
 from runtime.programs import V0, Program, body, on, spec, step
 
 pytestmark = pytest.mark.cuda
-
-ENDLESS = """
-import os, sys
-from pathlib import Path
-import torch
-import actorflow as flow
-
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.AdamW(model.parameters())
-
-@flow.global_function(type="train")
-def step(x):
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss
-
-for number in range(10**9):
-    loss = float(step(torch.randn(16, 64, generator=torch.Generator().manual_seed(number))).detach())
-    if number == 5:
-        here = Path(sys.argv[1], os.environ["RANK"])
-        here.with_suffix(".new").write_text(str(os.getpid()))
-        here.with_suffix(".new").rename(here)
-"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

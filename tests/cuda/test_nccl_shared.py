@@ -12,6 +12,7 @@ import torch
 
 from actorflow.transport.nccl import nccl_version
 from cluster.runs import Run
+from gpu_cases import ENDLESS
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not nccl_version(), reason="this torch has no NCCL")]
 RANKED = Path(__file__).parents[2] / "benchmarks" / "gpus" / "ranked.py"
@@ -19,32 +20,6 @@ HOSTS = """
 import os
 
 os.environ["NCCL_HOSTID"] = os.environ["RANK"]
-"""
-
-ENDLESS = HOSTS + """
-import sys
-from pathlib import Path
-import torch
-import actorflow as flow
-
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.AdamW(model.parameters())
-
-@flow.global_function(type="train")
-def step(x):
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss
-
-for number in range(10**9):
-    loss = float(step(torch.randn(16, 64, generator=torch.Generator().manual_seed(number))).detach())
-    if number == 5:
-        assert {a.comm.plane for a in step.last.plan.actors if a.comm is not None} == {"nccl"}
-        here = Path(sys.argv[1], os.environ["RANK"])
-        here.with_suffix(".new").write_text(str(os.getpid()))
-        here.with_suffix(".new").rename(here)
 """
 
 GROUPS = HOSTS + """
@@ -120,7 +95,7 @@ def test_a_training_over_nccl_gives_the_losses_of_one_device(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_lost_in_the_middle_of_transfers_over_nccl_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
-    run = begun(tmp_path, ENDLESS, 2, str(tmp_path))
+    run = begun(tmp_path, HOSTS + ENDLESS, 2, str(tmp_path), "nccl")
     try:
         pids = [int(text) for text in run.wait_for([tmp_path / "0", tmp_path / "1"])]
         os.kill(pids[1], number)
