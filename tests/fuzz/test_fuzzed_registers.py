@@ -6,14 +6,14 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from actorflow.support.refusals import MessageRefused
 from actorflow.transport.messages import Contributed, Credit, Filled, Message, Ready, Region, Stamp
 from actorflow.transport.unix_frames import Parser, pack
 from fuzz.conftest import Tally
-from fuzz.drawn_items import mutated, register_messages, with_another_field
+from fuzz.drawn_items import ROUND, in_rounds, mutated, register_messages, with_another_field
 from fuzz.register_door import AWAY, INLINE, ME, MEMORY, SHARED, RegisterDoor, rank_of_three
 
 GOOD = (  # what rank 0 or 2 could send next, after two calls
@@ -41,8 +41,7 @@ def attack(door: RegisterDoor, peer: int, message: Message, tally: Tally) -> Non
 
 
 def test_structured_messages_are_refused(door: RegisterDoor, messages: int, drawn_from: int, tally: Tally) -> None:
-    @seed(drawn_from)
-    @settings(max_examples=2 * messages, derandomize=False, database=None, phases=[Phase.generate],
+    @settings(max_examples=ROUND, derandomize=False, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(peer=st.sampled_from([0, 0, 0, 2, 7]), message=with_another_field(GOOD) | register_messages(12))
     def each(peer: int, message: Message) -> None:
@@ -52,7 +51,7 @@ def test_structured_messages_are_refused(door: RegisterDoor, messages: int, draw
             else:
                 attack(door, peer, message, tally)
 
-    each()
+    in_rounds(each, drawn_from, lambda: tally.count >= messages)
     tally.check()
 
 
