@@ -13,24 +13,32 @@ __all__ = ["placement"]
 
 
 class _Placements:
-    """``placement(type, ranks)`` makes a placement of these ranks, ``placement.all(type)`` one of all ranks."""
+    """``placement(type, ranks, weights)`` makes a placement of these ranks, ``placement.all(type)`` of all ranks."""
 
     __slots__ = ()
 
-    def __call__(self, type: str, ranks: Any = None) -> Placement:
+    def __call__(self, type: str, ranks: Any = None, weights: Any = None) -> Placement:
         """The devices of ``ranks``: a list, a range or an array; if it is nested or has several dims, a mesh.
+
+        ``weights`` say how unequal devices share: a whole number from 1 to 1,000,000 for each rank, nested as the
+        ranks are.  Of a dim that is split over the devices, each gets a contiguous part of weight / (sum of the
+        weights) of it, rounded so that the largest remainders get one element more; a device may get none.  Those of a
+        mesh have to be a product of weights along each axis.  Equal weights, such as ``[2, 2]``, are the same as none,
+        and ``[4, 2]`` are the same as ``[2, 1]``.
 
         >>> flow.placement("cuda", ranks=[[0, 1], [2, 3]]).hierarchy
         (2, 2)
+        >>> print(flow.placement("cuda", [0, 1], weights=[4, 2]))
+        cuda:[0,1]*[2,1]
 
-        Raises LayoutError for ranks that do not form a placement.
+        Raises LayoutError for ranks that do not form a placement, and for weights that do not fit them.
         """
         if ranks is None:
             raise LayoutError(
                 f'placement("{type}") was found without ranks; write placement("{type}", [0, 1]), or '
                 f'placement.all("{type}") for all of them'
             )
-        return make(type, _listed(ranks))
+        return make(type, _listed(ranks), weights)
 
     def all(self, type: str) -> Placement:
         """The devices of all ranks of this run, in one dimension.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.op_call import overload
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
-from actorflow_compiler.core.sbp import Broadcast, PartialSum, Split, local_shape
+from actorflow_compiler.core.sbp import Broadcast, PartialSum, Parts, Split, device_count, local_shape
 from actorflow_compiler.custom_ops.optimizers import IN_PLACE
 from actorflow_compiler.library import OPS
 from actorflow_compiler.signatures import OpCall, Signature, local_op, shard, signatures, unshard
@@ -117,13 +117,13 @@ def meta(tensor: Tensor) -> Meta:
 
 
 def wrong(
-    case: Instance, signature: Signature, parts: int, tolerance: float = 1e-8, make: Callable[..., Any] = local_op
+    case: Instance, signature: Signature, parts: Parts, tolerance: float = 1e-8, make: Callable[..., Any] = local_op
 ) -> str | None:
     """Shard the operands, run the op on each device, and compare; None if all is right."""
     generator = torch.Generator().manual_seed(7)
     shards = [shard(x, s, parts, generator) for x, s in zip(case.operands, signature.ins, strict=True)]
     results: list[list[Tensor | None]] = []
-    for index in range(parts):
+    for index in range(device_count(parts)):
         op, args, kwargs, metas = make(case.call, signature, parts, index)
         local = run(op, args, kwargs, [x[index].clone() for x in shards])
         if len(local) != len(case.results):
@@ -147,7 +147,7 @@ def wrong(
         tensors = [m for m in made if m is not None]
         if isinstance(layout, Broadcast) and any(not close(t, tensors[0], 0.0) for t in tensors):
             return f"output {j}: devices differ"
-        joined = unshard(tensors, layout)
+        joined = unshard(tensors, layout, parts)
         scale = 10.0 if any(isinstance(s, PartialSum) for s in signature.ins) else 1.0
         rounding = max(ROUNDING.get(x.dtype, 0.0) for x in (*case.operands, whole))
         if not close(joined, whole, max(tolerance, rounding) * scale):
@@ -168,7 +168,7 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True)
 
 
-def granular(case: Instance, parts: int) -> set[Split]:
+def granular(case: Instance, parts: Parts) -> set[Split]:
     """Cuts with blocks and units that the operands could have."""
     found = set()
     for m in case.call.ins:
@@ -182,7 +182,7 @@ def granular(case: Instance, parts: int) -> set[Split]:
     return found
 
 
-def failures(case: Instance, parts: int, tolerance: float = 1e-8, wanted: bool = True) -> Iterator[str]:
+def failures(case: Instance, parts: Parts, tolerance: float = 1e-8, wanted: bool = True) -> Iterator[str]:
     """What is wrong with any of the derived signatures."""
     for signature in signatures(case.call, parts, wanted=granular(case, parts) if wanted else ()):
         try:

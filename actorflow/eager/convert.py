@@ -228,7 +228,8 @@ def _first_of_copies(part: Tensor, spec: GlobalSpec) -> Tensor:
         if all(c == 0 for c, e in zip(at, sbp, strict=True) if e == B):
             firsts.append(rank)
     mesh = tuple(1 if e == B else n for e, n in zip(sbp, place.hierarchy, strict=True))
-    source = Layout(Placement(place.type, tuple(firsts), mesh), sbp)
+    weights = tuple(() if e == B else w for e, w in zip(sbp, place.weights, strict=False))  # there may be none
+    source = Layout(Placement(place.type, tuple(firsts), mesh, weights), sbp)
     mine = part if spec.comm.rank in source.placement else part.new_empty(NOWHERE)
     return redistribute(mine, spec.shape, source, spec.layout, spec.comm, "to_global of a plain tensor")
 
@@ -237,10 +238,18 @@ def _first_of_copies(part: Tensor, spec: GlobalSpec) -> Tensor:
 
 
 def _multiplied(x: Tensor, layout: Layout) -> tuple[int, ...]:
-    """The shape of the whole if all parts have the shape of this one."""
+    """The shape of the whole if all parts have the shape of this one.
+
+    Raises LayoutError for a split by weights, whose parts have other shapes.
+    """
     shape = list(x.shape)
-    for entry, n in zip(layout.sbp, layout.placement.hierarchy, strict=True):
+    for entry, n in zip(layout.sbp, layout.placement.axes, strict=True):
         if isinstance(entry, Split):
+            if not isinstance(n, int):
+                raise LayoutError(
+                    f"to_global(check_meta=False) takes the parts of all ranks to have one shape, and those of a "
+                    f"tensor that lies as {layout} do not; leave check_meta out, so that the ranks tell their shapes"
+                )
             shape[entry.dim] *= n
     return tuple(shape)
 
@@ -294,4 +303,6 @@ def _expected(layout: Layout) -> str:
     if not cuts:
         return "one dtype and one shape"
     dims = " and ".join(f"dim {d}" for d in sorted(cuts))
+    if layout.placement.weights:
+        return f"one dtype, and shapes that are equal but for {dims}, shared by the weights of the placement"
     return f"one dtype, and shapes that are equal but for {dims}, of which the first ranks may have one more"

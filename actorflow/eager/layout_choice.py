@@ -6,6 +6,8 @@ one mesh axis after the other.  The choice is a pure function, so that it is the
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,7 @@ from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import UNMEASURED
 from actorflow_compiler.core.ops import ITEM_BYTES, Meta
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split, local_shape
+from actorflow_compiler.core.sbp import B, NdSbp, P, Parts, Sbp, Split, largest, local_shape, smallest
 from actorflow_compiler.infer.prices import LOCAL, Prices, prices_of
 from actorflow_compiler.plan.region import coordinates
 from actorflow_compiler.signatures import OpCall, Signature, local_call, signatures
@@ -69,9 +71,16 @@ def placement_for(operands: Sequence[OpOperand], fixed: Placement | None = None)
 def _spelled(p: Placement) -> str:
     """A placement as source text."""
     ranks: list[Any] = list(p.ranks)
+    axes = [w or (1,) * n for w, n in zip(p.weights, p.hierarchy, strict=False)]  # of weights there may be none
+    weights: list[Any] = [math.prod(line) for line in itertools.product(*axes)]
+    return f'flow.placement("{p.type}", {_nested(ranks, p)}{f", weights={_nested(weights, p)}" if axes else ""})'
+
+
+def _nested(values: list[Any], p: Placement) -> list[Any]:
+    """The values of a placement's devices, nested as its mesh is."""
     for n in reversed(p.hierarchy[1:]):
-        ranks = [ranks[i : i + n] for i in range(0, len(ranks), n)]
-    return f'flow.placement("{p.type}", {ranks})'
+        values = [values[i : i + n] for i in range(0, len(values), n)]
+    return values
 
 
 def _move_bytes(o: OpOperand, to: Placement) -> float:
@@ -95,7 +104,7 @@ def choose(
     needs: list[list[Sbp]] = [[] for _ in operands]
     outs: list[list[Sbp]] = [[] for _ in call.outs]
     ragged: set[tuple[int, int]] = set()
-    for axis, parts in enumerate(placement.hierarchy):
+    for axis, parts in enumerate(placement.axes):
         have = [_entry(o, placement, axis) for o in operands]
         s = _cheapest(first, operands, have, placement, axis, ragged, kept)
         ragged |= _ragged(first, s, parts)
@@ -103,7 +112,7 @@ def choose(
             need.append(entry)
         for out, made in zip(outs, s.outs, strict=True):
             out.append(made if made is not None else B)
-        first = local_call(first, s, parts, 0)
+        first = local_call(first, s, parts, largest(parts))
         if at is not None:
             mine = local_call(mine, s, parts, at[axis])
     return LayoutChoice(
@@ -132,10 +141,10 @@ def _cheapest(
     ragged: set[tuple[int, int]],
     kept: Sequence[tuple[int, int]],
 ) -> Signature:
-    parts = placement.hierarchy[axis]
+    parts, count = placement.axes[axis], placement.hierarchy[axis]
     cuts = [e for e in have if isinstance(e, Split) and (e.blocks > 1 or e.unit > 1)]
     options = signatures(call, parts, wanted=cuts)
-    if parts == 1:
+    if count == 1:
         return options[0]
     fits = [s for s in options if not _splits_ragged(ragged, s) and _fits(call, s, parts)]
     assert fits, call  # all broadcast always fits
@@ -146,10 +155,10 @@ def _cheapest(
         """Seconds, then bytes that every device holds, which decide between equally fast signatures."""
         total = 0.0
         for o, meta, entry, need in zip(operands, call.ins, have, s.ins, strict=True):
-            total += _seconds(entry, need, meta.nbytes, parts, o.small or o.layout.placement == placement, prices)
+            total += _seconds(entry, need, meta.nbytes, count, o.small or o.layout.placement == placement, prices)
         for i, out in kept:
             made, meta = s.outs[out], call.ins[i]
-            total += _seconds(made if made is not None else B, have[i], meta.nbytes, parts, True, prices)
+            total += _seconds(made if made is not None else B, have[i], meta.nbytes, count, True, prices)
         held = sum(m.nbytes for m, e in zip(call.outs, s.outs, strict=True) if m and not isinstance(e, Split))
         return total, held
 
@@ -165,12 +174,12 @@ def _seconds(have: Sbp, need: Sbp, nbytes: int, parts: int, same: bool, prices: 
     return moved / parts / prices.bandwidth + prices.latency if moved else LOCAL
 
 
-def _fits(call: OpCall, s: Signature, parts: int) -> bool:
+def _fits(call: OpCall, s: Signature, parts: Parts) -> bool:
     """Whether the signature's layouts fit the shapes, so that every device has its part."""
     try:
         for meta, entry in zip(call.ins, s.ins, strict=True):
-            local_shape(meta.shape, entry, parts, 0)
-        local_call(call, s, parts, 0)
+            local_shape(meta.shape, entry, parts, largest(parts))
+        local_call(call, s, parts, largest(parts))
     except LayoutError:
         return False
     return True
@@ -181,12 +190,13 @@ def _splits_ragged(ragged: set[tuple[int, int]], s: Signature) -> bool:
     return any(isinstance(e, Split) and (i, e.dim) in ragged for i, e in enumerate((*s.ins, *s.outs)))
 
 
-def _ragged(call: OpCall, s: Signature, parts: int) -> set[tuple[int, int]]:
+def _ragged(call: OpCall, s: Signature, parts: Parts) -> set[tuple[int, int]]:
     """(number of the operand or output, dim) of the dims that are cut unevenly."""
+    most, least = largest(parts), smallest(parts)
     return {
         (i, e.dim)
         for i, (meta, e) in enumerate(zip((*call.ins, *call.outs), (*s.ins, *s.outs), strict=True))
         if meta is not None
         and isinstance(e, Split)
-        and local_shape(meta.shape, e, parts, 0) != local_shape(meta.shape, e, parts, parts - 1)
+        and local_shape(meta.shape, e, parts, most) != local_shape(meta.shape, e, parts, least)
     }

@@ -204,7 +204,7 @@ class Actor(_message.Message):
     def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., queue: _Optional[str] = ..., kind: _Optional[str] = ..., rate: _Optional[int] = ..., body: _Optional[int] = ..., operands: _Optional[_Iterable[_Union[Operand, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., comm: _Optional[_Union[Comm, _Mapping]] = ..., flops: _Optional[float] = ..., stage: _Optional[int] = ..., momentary: _Optional[int] = ..., flops_dtype: _Optional[str] = ...) -> None: ...
 
 class Variable(_message.Message):
-    __slots__ = ("name", "shape", "dtype", "placement_type", "ranks", "hierarchy", "sbp", "kind")
+    __slots__ = ("name", "shape", "dtype", "placement_type", "ranks", "hierarchy", "sbp", "kind", "weights")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +213,7 @@ class Variable(_message.Message):
     HIERARCHY_FIELD_NUMBER: _ClassVar[int]
     SBP_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
@@ -221,10 +222,11 @@ class Variable(_message.Message):
     hierarchy: _containers.RepeatedScalarFieldContainer[int]
     sbp: str
     kind: str
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., placement_type: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., hierarchy: _Optional[_Iterable[int]] = ..., sbp: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., placement_type: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., hierarchy: _Optional[_Iterable[int]] = ..., sbp: _Optional[str] = ..., kind: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("index", "shape", "dtype", "placement_type", "ranks", "hierarchy", "sbp")
+    __slots__ = ("index", "shape", "dtype", "placement_type", "ranks", "hierarchy", "sbp", "weights")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +234,7 @@ class Result(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     HIERARCHY_FIELD_NUMBER: _ClassVar[int]
     SBP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     index: int
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
@@ -239,7 +242,8 @@ class Result(_message.Message):
     ranks: _containers.RepeatedScalarFieldContainer[int]
     hierarchy: _containers.RepeatedScalarFieldContainer[int]
     sbp: str
-    def __init__(self, index: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., placement_type: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., hierarchy: _Optional[_Iterable[int]] = ..., sbp: _Optional[str] = ...) -> None: ...
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., placement_type: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., hierarchy: _Optional[_Iterable[int]] = ..., sbp: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("rank", "queue", "actors")

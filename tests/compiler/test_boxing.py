@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -160,10 +161,13 @@ def layouts(draw: st.DrawFn, shape: tuple[int, ...], where: Placement) -> NdSbp:
 
 @st.composite
 def meshes(draw: st.DrawFn, devices: int | None = None) -> Placement:
-    """Up to eight of ten ranks in any order, on one to three axes."""
+    """Up to eight of ten ranks in any order, on one to three axes, which share equally or by weights."""
     fitting = [h for h in HIERARCHIES if devices is None or math.prod(h) == devices]
     hierarchy = draw(st.sampled_from(fitting))
-    return Placement("cpu", tuple(draw(st.permutations(range(10)))[: math.prod(hierarchy)]), hierarchy)
+    ranks = tuple(draw(st.permutations(range(10)))[: math.prod(hierarchy)])
+    some = st.tuples(*(st.tuples(*[st.sampled_from([1, 2, 5])] * n) for n in hierarchy))
+    weights = draw(st.one_of(st.just(()), some))
+    return Placement("cpu", ranks, hierarchy, weights)
 
 
 @given(st.data(), SHAPES, meshes())
@@ -173,20 +177,25 @@ def test_on_one_mesh_every_pair_keeps_the_value_within_the_bytes(
     box(numbers(*shape), where, data.draw(layouts(shape, where)), where, data.draw(layouts(shape, where)))
 
 
-@given(st.data(), SHAPES, meshes(), st.sampled_from(["any", "disjoint", "subset", "other order", "other mesh"]))
+RELATIONS = ["any", "disjoint", "subset", "other order", "other mesh", "other weights"]
+
+
+@given(st.data(), SHAPES, meshes(), st.sampled_from(RELATIONS))
 def test_between_two_placements_every_pair_keeps_the_value_within_the_bytes(
     data: st.DataObject, shape: tuple[int, ...], source: Placement, relation: str
 ) -> None:
     target = data.draw(meshes(source.size if relation.startswith("other") else None))
     if relation == "disjoint":
-        target = Placement("cpu", tuple(r + 10 for r in target.ranks), target.hierarchy)
+        target = replace(target, ranks=tuple(r + 10 for r in target.ranks))
     elif relation == "subset":
         ranks = data.draw(st.sets(st.sampled_from(source.ranks), min_size=1).map(tuple))
         target = Placement("cpu", ranks, (len(ranks),))
     elif relation == "other order":
-        target = Placement("cpu", tuple(data.draw(st.permutations(source.ranks))), source.hierarchy)
+        target = replace(source, ranks=tuple(data.draw(st.permutations(source.ranks))))
     elif relation == "other mesh":
-        target = Placement("cpu", source.ranks, target.hierarchy)
+        target = Placement("cpu", source.ranks, target.hierarchy, target.weights)
+    elif relation == "other weights":
+        target = Placement("cpu", source.ranks, source.hierarchy)
     box(numbers(*shape), source, data.draw(layouts(shape, source)), target, data.draw(layouts(shape, target)))
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorflow_compiler.core.ops import Ref
-from actorflow_compiler.core.sbp import Sbp, Split, local_shape
+from actorflow_compiler.core.sbp import Parts, Sbp, Split, device_count, local_shape
 from actorflow_compiler.graph.graph import call_of
 from actorflow_compiler.infer.inner_decompositions import BODIES
 from actorflow_compiler.infer.inner_signatures import decompose, inner_cost
@@ -24,18 +24,18 @@ INFINITE = [-math.inf] * 7
 ROWS = torch.tensor([[0.0, -math.inf, 3.0, 1.0, -math.inf, 2.0, 0.5], INFINITE, [1e4, -1e4, 0.0, 9e3, 1.0, 2.0, 1e4]])
 
 
-def inner(case: Instance, parts: int) -> list[Signature]:
+def inner(case: Instance, parts: Parts) -> list[Signature]:
     return [s for s in signatures(case.call, parts, inner=True) if s.inner]
 
 
-def on_parts(case: Instance, signature: Signature, parts: int) -> list[Tensor]:
+def on_parts(case: Instance, signature: Signature, parts: Parts) -> list[Tensor]:
     """Run the body of an op on every device, boxing as its signatures say; returns the outputs put together."""
     body = decompose(case.call, (signature,), (parts,))
     held: dict[int, tuple[list[Tensor], Sbp]] = {}
 
     def obtain(value: int, need: Sbp) -> list[Tensor]:
         tensors, have = held[value]
-        return tensors if have == need else shard(unshard(tensors, have), need, parts)
+        return tensors if have == need else shard(unshard(tensors, have, parts), need, parts)
 
     for i, x, s in zip(body.graph.inputs, case.operands, signature.ins, strict=True):
         held[i.value] = shard(x, s, parts), s
@@ -43,7 +43,7 @@ def on_parts(case: Instance, signature: Signature, parts: int) -> list[Tensor]:
         call, operands = call_of(n, body.graph.metas)
         reads = [obtain(v, need) for v, need in zip(operands, chosen.ins, strict=True)]
         made = []
-        for index in range(parts):
+        for index in range(device_count(parts)):
             op, args, kwargs, metas = local_op(call, chosen, parts, index)
             outs = [r for r in run(op, args, kwargs, [r[index] for r in reads]) if r is not None]
             assert tuple(map(meta, outs)) == metas, n
@@ -56,7 +56,7 @@ def on_parts(case: Instance, signature: Signature, parts: int) -> list[Tensor]:
     for r, s, whole in zip(body.graph.results, wanted, (x for x in case.results if x is not None), strict=True):
         for index, tensor in enumerate(obtain(r, s)):
             assert tuple(tensor.shape) == local_shape(whole.shape, s, parts, index)
-    return [unshard(obtain(r, s), s) for r, s in zip(body.graph.results, wanted, strict=True)]
+    return [unshard(obtain(r, s), s, parts) for r, s in zip(body.graph.results, wanted, strict=True)]
 
 
 def softmax(op: str, x: Tensor, dim: int) -> Instance:
@@ -132,9 +132,9 @@ def test_every_line_has_a_body_and_a_sample() -> None:
     assert LINES.keys() == BODIES.keys() == {case.call.op for case in SAMPLES.values()}
 
 
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("parts", [2, 3, (2, 1), (1, 2)], ids=str)
 @pytest.mark.parametrize("name", SAMPLES)
-def test_an_op_written_out_gives_on_parts_what_the_whole_op_gives(name: str, parts: int) -> None:
+def test_an_op_written_out_gives_on_parts_what_the_whole_op_gives(name: str, parts: Parts) -> None:
     case = SAMPLES[name]
     found = inner(case, parts)
     assert found or max(n for m in case.call.ins for n in m.shape) < parts

@@ -65,3 +65,14 @@ def test_each_signature_of_a_line_gives_what_the_whole_op_gives(op: str) -> None
         for parts in (2, 3):
             wrong += list(failures(case, parts))
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", sorted(op for op in TABLE.keys() - ON_GPU_ONLY if has_calls(op)))
+def test_each_signature_of_a_line_is_right_where_devices_share_by_weights(op: str) -> None:
+    wrong = []
+    for args, kwargs in calls(op):
+        case = instance(op, args, kwargs)
+        for parts in ((2, 1), (1, 3), (1, 2, 1)):
+            wrong += list(failures(case, parts))
+    assert not wrong, "\n".join(wrong)

@@ -34,7 +34,18 @@ from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.runs import length
-from actorflow_compiler.core.sbp import B, NdSbp, P, PartialSum, Sbp, Split, local_size, numel
+from actorflow_compiler.core.sbp import (
+    B,
+    NdSbp,
+    P,
+    PartialSum,
+    Parts,
+    Sbp,
+    Split,
+    device_count,
+    local_size,
+    numel,
+)
 from actorflow_compiler.plan.plan import Box
 from actorflow_compiler.plan.region import Region, boxes, coordinates, count, intersect, region, subtract
 
@@ -98,25 +109,26 @@ def bytes_bound(
 def _row(shape: Shape, place: Placement, here: NdSbp, axis: int, entry: Sbp) -> float:
     """Elements that move by the table when one axis changes, over all groups along it."""
     others = (*here[:axis], B, *here[axis + 1 :])
-    parts = place.hierarchy[axis]
+    parts, count_of = place.axes[axis], place.hierarchy[axis]
     total = 0.0
     for index in range(place.size):
         at = coordinates(place, index)[axis]
         if at:
             continue
         group = region(shape, others, place, index)
-        have, moved = here[axis], bytes_moved(here[axis], entry, count(group), parts, parts, True)
+        have, moved = here[axis], bytes_moved(here[axis], entry, count(group), count_of, count_of, True)
         if isinstance(have, Split) and isinstance(entry, Split):
             moved = max(moved, _lacked(tuple(map(length, group)), parts, have, entry))
         total += moved
     return total
 
 
-def _lacked(shape: Shape, parts: int, have: Split, want: Split) -> int:
+def _lacked(shape: Shape, parts: Parts, have: Split, want: Split) -> int:
     """Elements that all devices along one axis have to receive when the split of a tensor changes."""
-    line = Placement("cpu", tuple(range(parts)), (parts,))
+    n = device_count(parts)
+    line = Placement("cpu", tuple(range(n)), (n,), () if isinstance(parts, int) else (parts,))
     total = 0
-    for index in range(parts):
+    for index in range(n):
         wanted = region(shape, (want,), line, index)
         both = intersect(wanted, region(shape, (have,), line, index))
         total += count(wanted) - (count(both) if both else 0)
@@ -250,10 +262,11 @@ def _spread(shape: Shape, place: Placement, sbp: NdSbp) -> tuple[Placement, NdSb
         if not isinstance(entry, Split):
             dim = next((d for d, m in enumerate(local) if m >= n), local.index(max(local)))
             entry = Split(dim)
-            local[dim] = local_size(local[dim], entry, n, 0)
+            local[dim] = local_size(local[dim], entry, place.axes[k], 0)
         out.append(entry)
     ranks = np.array(place.ranks).reshape(place.hierarchy).transpose(order)
-    return Placement(place.type, tuple(ranks.reshape(-1).tolist()), ranks.shape), tuple(out)
+    weights = tuple(place.weights[k] for k in order) if place.weights else ()
+    return Placement(place.type, tuple(ranks.reshape(-1).tolist()), ranks.shape, weights), tuple(out)
 
 
 def _groups(place: Placement, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.sbp import Parts
+
+MOST_WEIGHT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The devices that a value or an op lives on.
 
-    ``ranks`` lists them in mesh order (last axis fastest); ``hierarchy`` is the mesh's shape.
-    Text form: ``cpu:[0,1]`` or ``cpu:[0,1,2,3](2,2)``.
+    ``ranks`` lists them in mesh order (last axis fastest); ``hierarchy`` is the mesh's shape.  ``weights`` has, for
+    each mesh axis, those by which a dim that is split over the axis is shared among its devices, or () where they share
+    equally; it is () where all axes do.  They are kept in lowest terms, so that equal shares are equal placements.
+    Text form: ``cpu:[0,1]`` or ``cpu:[0,1,2,3](2,2)``, followed by weights: ``cpu:[0,1]*[2,1]``,
+    ``cpu:[0,1,2,3](2,2)*[2,1]*[1,1]``.
     """
 
     type: str  # "cpu" | "cuda", as users write it
     ranks: tuple[int, ...]
     hierarchy: tuple[int, ...]
+    weights: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.type not in ("cpu", "cuda"):
@@ -33,6 +43,15 @@ class Placement:
                 f"a mesh of shape {self.hierarchy} needs {math.prod(self.hierarchy)} ranks; "
                 f"{len(self.ranks)} were found"
             )
+        if self.weights:
+            object.__setattr__(self, "weights", _in_lowest_terms(self.weights, self.hierarchy))
+
+    @property
+    def axes(self) -> tuple[Parts, ...]:
+        """The devices along each mesh axis: their number, or a weight for each of them."""
+        if not self.weights:
+            return self.hierarchy
+        return tuple(weights or n for weights, n in zip(self.weights, self.hierarchy, strict=True))
 
     @property
     def size(self) -> int:
@@ -48,16 +67,26 @@ class Placement:
 
     def __str__(self) -> str:
         mesh = "" if len(self.hierarchy) == 1 else f"({','.join(map(str, self.hierarchy))})"
-        return f"{self.type}:[{','.join(map(str, self.ranks))}]{mesh}"
+        axes = zip(self.weights, self.hierarchy, strict=False)  # of weights there may be none
+        weights = "".join(f"*[{','.join(map(str, w or (1,) * n))}]" for w, n in axes)
+        return f"{self.type}:[{','.join(map(str, self.ranks))}]{mesh}{weights}"
+
+    def __repr__(self) -> str:
+        weights = f", weights={self.weights!r}" if self.weights else ""
+        return f"Placement(type={self.type!r}, ranks={self.ranks!r}, hierarchy={self.hierarchy!r}{weights})"
 
 
 Ranks = Sequence[int] | Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]]
 
 
-def placement(type: str, ranks: Ranks) -> Placement:
+def placement(type: str, ranks: Ranks, weights: Any = None) -> Placement:
     """``placement("cuda", [0, 1])``; a nested list makes a mesh.
 
-    Raises LayoutError for duplicate, negative, ragged or missing ranks.
+    ``weights`` are whole numbers above 0, one for each rank, nested as the ranks are: of a dim that is split over the
+    devices each gets a part in proportion to its weight.  Those of a mesh have to be a product: a weight for each place
+    along the first axis, times one for each place along the second, and so on.
+
+    Raises LayoutError for duplicate, negative, ragged or missing ranks, and for weights that do not fit them.
     """
     flat: list[int] = []
 
@@ -73,4 +102,76 @@ def placement(type: str, ranks: Ranks) -> Placement:
         return (len(node), *(shapes.pop() if shapes else ()))
 
     hierarchy = shape(ranks)
-    return Placement(type, tuple(flat), hierarchy)
+    made = Placement(type, tuple(flat), hierarchy)
+    if weights is None:
+        return made
+    return Placement(type, made.ranks, hierarchy, _along_axes(weights, hierarchy))
+
+
+def _in_lowest_terms(weights: tuple[tuple[int, ...], ...], hierarchy: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The weights of each axis without a common factor; () for an axis of equal ones, and where all axes are so."""
+    if len(weights) != len(hierarchy):
+        raise LayoutError(
+            f"a mesh of shape {hierarchy} has {len(hierarchy)} axes; weights of {len(weights)} were found"
+        )
+    found = []
+    for axis, n in zip(weights, hierarchy, strict=True):
+        if axis and (len(axis) != n or min(axis) < 1):
+            raise LayoutError(f"{n} weights above 0 were expected along an axis of {n} devices; {axis} was found")
+        common = math.gcd(*axis)
+        found.append(tuple(w // common for w in axis) if len(set(axis)) > 1 else ())
+    return tuple(found) if any(found) else ()
+
+
+def _along_axes(weights: Any, hierarchy: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The weights along each axis of a mesh, given one for each device, nested as the mesh is."""
+    flat: list[int] = []
+    sizes = " × ".join(map(str, hierarchy))
+    what = f"{sizes} weights, one for each rank and nested as the ranks are, were"
+
+    def read(node: Any, shape: tuple[int, ...]) -> None:
+        if shape:
+            if not isinstance(node, list | tuple | range):
+                raise LayoutError(f"weights={weights!r} was found for a placement; {what} expected")
+            if len(node) != shape[0]:
+                raise LayoutError(
+                    f"weights={weights!r} was found for a placement, with {len(node)} in the place of {shape[0]}; "
+                    f"{what} expected"
+                )
+            for child in node:
+                read(child, shape[1:])
+            return
+        if isinstance(node, list | tuple | range):
+            raise LayoutError(f"weights={weights!r} was found for a placement; {what} expected")
+        flat.append(_weight(node, weights))
+
+    read(weights.tolist() if hasattr(weights, "tolist") else weights, hierarchy)
+    found = []
+    step = len(flat)
+    for n in hierarchy:
+        step //= n
+        line = [flat[i * step] for i in range(n)]
+        common = math.gcd(*line)
+        found.append(tuple(w // common for w in line))
+    products = [math.prod(line) for line in itertools.product(*found)]
+    if any(w * products[0] != p * flat[0] for w, p in zip(flat, products, strict=True)):
+        raise LayoutError(
+            f"weights={weights!r} was found for a mesh of {sizes}, by which the devices along an axis do not share "
+            f"alike everywhere; a product of weights along each axis was expected, such as [[4, 2], [2, 1]], "
+            f"where each row is twice the next one, and so is each column"
+        )
+    return tuple(found)
+
+
+def _weight(value: Any, weights: Any) -> int:
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or not 1 <= found <= MOST_WEIGHT:
+        hint = "; of 1.5 and 1 make 3 and 2" if isinstance(value, float) and math.isfinite(value) and value > 0 else ""
+        raise LayoutError(
+            f"the weight {value!r} was found in weights={weights!r} of a placement; a whole number from 1 to "
+            f"{MOST_WEIGHT:,} was expected for each rank: its share of a split dim, in proportion to the others{hint}"
+        )
+    return found

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.ops import Arg, Ref, Symbol
-from actorflow_compiler.core.sbp import Split, spans
+from actorflow_compiler.core.sbp import Parts, Split, spans
 
 DRAW = "actorflow.draw.default"
 UNIFORM = "actorflow.uniform"
@@ -133,7 +133,7 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def local_elements(has: Sequence[Ranges], size: int, layout: Split, parts: int, index: int) -> tuple[Ranges, ...]:
+def local_elements(has: Sequence[Ranges], size: int, layout: Split, parts: Parts, index: int) -> tuple[Ranges, ...]:
     """The ranges of one device, given those of the whole, when dim ``layout.dim`` of ``size`` elements is split."""
     out = list(has)
     out[layout.dim] = _part(out[layout.dim], spans(size, layout, parts, index))

@@ -226,7 +226,7 @@ class _Cutter:
             )  # fmt: skip
             one.level = segment.level
             one.items.append(item)
-            one.flops[item.flops_dtype] = one.flops.get(item.flops_dtype, 0.0) + item.flops
+            one.flops[item.flops_dtype] = one.flops.get(item.flops_dtype, 0.0) + item.flops.get(rank, 0.0)
             self.maker.update({(v, rank): self.number[key] for s in steps for v in s.outs if v >= 0})
 
     def draft_comm(self, item: ProgramItem, level: tuple[int, int]) -> None:

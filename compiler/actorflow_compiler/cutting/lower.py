@@ -12,7 +12,7 @@ from enum import StrEnum
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, route
 from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol, substitute_all
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import B, NdSbp, local_shape, show
+from actorflow_compiler.core.sbp import B, NdSbp, Parts, local_shape, show
 from actorflow_compiler.cutting.redundant import RedundantOp
 from actorflow_compiler.graph.flops import dtype_of_flops, flops_of
 from actorflow_compiler.graph.graph import CALL_INPUTS, InputKind, Node, call_of
@@ -61,7 +61,7 @@ class ProgramItem:
     steps: Mapping[int, tuple[Step, ...]] = field(default_factory=dict)  # rank → steps over local values
     comms: Mapping[int, Comm] = field(default_factory=dict)  # rank → its side; reads[i] moves to writes[i]
     combine: Combine = LAST
-    flops: float = 0.0  # of one firing on one rank
+    flops: Mapping[int, float] = field(default_factory=dict)  # rank → of one firing
     where: str = ""
     bucket: int | None = None  # of a collective: those in the same bucket leave together
     stage: int = 0  # the virtual pipeline stage
@@ -136,7 +136,7 @@ class _Lowering:
         self.repeated: dict[RedundantOp, float] = {}
         self._calls: dict[OpCall, OpCall] = {}  # one object for equal ones
         self._local: dict[
-            tuple[OpCall, tuple[Signature, ...], tuple[int, ...], tuple[int, ...]], tuple[OpCall, tuple[Meta, ...]]
+            tuple[OpCall, tuple[Signature, ...], tuple[int, ...], tuple[Parts, ...]], tuple[OpCall, tuple[Meta, ...]]
         ] = {}
 
     def new(self, sbp: NdSbp, name: str) -> int:
@@ -239,11 +239,11 @@ class _Lowering:
 
     def compute(self, k: int, n: Node, placement: Placement, call: OpCall, reads: Sequence[int]) -> None:
         """Lower an op to what each rank computes, and count its FLOPs."""
-        steps, work = {}, 0.0
+        steps, each = {}, {}
         alike: dict[int, tuple[tuple[Step, ...], float]] = {}  # ranks that run the same have the same steps
         for index, rank in enumerate(placement.ranks):
             local, metas = self.localised(
-                call, self.layouts.chosen[k], coordinates(placement, index), placement.hierarchy, n.line or n.where
+                call, self.layouts.chosen[k], coordinates(placement, index), placement.axes, n.line or n.where
             )
             made = iter(metas)
             for o, meta in zip(n.outs, call.outs, strict=True):
@@ -252,14 +252,14 @@ class _Lowering:
             if id(local) not in alike:
                 given = substitute_all(local.args, local.kwargs, lambda i: Ref(reads[i]))
                 alike[id(local)] = (Step(local.op, *given, n.outs),), flops_of(local)
-            steps[rank], flops = alike[id(local)]
-            work += flops
+            steps[rank], each[rank] = alike[id(local)]
+        work = sum(each.values())
         times = self.pieces if n.pieces else 1
         useful = self.times * flops_of(call)
         self.flops += times * useful
         self.flops_done += times * work
         if work > useful:
-            splits = any(len(signatures(call, parts)) > 1 for parts in placement.hierarchy)
+            splits = any(len(signatures(call, parts)) > 1 for parts in placement.axes)
             key = RedundantOp(n.op, n.where, splits)
             self.repeated[key] = self.repeated.get(key, 0.0) + times * (work - useful)
         outs = tuple(o for o in n.outs if o >= 0)
@@ -273,7 +273,7 @@ class _Lowering:
                 tuple(reads),
                 outs,
                 steps,
-                flops=work / placement.size,
+                flops=each if work else {},
                 where=n.where,
                 stage=n.stage,
                 line=n.line,
@@ -282,16 +282,16 @@ class _Lowering:
         )
 
     def localised(
-        self, call: OpCall, chosen: tuple[Signature, ...], at: tuple[int, ...], hierarchy: tuple[int, ...], line: str
+        self, call: OpCall, chosen: tuple[Signature, ...], at: tuple[int, ...], axes: tuple[Parts, ...], line: str
     ) -> tuple[OpCall, tuple[Meta, ...]]:
         """The op as the device at these mesh coordinates runs it, and the metas of its outputs that are used.
 
         Raises PlanError, with the user's line, if the local operands do not fit each other.
         """
-        key = (call, chosen, at, hierarchy)
+        key = (call, chosen, at, axes)
         if key not in self._local:
             whole, outs = call, tuple(m for m in call.outs if m is not None)
-            for signature, index, parts in zip(chosen, at, hierarchy, strict=True):
+            for signature, index, parts in zip(chosen, at, axes, strict=True):
                 op, args, kwargs, outs = local_op(call, signature, parts, index)
                 ins = tuple(
                     Meta(local_shape(m.shape, s, parts, index), m.dtype)

@@ -34,7 +34,7 @@ def recompute(program: LoweredProgram) -> LoweredProgram:
 def recompute_notes(program: LoweredProgram, pieces: int) -> tuple[str, ...]:
     """The note about how much a program recomputes, if anything."""
     again = [i for i in program.items if i.again]
-    flops = sum(i.flops * i.placement.size * pieces for i in again)
+    flops = sum(sum(i.flops.values()) * pieces for i in again)
     if not again:
         return ()
     stages = len({(i.placement, i.stage) for i in again})

@@ -115,10 +115,8 @@ def _part(
     item: ProgramItem, steps: Mapping[int, tuple[Step, ...]], metas: Mapping[tuple[int, int], Meta]
 ) -> ProgramItem:
     made = {o for (step,) in steps.values() for o in step.outs}
-    flops = sum(flops_of(_call(step, metas, rank)) for rank, (step,) in steps.items())
-    return replace(
-        item, steps=steps, writes=tuple(v for v in item.writes if v in made), flops=flops / item.placement.size
-    )
+    flops = {rank: flops_of(_call(step, metas, rank)) for rank, (step,) in steps.items()}
+    return replace(item, steps=steps, writes=tuple(v for v in item.writes if v in made), flops=flops)
 
 
 def _call(step: Step, metas: Mapping[tuple[int, int], Meta], rank: int) -> OpCall:

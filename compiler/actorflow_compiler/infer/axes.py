@@ -11,7 +11,18 @@ from dataclasses import dataclass, field
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.ops import Meta, Ref, substitute
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import B, NdSbp, Sbp, Split, local_shape
+from actorflow_compiler.core.sbp import (
+    B,
+    NdSbp,
+    Parts,
+    Sbp,
+    Split,
+    device_count,
+    even_shares,
+    largest,
+    local_shape,
+    smallest,
+)
 from actorflow_compiler.graph.graph import Graph, InputKind, call_of
 from actorflow_compiler.hints.goal import DATA, Goal, ParallelMode
 from actorflow_compiler.infer.choose import choose
@@ -129,9 +140,9 @@ class _Inference:
             return (entry,)
         if mode == ParallelMode.DATA:
             return (B,)
-        shape, parts = self.shapes[value].shape, where.hierarchy[axis]
-        cuts = [Split(d) for d, n in enumerate(shape) if n % parts == 0 and n]
-        cuts = cuts or [Split(d) for d, n in enumerate(shape) if n > parts]
+        shape, parts = self.shapes[value].shape, where.axes[axis]
+        cuts = [Split(d) for d, n in enumerate(shape) if n % even_shares(parts) == 0 and n]
+        cuts = cuts or [Split(d) for d, n in enumerate(shape) if n > device_count(parts)]
         if mode == ParallelMode.TENSOR and cuts and len(shape) > 1:
             return tuple(cuts)
         return (B, *cuts)
@@ -140,7 +151,7 @@ class _Inference:
         """Keep the choice of one item."""
         if axis >= len(item.placement.hierarchy):
             return
-        parts = item.placement.hierarchy[axis]
+        parts = item.placement.axes[axis]
         for o, layout in zip(item.outs, signature.outs, strict=True):
             if o >= 0:
                 assert layout is not None
@@ -149,31 +160,34 @@ class _Inference:
         if k < 0:
             (v,), (layout,) = item.outs, signature.outs
             if isinstance(layout, Split):
-                self.shapes[v] = Meta(local_shape(self.shapes[v].shape, layout, parts, 0), self.shapes[v].dtype)
+                part = local_shape(self.shapes[v].shape, layout, parts, largest(parts))
+                self.shapes[v] = Meta(part, self.shapes[v].dtype)
             return
         self.chosen[k].append(signature)
         self.ragged[k] |= _ragged(self.calls[k], signature, parts)
         for j, need in enumerate(signature.ins):
             self.operands[k][j].append(need)
         if axis + 1 < axes:
-            self.calls[k] = first_local(self.calls[k], signature, parts)
+            self.calls[k] = largest_local(self.calls[k], signature, parts)
 
 
-def first_local(call: OpCall, signature: Signature, parts: int) -> OpCall:
-    """The op as the first device along an axis sees it."""
-    op, args, kwargs, metas = local_op(call, signature, parts, 0)
-    ins = tuple(Meta(local_shape(m.shape, s, parts, 0), m.dtype) for m, s in zip(call.ins, signature.ins, strict=True))
+def largest_local(call: OpCall, signature: Signature, parts: Parts) -> OpCall:
+    """The op as the device with the largest share along an axis sees it: without weights, the first one."""
+    at = largest(parts)
+    op, args, kwargs, metas = local_op(call, signature, parts, at)
+    ins = tuple(Meta(local_shape(m.shape, s, parts, at), m.dtype) for m, s in zip(call.ins, signature.ins, strict=True))
     rest = iter(metas)
     outs = tuple(next(rest) if m is not None else None for m in call.outs)
     return OpCall(op, substitute(args, Ref), tuple(kwargs), ins, outs)
 
 
-def _ragged(call: OpCall, signature: Signature, parts: int) -> set[tuple[int, int]]:
+def _ragged(call: OpCall, signature: Signature, parts: Parts) -> set[tuple[int, int]]:
     """(number of the operand or output, dim) of the dims whose local sizes differ between devices of an axis."""
     tensors = zip((*call.ins, *call.outs), (*signature.ins, *signature.outs), strict=True)
+    most, least = largest(parts), smallest(parts)
     return {
         (i, layout.dim)
         for i, (meta, layout) in enumerate(tensors)
         if meta is not None and isinstance(layout, Split)
-        if local_shape(meta.shape, layout, parts, 0) != local_shape(meta.shape, layout, parts, parts - 1)
+        if local_shape(meta.shape, layout, parts, most) != local_shape(meta.shape, layout, parts, least)
     }

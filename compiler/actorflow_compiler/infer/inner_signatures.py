@@ -19,7 +19,7 @@ from actorflow_compiler.boxing.routes import bytes_moved
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.op_call import GRAPHS, GRAPHS_STAY
 from actorflow_compiler.core.ops import Meta
-from actorflow_compiler.core.sbp import B, NdSbp, Sbp, Split
+from actorflow_compiler.core.sbp import B, NdSbp, Parts, Sbp, Split, device_count, largest
 from actorflow_compiler.graph.graph import Graph, Node, call_of, verify
 from actorflow_compiler.infer.axes import GraphLayouts
 from actorflow_compiler.infer.inner_decompositions import BODIES, Cuts
@@ -38,8 +38,8 @@ class DecomposedOp:
     costs: tuple[tuple[float, int], ...]  # for each axis: bytes that all its devices send together, communications
 
 
-def inner_cost(call: OpCall, signature: Signature, parts: int) -> tuple[float, int]:
-    """Bytes that ``parts`` devices send in all, and the number of communications; (0, 0) if it is not inner."""
+def inner_cost(call: OpCall, signature: Signature, parts: Parts) -> tuple[float, int]:
+    """Bytes that the devices ``parts`` send in all, and the number of communications; (0, 0) if it is not inner."""
     if not signature.inner:
         return 0.0, 0
     (cost,) = decompose(call, (signature,), (parts,)).costs
@@ -47,9 +47,9 @@ def inner_cost(call: OpCall, signature: Signature, parts: int) -> tuple[float, i
 
 
 @kept_while_compiling(GRAPHS, stay=GRAPHS_STAY)
-def decompose(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> DecomposedOp:
-    """Decompose an op, at least one of whose signatures is inner, on a mesh; ``chosen`` has one for each axis."""
-    graph = trace(call, functools.partial(_run, call, _cuts(chosen, hierarchy)))
+def decompose(call: OpCall, chosen: tuple[Signature, ...], axes: tuple[Parts, ...]) -> DecomposedOp:
+    """Decompose an op, at least one of whose signatures is inner; ``chosen`` has one for each of a mesh's ``axes``."""
+    graph = trace(call, functools.partial(_run, call, _cuts(chosen, axes)))
     assert graph is not None, call
     assert [graph.metas[r] for r in graph.results] == [m for m in call.outs if m is not None], call
     calls = [call_of(n, graph.metas) for n in graph.nodes]
@@ -57,12 +57,12 @@ def decompose(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int,
     metas = dict(graph.metas)
     found: list[list[Signature]] = [[] for _ in calls]
     costs = []
-    for signature, parts in zip(chosen, hierarchy, strict=True):
+    for signature, parts in zip(chosen, axes, strict=True):
         walk = _SignaturePropagation(parts, metas)
         walk.layout = {i.value: s for i, s in zip(graph.inputs, signature.ins, strict=True)}
         for k, (n, (_, operands)) in enumerate(zip(graph.nodes, calls, strict=True)):
             found[k].append(walk.node(local[k], operands, n.outs))
-            local[k] = local_call(local[k], found[k][-1], parts, 0)
+            local[k] = local_call(local[k], found[k][-1], parts, largest(parts))
         wanted = [s for s in signature.outs if s is not None]
         for r, s in zip(graph.results, wanted, strict=True):
             walk.give(r, s)
@@ -73,14 +73,14 @@ def decompose(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int,
     return DecomposedOp(graph, tuple(map(tuple, found)), tuple(costs))
 
 
-def _cuts(chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> Cuts:
+def _cuts(chosen: tuple[Signature, ...], axes: tuple[Parts, ...]) -> Cuts:
     """Which dims of the first operand are split inside, and over how many devices on each axis."""
     cuts: dict[int, tuple[int, ...]] = {}
-    for signature, parts in zip(chosen, hierarchy, strict=True):
+    for signature, parts in zip(chosen, axes, strict=True):
         if signature.inner:
             split = signature.ins[0]
             assert isinstance(split, Split), signature
-            cuts[split.dim] = (*cuts.get(split.dim, ()), parts)
+            cuts[split.dim] = (*cuts.get(split.dim, ()), device_count(parts))
     return tuple(sorted(cuts.items()))
 
 
@@ -106,8 +106,8 @@ class _SignaturePropagation:
     ops follow the split of the operands.
     """
 
-    def __init__(self, parts: int, metas: Mapping[int, Meta]) -> None:
-        self.parts, self.metas = parts, metas
+    def __init__(self, parts: Parts, metas: Mapping[int, Meta]) -> None:
+        self.parts, self.count, self.metas = parts, device_count(parts), metas
         self.layout: dict[int, Sbp] = {}
         self.given: set[tuple[int, Sbp]] = set()
         self.moved = 0.0
@@ -135,7 +135,7 @@ class _SignaturePropagation:
         """Bytes sent to give a value to one more reader."""
         if (value, need) in self.given:
             return 0.0
-        return bytes_moved(self.layout[value], need, self.metas[value].nbytes, self.parts, self.parts, True)
+        return bytes_moved(self.layout[value], need, self.metas[value].nbytes, self.count, self.count, True)
 
     def give(self, value: int, need: Sbp) -> None:
         moved = self.bytes(value, need)
@@ -168,7 +168,7 @@ def decompose_inner(graph: Graph, layouts: GraphLayouts) -> tuple[Graph, GraphLa
             continue
         assert n.placement is not None
         call, reads = call_of(n, graph.metas)
-        body = decompose(call, picked, n.placement.hierarchy)
+        body = decompose(call, picked, n.placement.axes)
         number = {i.value: v for i, v in zip(body.graph.inputs, reads, strict=True)}
         number |= dict(zip(body.graph.results, (o for o in n.outs if o >= 0), strict=True))
         made = instantiate(body.graph, n, number, metas, fresh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from actorflow_compiler.core.sbp import device_count
 from actorflow_compiler.graph.graph import Graph, call_of
 from actorflow_compiler.signatures import signatures
 from actorflow_compiler.signatures.registration import find_registration
@@ -23,7 +24,7 @@ def notes_on(graph: Graph) -> tuple[str, ...]:
         if has_line(n.op) or n.placement is None or n.op.startswith("actorflow."):
             continue
         call, _ = call_of(n, graph.metas)
-        for parts in {p for p in n.placement.hierarchy if p > 1}:
+        for parts in {p for p in n.placement.axes if device_count(p) > 1}:
             known = found.setdefault(n.op, {})
             for signature in signatures(call, parts)[1:]:
                 known[str(signature)] = None

@@ -14,7 +14,7 @@ from actorflow_compiler.boxing.routes import bytes_moved
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.ops import Meta, Phase
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import B, PartialSum, Sbp, Split, numel
+from actorflow_compiler.core.sbp import B, PartialSum, Parts, Sbp, Split, all_share, largest, numel, share
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
@@ -22,7 +22,7 @@ from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.infer.prices import BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
 from actorflow_compiler.signatures import OpCall, Signature, signatures
 
-InnerCost = Callable[[OpCall, Signature, int], tuple[float, int]]  # bytes moved by all devices, communications
+InnerCost = Callable[[OpCall, Signature, Parts], tuple[float, int]]  # bytes moved by all devices, communications
 JOINS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.cat.default"})  # blocks side by side
 NATURAL = 8  # most cuts with blocks or units that are tried for one value
 
@@ -149,8 +149,12 @@ class Problem:
             value in self.variables, value in self.weights, value in self.free, self.free.get(value),
         )  # fmt: skip
 
+    def parts(self, placement: Placement) -> Parts:
+        """The devices of a placement along this axis: their number, or a weight for each."""
+        return placement.axes[self.axis] if self.axis < len(placement.hierarchy) else 1
+
     def size(self, placement: Placement) -> int:
-        """Devices of a placement along this axis."""
+        """The number of devices of a placement along this axis."""
         return placement.hierarchy[self.axis] if self.axis < len(placement.hierarchy) else 1
 
     def layout_id(self, sbp: Sbp | None) -> int:
@@ -239,7 +243,7 @@ class Problem:
             """Find the signatures of an op, and pass cuts of its operands on to its outputs and back."""
             n, call = self.graph.nodes[k], calls[k]
             assert n.placement is not None
-            parts = self.size(n.placement)
+            parts = self.parts(n.placement)
             if parts == 1 or self.mirrored:
                 found[k] = signatures(call, parts)[:1]
                 return
@@ -273,7 +277,7 @@ class Problem:
         return found, natural
 
     def _legal_options(
-        self, call: OpCall, parts: int, optimizer: bool, cuts: frozenset[Split], ragged: frozenset[tuple[int, int]]
+        self, call: OpCall, parts: Parts, optimizer: bool, cuts: frozenset[Split], ragged: frozenset[tuple[int, int]]
     ) -> tuple[Signature, ...]:
         """The signatures that an op may have, of the optimizer's phase or another, where neighbours have these cuts."""
         options = signatures(call, parts, wanted=tuple(cuts), inner=self.inner_cost is not None)
@@ -282,24 +286,24 @@ class Problem:
             options = tuple(s for s in options if not _rounds_sums(call, s))
         return honoured(call, self.axis, options)
 
-    def _follow(self, value: int, cut: Split, parts: int) -> bool:
+    def _follow(self, value: int, cut: Split, parts: Parts) -> bool:
         """Whether a cut has blocks or units and leaves no device without a part."""
         size = self.metas[value].shape[cut.dim]
-        return (cut.blocks > 1 or cut.unit > 1) and size >= parts * cut.blocks * cut.unit
+        return (cut.blocks > 1 or cut.unit > 1) and all_share(size // (cut.blocks * cut.unit), parts)
 
     def _own(self, call: OpCall, s: Signature, where: Placement, work: float, rate: int) -> float:
         """Seconds of an option by itself."""
-        parts = self.size(where)
-        if parts == 1:
+        parts, count = self.parts(where), self.size(where)
+        if count == 1:
             return 0.0
         held = sum(m.nbytes for m, layout in zip(call.outs, s.outs, strict=True) if m and not isinstance(layout, Split))
         total = held * BYTE_HELD
         if s.inner and self.inner_cost is not None:
             moved, times = self.inner_cost(call, s, parts)
             prices = self.prices(where, where)
-            total += rate * (moved / parts / prices.bandwidth + times * prices.latency)
+            total += rate * (moved / count / prices.bandwidth + times * prices.latency)
         if s.letter is None and not self.mirrored:
-            total += work * (1 - 1 / parts) * REDUNDANT
+            total += work * (1 - 1 / count) * REDUNDANT
         return total
 
     def prices(self, source: Placement, target: Placement) -> Prices:
@@ -347,11 +351,12 @@ class Problem:
         key = (self.value_kind[value], layout)
         found = self._bytes.get(key)
         if found is None:
-            meta, parts, sbp = self.metas[value], self.size(self.placement[value]), self.layouts[layout]
+            meta, parts, sbp = self.metas[value], self.parts(self.placement[value]), self.layouts[layout]
             size = float(meta.nbytes * self.alive.get(value, 1))
             if isinstance(sbp, Split):  # of the size that earlier axes leave, in the maker's layout
                 along = meta.shape[sbp.dim]
-                size *= -(-along // parts) / max(1, along)
+                start, stop = share(along, parts, largest(parts))
+                size *= (stop - start) / max(1, along)
             found = self._bytes[key] = size
         return found
 

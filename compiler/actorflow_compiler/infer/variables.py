@@ -11,7 +11,18 @@ from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.ops import ITEM_BYTES, Meta, Phase, Ref
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import B, Sbp, Split, check_fits, local_shape, numel, show
+from actorflow_compiler.core.sbp import (
+    B,
+    Sbp,
+    Split,
+    check_fits,
+    device_count,
+    even_shares,
+    largest,
+    local_shape,
+    numel,
+    show,
+)
 from actorflow_compiler.core.views import CHEAP_OPS
 from actorflow_compiler.graph.graph import Graph, InputKind, Node, prune, verify
 from actorflow_compiler.hints.constrain import CONSTRAIN, Wish, show_wish
@@ -97,11 +108,11 @@ def fit_hint(name: str, meta: Meta, hint: LayoutHint | None, placement: Placemen
         )
     out: list[Sbp | None] = []
     shape = meta.shape
-    for axis, size in enumerate(placement.hierarchy):
+    for axis, parts in enumerate(placement.axes):
         wanted = hint.wish[axis] if axis < len(hint.wish) else None
         if wanted is not None:
-            wanted = check_fits(wanted, shape, size, f"{hint.origin}: {name}")
-            shape = local_shape(shape, wanted, size, 0)
+            wanted = check_fits(wanted, shape, parts, f"{hint.origin}: {name}")
+            shape = local_shape(shape, wanted, parts, largest(parts))
         out.append(wanted)
     return tuple(out)
 
@@ -119,11 +130,15 @@ def add_zero(wish: Wish, shape: Sequence[int], zero: ZeroHint, placement: Placem
         )
     if wish[zero.axis] is not None or axes[zero.axis] == 1:
         return wish
-    splits = [(e.dim, size) for e, size in zip(wish, axes, strict=True) if isinstance(e, Split)]
-    cut = [math.prod(size for dim, size in splits if dim == d) for d in range(len(shape))]
-    parts = axes[zero.axis]
-    even = [d for d, n in enumerate(shape) if n and n % (parts * cut[d]) == 0]
-    large = sorted((d for d, n in enumerate(shape) if n // cut[d] >= parts), key=lambda d: (cut[d], -shape[d]))
+    splits = [(e.dim, parts) for e, parts in zip(wish, placement.axes, strict=True) if isinstance(e, Split)]
+    along = [[parts for dim, parts in splits if dim == d] for d in range(len(shape))]
+    cut = [math.prod(map(device_count, some)) for some in along]
+    parts = placement.axes[zero.axis]
+    exact = [even_shares(parts) * math.prod(map(even_shares, some)) for some in along]
+    even = [d for d, n in enumerate(shape) if n and n % exact[d] == 0]
+    large = sorted(
+        (d for d, n in enumerate(shape) if n // cut[d] >= device_count(parts)), key=lambda d: (cut[d], -shape[d])
+    )
     dims = even[:1] or large[:1]
     split = Split(dims[0]) if dims else None
     return (*wish[: zero.axis], split, *wish[zero.axis + 1 :])

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import NdSbp, Split, local_shape, show
+from actorflow_compiler.core.sbp import NdSbp, Parts, Split, largest, local_shape, show
 from actorflow_compiler.graph.graph import Node, call_of
-from actorflow_compiler.infer.axes import first_local
+from actorflow_compiler.infer.axes import largest_local
 from actorflow_compiler.infer.layout_assignment import StepLayouts
 from actorflow_compiler.infer.prices import FREE_KINDS
 from actorflow_compiler.plan.plan import Variable
@@ -32,7 +32,7 @@ def verify_layouts(step: StepLayouts, fixed: Mapping[str, Variable]) -> StepLayo
 class _Verifier:
     def __init__(self, step: StepLayouts) -> None:
         self.step, self.graph, self.layouts = step, step.graph, step.layouts
-        self.fitting: set[tuple[tuple[int, ...], NdSbp, tuple[int, ...]]] = set()
+        self.fitting: set[tuple[tuple[int, ...], NdSbp, tuple[Parts, ...]]] = set()
 
     def run(self, fixed: Mapping[str, Variable]) -> StepLayouts:
         graph, layouts = self.graph, self.layouts
@@ -56,7 +56,7 @@ class _Verifier:
         """Raise PlanError for a layout that a value cannot have on a placement."""
         if placement is None:
             raise PlanError(f"layouts: {what} has no placement")
-        key = (meta.shape, sbp, placement.hierarchy)
+        key = (meta.shape, sbp, placement.axes)
         if key in self.fitting:
             return
         if len(sbp) != len(placement.hierarchy):
@@ -64,13 +64,13 @@ class _Verifier:
                 f"layouts: {what} lies as {show(sbp)}; {placement} has {len(placement.hierarchy)} mesh axes"
             )
         shape = meta.shape
-        for entry, parts in zip(sbp, placement.hierarchy, strict=True):
+        for entry, parts in zip(sbp, placement.axes, strict=True):
             if isinstance(entry, Split):
                 if not 0 <= entry.dim < len(shape):
                     raise PlanError(f"layouts: {what} of shape {meta.shape} has no dim to be split as {entry}")
                 if shape[entry.dim] % (entry.blocks * entry.unit):
                     raise PlanError(f"layouts: {what} of shape {meta.shape} is not made of whole units of {entry}")
-                shape = local_shape(shape, entry, parts, 0)
+                shape = local_shape(shape, entry, parts, largest(parts))
         self.fitting.add(key)
 
     def inputs(self, fixed: Mapping[str, Variable]) -> None:
@@ -121,15 +121,15 @@ class _Verifier:
                     f"layouts: {op} on {placement} gives %{out} as {', '.join(map(str, chosen))}; the value lies as "
                     f"{show(layouts.value.get(out, ()))} on {layouts.placement.get(out)}"
                 )
-        for axis, (signature, parts) in enumerate(zip(chosen, placement.hierarchy, strict=True)):
+        for axis, (signature, parts) in enumerate(zip(chosen, placement.axes, strict=True)):
             if not _is_of(signature, call, parts):
                 raise PlanError(f"layouts: {op} may not be {signature} along mesh axis {axis} of {placement}")
             if axis + 1 < len(chosen):
-                call = first_local(call, signature, parts)
+                call = largest_local(call, signature, parts)
 
 
-def _is_of(signature: Signature, call: OpCall, parts: int) -> bool:
-    """Whether a signature is legal for an op along an axis of ``parts`` devices."""
+def _is_of(signature: Signature, call: OpCall, parts: Parts) -> bool:
+    """Whether a signature is legal for an op along an axis with the devices ``parts``."""
     layouts = (signature.ins, signature.outs)
     if any((s.ins, s.outs) == layouts for s in signatures(call, parts)):
         return True

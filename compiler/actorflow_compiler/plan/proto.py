@@ -6,6 +6,7 @@ Floats, bools, integers, nested tuples, ``Symbol`` and ``Ref`` come back as what
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import TypeVar
@@ -385,6 +386,7 @@ def _variable(variable: Variable) -> pb.Variable:
         placement_type=variable.placement.type,
         ranks=variable.placement.ranks,
         hierarchy=variable.placement.hierarchy,
+        weights=_weights(variable.placement),
         sbp=show(variable.sbp),
         kind=variable.kind,
     )
@@ -403,6 +405,7 @@ def _result(result: Result) -> pb.Result:
         placement_type=result.placement.type,
         ranks=result.placement.ranks,
         hierarchy=result.placement.hierarchy,
+        weights=_weights(result.placement),
         sbp=show(result.sbp),
     )
 
@@ -411,8 +414,20 @@ def _to_result(message: pb.Result) -> Result:
     return Result(message.index, tuple(message.shape), _dtype(message.dtype), *_layout(message))
 
 
+def _weights(placement: Placement) -> tuple[int, ...]:
+    """The weights of all axes, one after the other; () where there are none."""
+    axes = zip(placement.weights, placement.hierarchy, strict=False)  # of weights there may be none
+    return tuple(itertools.chain.from_iterable(weights or (1,) * n for weights, n in axes))
+
+
 def _layout(message: pb.Variable | pb.Result) -> tuple[Placement, NdSbp]:
-    placement = Placement(message.placement_type, tuple(message.ranks), tuple(message.hierarchy))
+    hierarchy, flat = tuple(message.hierarchy), iter(message.weights)
+    weights = tuple(tuple(itertools.islice(flat, n)) for n in hierarchy) if message.weights else ()
+    placement = Placement(message.placement_type, tuple(message.ranks), hierarchy, weights)
+    if _weights(placement) != tuple(message.weights):
+        raise LayoutError(
+            f"weights {list(message.weights)} were found, those of {placement} in lowest terms were expected"
+        )
     sbp = parse_nd(message.sbp)
     if show(sbp) != message.sbp or len(sbp) != len(placement.hierarchy):
         raise LayoutError(f"SBP {message.sbp!r} was found, one entry for each axis of {placement} was expected")

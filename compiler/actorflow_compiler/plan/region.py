@@ -46,10 +46,11 @@ def held(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> 
 def region(shape: tuple[int, ...], sbp: NdSbp, placement: Placement, index: int) -> Region:
     """The region that a device holds; a later mesh axis splits what the earlier ones leave."""
     out: list[Runs] = [((0, n),) if n else () for n in shape]
+    axes = placement.axes
     for axis, (entry, at) in enumerate(zip(sbp, coordinates(placement, index), strict=True)):
         if isinstance(entry, Split):
             runs = out[entry.dim]
-            out[entry.dim] = selection(runs, spans(length(runs), entry, placement.hierarchy[axis], at))
+            out[entry.dim] = selection(runs, spans(length(runs), entry, axes[axis], at))
     return tuple(out)
 
 

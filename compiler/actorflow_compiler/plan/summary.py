@@ -10,7 +10,7 @@ from dataclasses import replace
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import ITEM_BYTES
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import local_shape, numel
+from actorflow_compiler.core.sbp import device_count, local_shape, numel
 from actorflow_compiler.plan.plan import (
     COMM_LABELS,
     Actor,
@@ -104,8 +104,8 @@ def variable_shape(variable: Variable, rank: int) -> tuple[int, ...]:
     place, shape = variable.placement, variable.shape
     rest = place.index(rank)
     inner = place.size
-    for entry, parts in zip(variable.sbp, place.hierarchy, strict=True):
-        inner //= parts
+    for entry, parts in zip(variable.sbp, place.axes, strict=True):
+        inner //= device_count(parts)
         at, rest = divmod(rest, inner)
         shape = local_shape(shape, entry, parts, at)
     return shape

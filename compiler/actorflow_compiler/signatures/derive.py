@@ -12,7 +12,7 @@ from dataclasses import replace
 from actorflow_compiler.core.errors import SignatureError
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.op_call import CALLS, CALLS_STAY, OpCall, Signature, SignatureSource
-from actorflow_compiler.core.sbp import B, P, PartialSum, Sbp, Split, canonical
+from actorflow_compiler.core.sbp import B, P, PartialSum, Parts, Sbp, Split, all_share, canonical, device_count
 from actorflow_compiler.custom_ops.mirrored import CASTS
 from actorflow_compiler.signatures.discovery import discovered
 from actorflow_compiler.signatures.discovery.rules import structure
@@ -24,8 +24,10 @@ from actorflow_compiler.signatures.term_matching import IndexedCall, index_call,
 from actorflow_compiler.signatures.verify import find_wrong_signature
 
 
-def signatures(call: OpCall, parts: int, *, wanted: Iterable[Split] = (), inner: bool = False) -> tuple[Signature, ...]:
-    """All legal signatures for a mesh axis of ``parts`` devices; the first is all-broadcast, except for casts.
+def signatures(
+    call: OpCall, parts: Parts, *, wanted: Iterable[Split] = (), inner: bool = False
+) -> tuple[Signature, ...]:
+    """All legal signatures for a mesh axis with the devices ``parts``; the first is all-broadcast, except for casts.
 
     Every index is cut plainly.  ``wanted`` are further cuts, with blocks or units, that neighbours
     have: where an operand or output can have one of them, it is followed through the op, too.
@@ -44,24 +46,25 @@ def _order(split: Split) -> tuple[int, int, int]:
 
 @kept_while_compiling(CALLS, stay=CALLS_STAY)
 def _signatures(
-    call: OpCall, parts: int, wanted: tuple[Split, ...], given: RegisteredSignatures | None
+    call: OpCall, parts: Parts, wanted: tuple[Split, ...], given: RegisteredSignatures | None
 ) -> tuple[Signature, ...]:
-    if parts > 1 and call.op in CASTS:  # no op on logical values
+    several = device_count(parts) > 1
+    if several and call.op in CASTS:  # no op on logical values
         taken, made = CASTS[call.op]
         return (Signature((taken,), (made,), None),)
     found = [Signature((B,) * len(call.ins), tuple(None if o is None else B for o in call.outs), None)]
-    if parts > 1 and (op := index_call(call)) is not None:
+    if several and (op := index_call(call)) is not None:
         found += _indexed(call, op, parts, wanted)
-    elif parts > 1 and given is not None:
+    elif several and given is not None:
         _verify(call, given)
         found += _registered(call, given, parts, wanted)
-    elif parts > 1 and not has_line(call.op):
+    elif several and not has_line(call.op):
         found += discovered(call, parts)
     unique = {(s.ins, s.outs): s for s in reversed(found)}
     return tuple(reversed(unique.values()))
 
 
-def _indexed(call: OpCall, op: IndexedCall, parts: int, wanted: tuple[Split, ...]) -> Iterator[Signature]:
+def _indexed(call: OpCall, op: IndexedCall, parts: Parts, wanted: tuple[Split, ...]) -> Iterator[Signature]:
     """The signatures of an op whose indices are known."""
     for letter in op.splittable:
         yield from _split(call, op, letter, 1, 1, parts)
@@ -71,7 +74,7 @@ def _indexed(call: OpCall, op: IndexedCall, parts: int, wanted: tuple[Split, ...
 
 
 def _registered(
-    call: OpCall, given: RegisteredSignatures, parts: int, wanted: tuple[Split, ...] = ()
+    call: OpCall, given: RegisteredSignatures, parts: Parts, wanted: tuple[Split, ...] = ()
 ) -> Iterator[Signature]:
     """The signatures of an op from the terms that a user registered for it."""
     for text in given.terms(call):
@@ -96,7 +99,7 @@ def _verify(call: OpCall, given: RegisteredSignatures) -> None:
     given.checked.add(kind)
 
 
-def _granularities(op: IndexedCall, letter: str, wanted: tuple[Split, ...], parts: int) -> set[tuple[int, int]]:
+def _granularities(op: IndexedCall, letter: str, wanted: tuple[Split, ...], parts: Parts) -> set[tuple[int, int]]:
     """The ways to cut one index (blocks, unit) that give an operand or output a wanted layout."""
     found = set()
     indexed = [t for t in (*op.ins, *op.outs) if t is not None]
@@ -122,9 +125,9 @@ def _granularities(op: IndexedCall, letter: str, wanted: tuple[Split, ...], part
     return found
 
 
-def _split(call: OpCall, op: IndexedCall, letter: str, blocks: int, unit: int, parts: int) -> Iterator[Signature]:
+def _split(call: OpCall, op: IndexedCall, letter: str, blocks: int, unit: int, parts: Parts) -> Iterator[Signature]:
     """Cut one index: an output without it becomes a sum of terms."""
-    if letter in op.never_empty and op.size[letter] // (blocks * unit) < parts:
+    if letter in op.never_empty and not all_share(op.size[letter] // (blocks * unit), parts):
         return
     if op.parts.get(letter, parts) != parts or (letter in op.parts and blocks * unit > 1):
         return

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.op_call import CALLS, CALLS_STAY, OpCall, Signature, bind
-from actorflow_compiler.core.sbp import B, Sbp
+from actorflow_compiler.core.sbp import B, Parts, Sbp, all_share, device_count
 from actorflow_compiler.signatures import shaped_layers as layers
 from actorflow_compiler.signatures.notation import parse
 from actorflow_compiler.signatures.term_matching import IndexedTensor, match_term
@@ -20,22 +20,22 @@ Line = Callable[[OpCall], str | None]
 
 
 @kept_while_compiling(CALLS, stay=CALLS_STAY)
-def inner_signatures(call: OpCall, parts: int) -> tuple[Signature, ...]:
-    """The inner signatures for a mesh axis of ``parts`` devices, each of which gets some of the dim that is split."""
+def inner_signatures(call: OpCall, parts: Parts) -> tuple[Signature, ...]:
+    """The inner signatures for a mesh axis of the devices ``parts``, all of which get some of the dim that is split."""
     line = LINES.get(call.op)
-    text = line(call) if line and parts > 1 else None
+    text = line(call) if line and device_count(parts) > 1 else None
     op = match_term(call, text) if text else None
     return tuple(_signatures(call, op.size, op.ins, op.outs, parse(text).letters, parts)) if op and text else ()
 
 
 def _signatures(
     call: OpCall, size: dict[str, int], ins: tuple[IndexedTensor, ...], outs: tuple[IndexedTensor | None, ...],
-    letters: frozenset[str], parts: int,
+    letters: frozenset[str], parts: Parts,
 ) -> Iterator[Signature]:  # fmt: skip
     def layout(tensor: IndexedTensor | None, letter: str) -> Sbp:
         return (tensor.layout(letter, size, 1, 1, parts) if tensor else None) or B
 
-    for letter in sorted(c for c in letters if c.islower() and size.get(c, 0) >= parts):
+    for letter in sorted(c for c in letters if c.islower() and all_share(size.get(c, 0), parts)):
         made = (None if m is None else layout(o, letter) for o, m in zip(outs, call.outs, strict=True))
         yield Signature(tuple(layout(x, letter) for x in ins), tuple(made), letter, inner=True)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from actorflow_compiler.core.op_call import OpCall, Signature, bind, first_out, put, rebind
 from actorflow_compiler.core.ops import Arg, Meta, Symbol
-from actorflow_compiler.core.sbp import Sbp, Split, local_shape, spans
+from actorflow_compiler.core.sbp import Parts, Sbp, Split, local_shape, spans
 from actorflow_compiler.custom_ops import random as random_ops
 from actorflow_compiler.signatures.notation import ArgumentKind, DimsTerm, parse
 from actorflow_compiler.signatures.shaped_views import arange_of, start_of
@@ -20,7 +20,7 @@ Local = tuple[str, tuple[Arg, ...], Kwargs]
 
 
 def local_op(
-    call: OpCall, signature: Signature, parts: int, index: int
+    call: OpCall, signature: Signature, parts: Parts, index: int
 ) -> tuple[str, tuple[Arg, ...], Kwargs, tuple[Meta, ...]]:
     """The op, arguments and keyword arguments for device ``index`` of ``parts``, and the Metas of the used outputs.
 
@@ -34,7 +34,7 @@ def local_op(
     return (*(local or _sizes(device)), device.outs())
 
 
-def local_call(call: OpCall, signature: Signature, parts: int, index: int) -> OpCall:
+def local_call(call: OpCall, signature: Signature, parts: Parts, index: int) -> OpCall:
     """The op instance that device ``index`` of ``parts`` runs; raises LayoutError as ``local_op`` does."""
     op, args, kwargs, metas = local_op(call, signature, parts, index)
     ins = tuple(
@@ -50,7 +50,7 @@ class _DeviceView:
 
     call: OpCall
     signature: Signature
-    parts: int
+    parts: Parts
     index: int
 
     def outs(self) -> tuple[Meta, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.op_call import CALLS, CALLS_STAY, OpCall, bind
 from actorflow_compiler.core.ops import Arg, Meta, Ref
-from actorflow_compiler.core.sbp import Split, canonical
+from actorflow_compiler.core.sbp import Parts, Split, canonical
 from actorflow_compiler.signatures.notation import ArgumentKind, Dim, DimsTerm, Linearity, OperandTerm, Term, parse
 from actorflow_compiler.signatures.table import term_of
 
@@ -40,7 +40,7 @@ class IndexedTensor:
                 return dim, math.prod(size[c] for c in group[:at]), math.prod(size[c] for c in group[at + 1 :])
         return None
 
-    def layout(self, letter: str, size: dict[str, int], blocks: int, unit: int, parts: int) -> Split | None:
+    def layout(self, letter: str, size: dict[str, int], blocks: int, unit: int, parts: Parts) -> Split | None:
         """The tensor's layout when the index is cut in ``blocks`` and units of ``unit``; None without the index."""
         found = self.where(letter, size)
         if found is None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from actorflow_compiler.core.op_call import OpCall, Signature, overload
+from actorflow_compiler.core.sbp import Parts
 from actorflow_compiler.core.torch_internals import python_source, runs_python, schema_of
 from actorflow_compiler.signatures.discovery import cache
 from actorflow_compiler.signatures.discovery.rules import Rule, apply, structure
@@ -26,8 +27,8 @@ __all__ = ["discovered", "forget", "learn", "rules_of"]
 _known: dict[tuple[str, str], tuple[Rule, ...]] = {}  # by structure and implementation
 
 
-def discovered(call: OpCall, parts: int) -> tuple[Signature, ...]:
-    """The signatures of a call on ``parts`` devices that hold in runs on small operands.
+def discovered(call: OpCall, parts: Parts) -> tuple[Signature, ...]:
+    """The signatures of a call on the devices ``parts`` that hold in runs on small operands.
 
     Empty for an op that is random, cannot be run, or cannot be decided; never an error.  The first search
     for an op takes 20 to 200 ms, after one start of the sandbox; what it finds is kept on disk.

@@ -9,7 +9,7 @@ from typing import Any
 
 from actorflow_compiler.core.op_call import ArgumentPath, OpCall, Signature, SignatureSource, bind
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
-from actorflow_compiler.core.sbp import B, P, Sbp, Split, canonical
+from actorflow_compiler.core.sbp import B, P, Parts, Sbp, Split, all_share, canonical
 
 _LIE = re.compile(r"B|P|S\((\d+)(?:,(k|1,k))?\)")
 
@@ -63,11 +63,11 @@ def _name(i: int) -> str:
     return chr(97 + i % 26) + (str(i // 26) if i > 25 else "")
 
 
-def apply(rules: Sequence[Rule], call: OpCall, parts: int) -> Iterator[Signature]:
-    """The signatures of a call for ``parts`` devices; rules that would leave a device without elements are dropped."""
+def apply(rules: Sequence[Rule], call: OpCall, parts: Parts) -> Iterator[Signature]:
+    """The signatures of a call for the devices ``parts``; rules that would leave one without elements are dropped."""
     for number, rule in enumerate(rules):
         n = cut_size(rule, call)
-        if n is not None and n < parts:
+        if n is not None and not all_share(n, parts):
             continue
         outs = [
             None if meta is None or text is None else _layout(text, meta, n, parts)
@@ -89,7 +89,7 @@ def cut_size(rule: Rule, call: OpCall) -> int | None:
     return None
 
 
-def _layout(text: str, meta: Meta, n: int | None, parts: int) -> Sbp | None:
+def _layout(text: str, meta: Meta, n: int | None, parts: Parts) -> Sbp | None:
     """The layout that a rule's text gives a tensor; None if it does not fit."""
     found = _LIE.fullmatch(text)
     assert found is not None, text
