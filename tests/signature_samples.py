@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow_compiler.custom_ops.causal_attention import causal_attention
 from signature_samples_more import MORE
 from signature_values import b, f, n, seed
 
@@ -168,6 +169,24 @@ def _attention(backward: bool) -> Iterator[Any]:
             continue
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, **kwargs)
         yield [f(*out.shape), q, k, v, out, lse, 0.0, causal], kwargs
+
+
+def _causal_attention(backward: bool) -> Iterator[Any]:
+    """Some of the queries: the first of all, some in the middle, and some behind the last key."""
+    for batch, heads, groups, t, rows in (
+        (5, 3, 3, 6, ((0, 4),)),
+        (2, 6, 3, 9, ((2, 5),)),
+        (3, 4, 4, 6, ((4, 5),)),
+        (1, 2, 2, 3, ((5, 4),)),
+        (2, 3, 3, 8, ((1, 2), (5, 3))),
+    ):
+        q = f(batch, heads, sum(count for _, count in rows), 8)
+        k, v = f(batch, groups, t, 8), f(batch, groups, t, 8)
+        if not backward:
+            yield [q, k, v, rows, 0.3]
+            continue
+        out, sums = causal_attention(q, k, v, rows, 0.3)
+        yield [f(*out.shape), q, k, v, out, sums, rows, 0.3]
 
 
 def _layer_norm(backward: bool) -> Iterator[Any]:
@@ -577,6 +596,8 @@ SAMPLES: dict[str, Any] = {
     ],
     "_scaled_dot_product_flash_attention_for_cpu": lambda: _attention(False),
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda: _attention(True),
+    "actorflow.causal_attention": lambda: _causal_attention(False),
+    "actorflow.causal_attention_backward": lambda: _causal_attention(True),
     "native_layer_norm": lambda: _layer_norm(False),
     "native_layer_norm_backward": lambda: _layer_norm(True),
     "_fused_rms_norm": lambda: _rms_norm(False),

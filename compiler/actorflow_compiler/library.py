@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow_compiler.custom_ops import causal_attention as attention_ops
 from actorflow_compiler.custom_ops import grouped_mm as grouped_ops
 from actorflow_compiler.custom_ops import layout as layout_ops
 from actorflow_compiler.custom_ops import mirrored as mirrored_ops
@@ -19,8 +20,8 @@ from actorflow_compiler.substitutes import ctc_loss, fixed_sizes, loss_scaling, 
 
 Kernel = Callable[..., Any]
 OPS: dict[str, Kernel] = {
-    **ctc_loss.OPS, **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **optimizers.OPS, **quantiles.OPS,
-    **fixed_sizes.OPS, **mirrored_ops.OPS, **loss_scaling.OPS, **number_ops.OPS, **observers.OPS,
+    **ctc_loss.OPS, **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **attention_ops.OPS, **optimizers.OPS,
+    **quantiles.OPS, **fixed_sizes.OPS, **mirrored_ops.OPS, **loss_scaling.OPS, **number_ops.OPS, **observers.OPS,
     "uniform": random_ops.uniform,
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from actorflow_compiler.signatures import OpCall
 def flops_of(call: OpCall) -> float:
     """The floating-point operations of a call; a multiply-add counts twice."""
     name = call.op.split(".")[1]
-    if name.startswith("_scaled_dot_product"):
+    if name.startswith(("_scaled_dot_product", "causal_attention")):
         return _attention(call, backward="backward" in name)
     rule = _RULES.get(name)
     return 2.0 * rule(call) if rule is not None else 0.0

@@ -17,7 +17,11 @@ class ParallelMode(StrEnum):
 
     DATA = "data"  # split the batch, and keep variables whole
     TENSOR = "tensor"  # keep the batch whole, and split weights
+    SEQUENCE = "sequence"  # split the positions of each sample, and keep variables whole
     AUTO = "auto"  # take what costs least
+
+
+WHOLE_VARIABLES = frozenset({ParallelMode.DATA, ParallelMode.SEQUENCE})  # modes that split no variable by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,10 @@ class Goal:
             )
         return self.mesh or (devices,)
 
-    def batch(self, cut: Sbp) -> tuple[Sbp, ...]:
-        """The preferred layout of a batch for each axis; axes beyond those named are left open."""
-        return tuple(B if mode == ParallelMode.TENSOR else cut for mode in self.modes)
+    def batch(self, cut: Sbp) -> tuple[Sbp | None, ...]:
+        """The preferred layout of a batch for each axis; None, and axes beyond those named, are left open."""
+        preferred = {ParallelMode.TENSOR: B, ParallelMode.SEQUENCE: None}
+        return tuple(preferred.get(mode, cut) for mode in self.modes)
 
 
 DATA = Goal()
@@ -65,7 +70,7 @@ DATA = Goal()
 def goal_of(parallel: object, memory_budget: object) -> Goal:
     """The goal that a user's ``parallel=`` and ``memory_budget=`` state.
 
-    ``parallel``: "data", "tensor", "auto", or a dictionary with the size of a mesh axis for each, such
+    ``parallel``: "data", "tensor", "sequence", "auto", or a dictionary with the size of a mesh axis for each, such
     as ``{"data": 2, "tensor": 4}``; None is "data", and "auto" under a budget.  ``memory_budget``: what
     one device may hold, a number of bytes or "20GB" (powers of 1000; GiB for powers of 1024).
 

@@ -24,7 +24,7 @@ from actorflow_compiler.core.sbp import (
     smallest,
 )
 from actorflow_compiler.graph.graph import Graph, InputKind, call_of
-from actorflow_compiler.hints.goal import DATA, Goal, ParallelMode
+from actorflow_compiler.hints.goal import DATA, WHOLE_VARIABLES, Goal, ParallelMode
 from actorflow_compiler.infer.choose import choose
 from actorflow_compiler.infer.problem import InnerCost, LayoutItem, Problem, RequiredLayout
 from actorflow_compiler.infer.reports import AxisReport
@@ -47,7 +47,7 @@ class FixedLayouts:
     """Layouts that are decided before inference."""
 
     variables: Mapping[str, tuple[Placement, tuple[Sbp | None, ...]]]  # of every variable; None: to be inferred
-    batch: Mapping[str, tuple[Sbp, ...]]  # preferred layout of an input, which every rank has whole
+    batch: Mapping[str, tuple[Sbp | None, ...]]  # preferred layout of an input, which every rank has whole
     results: Mapping[int, Placement]  # values that must be whole on these ranks
     hinted: bool = False  # hints split parameters or activations, so try leaving the batch whole
 
@@ -138,7 +138,7 @@ class _Inference:
         entry = entries[axis]
         if entry is not None:
             return (entry,)
-        if mode == ParallelMode.DATA:
+        if mode in WHOLE_VARIABLES:
             return (B,)
         shape, parts = self.shapes[value].shape, where.axes[axis]
         cuts = [Split(d) for d, n in enumerate(shape) if n % even_shares(parts) == 0 and n]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.sbp import B, Split, show
-from actorflow_compiler.hints.goal import Goal, ParallelMode
+from actorflow_compiler.hints.goal import WHOLE_VARIABLES, Goal, ParallelMode
 from actorflow_compiler.infer.problem import LayoutItem, Problem
 from actorflow_compiler.infer.relax import RelaxedSolution, relax
 from actorflow_compiler.infer.repeated_blocks import group_repeated
@@ -42,7 +42,7 @@ class _AxisChoice:
         self.classes = group_repeated(names, producers)
 
     def run(self, explain: str | None) -> tuple[list[int], AxisReport]:
-        open_to_choice = self.p.mode != ParallelMode.DATA or self.budget is not None
+        open_to_choice = self.p.mode not in WHOLE_VARIABLES or self.budget is not None
         solved = relax(self.p, self.classes, None) if open_to_choice else None
         found = self.run_searches(0.0, solved)
         start, best = min(found, key=lambda f: self.seconds(f[1]))
@@ -65,6 +65,10 @@ class _AxisChoice:
         if self.p.mode == ParallelMode.TENSOR:
             yield SearchStart("tensor", whole=True, variables={i: 0 for i in variables if len(items[i].options) == 1})
             return
+        for name in ("sequence", "heads") if self.p.along else ():
+            ops = ((i, self.p.along[item.node]) for i, item in enumerate(items) if item.node >= 0)
+            first = {i: op.first(name == "heads") for i, op in ops}
+            yield SearchStart(name, variables=whole, among=first)
         yield SearchStart("data", variables=whole)
         if self.p.mode == ParallelMode.AUTO or self.p.hinted:
             yield SearchStart("hinted", whole=True, variables=whole)

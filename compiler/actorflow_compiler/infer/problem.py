@@ -20,6 +20,7 @@ from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
 from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.infer.prices import BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
+from actorflow_compiler.infer.sequence_axis import SequenceOptions, along_sequence
 from actorflow_compiler.signatures import OpCall, Signature, signatures
 
 InnerCost = Callable[[OpCall, Signature, Parts], tuple[float, int]]  # bytes moved by all devices, communications
@@ -97,6 +98,7 @@ class Problem:
         self._edges: dict[tuple[int, int, int], float] = {}
         self._legal: dict[tuple[Any, ...], tuple[Signature, ...]] = {}  # the options of equal calls
         self._bytes: dict[tuple[int, int], float] = {}
+        self.along: list[SequenceOptions] = []  # of each node, where the axis is for the sequence
         self._collect(calls, reads, ragged, variables)
         self.possible = {item.outs[0]: {s.outs[0] for s in item.options} for item in self.items if item.node < 0}
         self.readers: dict[int, list[int]] = {}
@@ -197,6 +199,10 @@ class Problem:
         new = dict(self.graph.updates)
         names = {i.value: i.name for i in self.graph.inputs}
         found, natural = self._options(calls, reads, ragged, variables)
+        parts = max(map(self.size, {n.placement for n in self.graph.nodes if n.placement is not None}), default=1)
+        if self.mode == ParallelMode.SEQUENCE and parts > 1 and not self.mirrored:
+            self.along = along_sequence(self.graph, calls, reads, self.metas, found, self.weights, parts)
+            found = [of.options for of in self.along]
         numbers: dict[Hashable, int] = {}
         for value, layouts in variables.items():
             if len(layouts) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.placement import Placement
@@ -31,6 +31,7 @@ class SearchStart:
     whole: bool = False  # the batch is not split, and prices include those of readers ahead
     gathered: bool = False  # variables are gathered where they are used
     variables: Mapping[int, int] | None = None  # item of a variable → option; others take the layout needed
+    among: Mapping[int, Sequence[int]] = field(default_factory=dict)  # item of an op → options that are tried
 
 
 class Search:
@@ -147,7 +148,7 @@ class Search:
             if start.gathered and p.is_use(i):
                 self.put(i, 0)
             elif item.node >= 0:
-                self._take_cheapest(i, start)
+                self._take_cheapest(i, start, start.among.get(i))
             elif len(item.options) == 1 or (start.variables and i in start.variables):
                 self.put(i, start.variables.get(i, 0) if start.variables else 0)
             else:

@@ -26,7 +26,7 @@ from actorflow_compiler.core.sbp import (
 from actorflow_compiler.core.views import CHEAP_OPS
 from actorflow_compiler.graph.graph import Graph, InputKind, Node, prune, verify
 from actorflow_compiler.hints.constrain import CONSTRAIN, Wish, show_wish
-from actorflow_compiler.hints.goal import Goal, ParallelMode
+from actorflow_compiler.hints.goal import WHOLE_VARIABLES, Goal
 from actorflow_compiler.hints.hints import LayoutHint, ResolvedHints, ZeroHint
 from actorflow_compiler.hints.zero import GRADIENT
 from actorflow_compiler.plan.plan import Variable, VariableKind
@@ -183,7 +183,7 @@ def open_axes(
 
     def closed(axis: int) -> bool:
         asked = any(wish[axis : axis + 1]) or (zero is not None and zero.axis == axis) or at_home
-        return asked or variable.name in fixed or goal.mode(axis) == ParallelMode.DATA
+        return asked or variable.name in fixed or goal.mode(axis) in WHOLE_VARIABLES
 
     return tuple(entry if entry != B or closed(axis) else None for axis, entry in enumerate(variable.sbp))
 

@@ -6,14 +6,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actorflow_compiler.core.op_call import OpCall, Signature, bind, first_out, put, rebind
+from actorflow_compiler.core.op_call import OpCall, Signature, argument, bind, first_out, put, rebind
 from actorflow_compiler.core.ops import Arg, Meta, Symbol
 from actorflow_compiler.core.sbp import Parts, Sbp, Split, local_shape, spans
 from actorflow_compiler.custom_ops import random as random_ops
+from actorflow_compiler.custom_ops.causal_attention import CAUSAL, CAUSAL_BACKWARD, Rows, rows_of
 from actorflow_compiler.signatures.notation import ArgumentKind, DimsTerm, parse
 from actorflow_compiler.signatures.shaped_views import arange_of, start_of
 from actorflow_compiler.signatures.table import term_of
 from actorflow_compiler.signatures.term_matching import IndexedCall, index_call, match_term, ranked
+
+QUERIES = 2  # the dim of attention's queries that is the sequence
 
 Kwargs = tuple[tuple[str, Arg], ...]
 Local = tuple[str, tuple[Arg, ...], Kwargs]
@@ -131,12 +134,12 @@ def _sizes(device: _DeviceView) -> Local:
     new: dict[int, Arg] = {}
     for path in device.signature.sizes:
         new[path[0]] = put(new.get(path[0], bind(call)[path[0]]), path[1:], device.share())
-    for i, argument in enumerate(parse(text).arguments if text else ()):
-        if argument.kind == ArgumentKind.SHAPE:
+    for i, entry in enumerate(parse(text).arguments if text else ()):
+        if entry.kind == ArgumentKind.SHAPE:
             new[i] = device.shape()
-        elif argument.kind == ArgumentKind.SIZES and bind(call)[i] is not None:
-            new[i] = device.sizes(argument.operands[0].dims, bind(call)[i])
-        elif argument.kind == ArgumentKind.PARTS and device.cuts(argument.index):
+        elif entry.kind == ArgumentKind.SIZES and bind(call)[i] is not None:
+            new[i] = device.sizes(entry.operands[0].dims, bind(call)[i])
+        elif entry.kind == ArgumentKind.PARTS and device.cuts(entry.index):
             new[i] = bind(call)[i][1:]
     return (call.op, *rebind(call, new))
 
@@ -218,6 +221,24 @@ def _grouped_weight(device: _DeviceView) -> Local | None:
         return None
     *operands, first, _, groups = device.call.args
     return device.call.op, (*operands, first + found[0], found[1], groups), ()
+
+
+def _attention(device: _DeviceView) -> Local | None:
+    """Queries split, causal: which rows this device has says which keys they see."""
+    backward = "backward" in device.call.op
+    queries, layout = device.call.ins[backward], device.signature.ins[backward]
+    if not isinstance(layout, Split) or layout.dim != QUERIES:
+        return None
+    rows: Rows
+    if device.call.op in (CAUSAL, CAUSAL_BACKWARD):
+        *operands, rows, scale = device.call.args
+    elif argument(device.call, "is_causal")[1]:
+        operands = list(bind(device.call)[: 6 if backward else 3])
+        rows, scale = ((0, queries.shape[QUERIES]),), argument(device.call, "scale")[1]
+    else:
+        return None
+    held = spans(queries.shape[QUERIES], layout, device.parts, device.index)
+    return CAUSAL_BACKWARD if backward else CAUSAL, (*operands, rows_of(rows, held), scale), ()
 
 
 def _pick(device: _DeviceView) -> Local | None:
@@ -304,6 +325,10 @@ _RULES: dict[str, Callable[[_DeviceView], Local | None]] = {
     "aten.embedding.default": _embedding,
     "aten.embedding_dense_backward.default": _embedding_backward,
     "actorflow.embedding_part": _embedding,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention,
+    CAUSAL: _attention,
+    CAUSAL_BACKWARD: _attention,
     "actorflow.grouped_mm": _grouped,
     "actorflow.grouped_mm_weight": _grouped_weight,
     "actorflow.pick": _pick,

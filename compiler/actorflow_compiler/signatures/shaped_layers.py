@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actorflow_compiler.core.op_call import OpCall, argument, bind
+from actorflow_compiler.custom_ops.causal_attention import CAUSAL, CAUSAL_BACKWARD
 
 
 def embedding_backward(call: OpCall) -> str:
@@ -22,17 +23,17 @@ def _heads(call: OpCall, query: int, key: int) -> tuple[str, str]:
 
 
 def attention(call: OpCall) -> str:
-    """Batch and heads may be split, and the queries where each sees all keys."""
+    """Batch and heads may be split, and the queries: each sees all keys, or (``causal_attention``) those before it."""
     q, k = _heads(call, 0, 1)
-    s = "S" if bind(call)[4] else "s"
-    return f"b{q}{s}D,b{k}TD,b{k}TE,_,_,b{q}{s}T->b{q}{s}E,b{q}{s} !bhgs"
+    mask = "" if call.op == CAUSAL else f",_,_,b{q}sT"
+    return f"b{q}sD,b{k}TD,b{k}TE{mask}->b{q}sE,b{q}s !bhgs"
 
 
 def attention_backward(call: OpCall) -> str:
     """As ``attention``; the gradients of keys and values are sums over the queries."""
     q, k = _heads(call, 1, 2)
-    s = "S" if bind(call)[7] else "s"
-    return f"b{q}{s}E+,b{q}{s}D,b{k}TD,b{k}TE,b{q}{s}E,b{q}{s},_,_,b{q}{s}T->b{q}{s}D,b{k}TD,b{k}TE !bhgs"
+    mask = "" if call.op == CAUSAL_BACKWARD else f",_,_,b{q}sT"
+    return f"b{q}sE+,b{q}sD,b{k}TD,b{k}TE,b{q}sE,b{q}s{mask}->b{q}sD,b{k}TD,b{k}TE !bhgs"
 
 
 def efficient_attention_backward(call: OpCall) -> str:

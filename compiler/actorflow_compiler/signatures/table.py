@@ -237,8 +237,11 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("actorflow.grouped_mm", "tk*,ekn*,t<e>->tn"),
     ("actorflow.grouped_mm_weight", "tk*,tn*,t<e>,_,#e->ekn"),
     # attention: letters b batch, h head, s query, T key, D and E widths
-    ("_scaled_dot_product_flash_attention_for_cpu", layers.attention),
-    ("_scaled_dot_product_flash_attention_for_cpu_backward", layers.attention_backward),
+    ("_scaled_dot_product_flash_attention_for_cpu actorflow.causal_attention", layers.attention),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu_backward actorflow.causal_attention_backward",
+        layers.attention_backward,
+    ),
     ("_scaled_dot_product_flash_attention", "bhSD,bhTD,bhTE->bhSE,bhS,_,_,_,_,_,_,_"),
     ("_scaled_dot_product_flash_attention_backward", "bhSE+,bhSD,bhTD,bhTE,bhSE,bhS->bhSD,bhTD,bhTE"),
     ("_scaled_dot_product_efficient_attention", "bhSD,bhTD,bhTE,bhST->bhSE,bhL,_,_"),
