@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest, capture_request
 from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.torch_internals import traced_on
 from actorflow_compiler.cutting.cut import PlanHeader
-from actorflow_compiler.cutting.lower import lower
-from actorflow_compiler.cutting.lowered_step import LoweredStep
+from actorflow_compiler.cutting.lower import LoweredProgram, lower, lower_folded
+from actorflow_compiler.cutting.lowered_step import FoldedStep, LoweredStep
 from actorflow_compiler.cutting.redundant import redundancy_notes
 from actorflow_compiler.cutting.verify import verify_program
-from actorflow_compiler.infer.layout_assignment import assign_layouts
+from actorflow_compiler.infer.layout_assignment import StepLayouts, assign_layouts
 from actorflow_compiler.infer.module_folding import fold_by_module
 from actorflow_compiler.infer.notes import tell_traced
 from actorflow_compiler.infer.verify import verify_layouts
@@ -42,6 +44,23 @@ def lower_captured(captured: Capture, request: StepRequest) -> LoweredStep:
 
     Raises CaptureError, CallError, LayoutError, StateError or PlanError.
     """
+    return _lowered(captured, request, lower)
+
+
+@young_only()
+def fold_captured(captured: Capture, request: StepRequest) -> FoldedStep:
+    """Run the passes after capture for one rank of each class of ranks that are alike on the request's hardware.
+
+    What it takes does not grow with the number of ranks that are alike.  ``FoldedStep.cut`` cuts a variant;
+    ``schedule_folded(step.cut, hardware)`` and ``forecast`` of the scheduler take it from there, and give what they
+    give for the plan of all ranks.  Ranks whose bodies differ only in numbers (where in a vocabulary they begin, say)
+    are alike, and have the measured time of the listed one.  Raises as ``lower_captured``.
+    """
+    devices = request.devices
+    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, devices.world, devices.hardware)))
+
+
+def _lowered(captured: Capture, request: StepRequest, lower: Callable[[StepLayouts], LoweredProgram]) -> LoweredStep:
     step, devices, doing = request.step, request.devices, request.listeners.doing
     doing("place")
     placed = place(captured, request)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
+from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Actor, Collective, Plan
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.cost import max_workspace_bytes
@@ -34,6 +35,20 @@ def prove(plan: Plan, memory: Mapping[int, int] | None = None, hardware: Hardwar
     if memory:
         _prove_memory(plan, memory, hardware)
     return plan
+
+
+def prove_folded(folded: FoldedPlan, memory: Mapping[int, int], hardware: Hardware = CPU_CORE) -> FoldedPlan:
+    """As ``prove``, of one rank of each class: what it does, all ranks of its class do at the same time.
+
+    ``memory`` (listed rank → bytes) caps the peak bytes of live registers alone.
+    """
+    plan = verify(folded.plan)
+    _prove_live(plan)
+    peak = simulate(plan, ITERATIONS, hardware).peak_bytes if memory else {}
+    for rank, cap in memory.items():
+        if peak[rank] > cap:
+            raise PlanError(f"plan {plan.name!r}: {too_much(plan, rank, peak[rank], cap)}; {WHAT_TO_DO}")
+    return folded
 
 
 def _prove_groups(plan: Plan) -> None:

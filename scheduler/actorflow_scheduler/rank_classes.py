@@ -9,27 +9,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from actorflow_compiler.plan.plan import Actor, Collective, Comm, Order, Plan, Send
+from actorflow_compiler.plan.folded import FoldedPlan
+from actorflow_compiler.plan.plan import Actor, Collective, Comm, FromRegister, Order, Plan, Send, Target
 from actorflow_scheduler.cost import Durations, variable_bytes
 
+__all__ = ["FoldedPlan", "every_rank", "fold", "unfold"]
 
-@dataclass(frozen=True, slots=True)
-class FoldedPlan:
-    """A plan that lists the actors of one rank of each class (``plan.ranks``).
 
-    Sends go to listed ranks; the groups of collectives name all their ranks, listed or not.
-    """
-
-    plan: Plan
-    rank_classes: Mapping[int, Sequence[int]]  # listed rank → all ranks of its class, itself included
+def every_rank(plan: Plan) -> FoldedPlan:
+    """A plan in which each rank is a class of its own."""
+    return FoldedPlan(plan, {a.rank: (a.rank,) for a in plan.actors})
 
 
 def fold(plan: Plan | FoldedPlan, times: Durations) -> FoldedPlan:
     """Fold a plan to the lowest rank of each class; ranks whose actors differ in ``times`` are in different classes."""
-    given = plan if isinstance(plan, FoldedPlan) else FoldedPlan(plan, {a.rank: (a.rank,) for a in plan.actors})
-    ranks = _Ranks(given.plan, times)
+    given = plan if isinstance(plan, FoldedPlan) else every_rank(plan)
+    ranks = _Ranks(given, times)
     classes: dict[int, list[int]] = {}
     for rank, colour in sorted(ranks.refined().items()):
         classes.setdefault(colour, []).append(rank)
@@ -75,22 +72,40 @@ def _by_rank(found: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     return ranks
 
 
+class _Members:
+    """How many ranks of a group each listed rank stands for."""
+
+    def __init__(self, folded: FoldedPlan) -> None:
+        self.first = {rank: listed for listed, ranks in folded.rank_classes.items() for rank in ranks}
+        self.counts: dict[int, tuple[tuple[int, ...], Counter[int]]] = {}  # id of a group → it, listed rank → ranks
+        self.folds = len(self.first) > len(folded.rank_classes)
+
+    def __call__(self, rank: int, group: tuple[int, ...]) -> int:
+        if not self.folds:
+            return 1
+        if id(group) not in self.counts:
+            self.counts[id(group)] = group, Counter(self.first.get(r, r) for r in group)
+        return self.counts[id(group)][1][rank]
+
+
 class _Ranks:
     """The colour refinement: compares the ranks of a plan, and keeps the colours (classes) that they have so far."""
 
-    def __init__(self, plan: Plan, times: Durations) -> None:
+    def __init__(self, folded: FoldedPlan, times: Durations) -> None:
+        plan = folded.plan
         self.plan = plan
         self.actors: dict[int, list[Actor]] = {}
         self.place: dict[int, int] = {}  # actor → its index among its rank's actors
-        self.members: dict[int, list[Actor]] = {}  # collective → its actors
+        self.members: dict[int, list[tuple[Actor, int]]] = {}  # collective → its actors, and how many each stands for
         self.filled: dict[int, list[tuple[int, int]]] = {}  # rank → (sender, register) of the registers filled remotely
         self.at: dict[int, int] = {}  # register → its index in ``looks`` of its home rank
+        stands_for = _Members(folded)
         for a in plan.actors:
             mine = self.actors.setdefault(a.rank, [])
             self.place[a.id] = len(mine)
             mine.append(a)
             if isinstance(a.comm, Collective):
-                self.members.setdefault(a.comm.id, []).append(a)
+                self.members.setdefault(a.comm.id, []).append((a, stands_for(a.rank, a.comm.ranks)))
         looks: dict[int, list[Hashable]] = {rank: [] for rank in self.actors}
         self.home = {r.id: plan.home(r) for r in plan.registers}
         for rank, nbytes in variable_bytes(plan).items():
@@ -131,10 +146,13 @@ class _Ranks:
     def collectives(self) -> dict[int, Hashable]:
         """Collective → how many members it has of each class and place; equal for equal collectives."""
         colours, place = self.colours, self.place
-        return {
-            id: tuple(sorted(Counter((colours[a.rank], place[a.id]) for a in members).items()))
-            for id, members in self.members.items()
-        }
+        found: dict[int, Hashable] = {}
+        for id, members in self.members.items():
+            count: Counter[tuple[int, int]] = Counter()
+            for a, ranks in members:
+                count[colours[a.rank], place[a.id]] += ranks
+            found[id] = tuple(sorted(count.items()))
+        return found
 
     def with_peers(self, rank: int, collectives: Mapping[int, Hashable]) -> Hashable:
         """A rank's colour with the colours of the ranks at the other ends of its sends, receives and collectives."""
@@ -160,6 +178,18 @@ class _Ranks:
                 return replace(comm, to_rank=first[comm.to_rank])
             return replace(comm, id=number[collectives[comm.id]])
 
+        counterpart = {(self.home[r], at): r for r, at in self.at.items()}
+
+        def target(target: Target) -> Target:  # of a send, whose register is on another rank
+            if not isinstance(target, FromRegister):
+                return target
+            register = target.register
+            return replace(target, register=counterpart[first[self.home[register]], self.at[register]])
+
+        def actor(a: Actor) -> Actor:
+            targets = tuple(map(target, a.targets)) if isinstance(a.comm, Send) else a.targets
+            return a if a.comm is None else replace(a, comm=comm(a.comm), targets=targets)
+
         def producer(register: int, sender: Actor) -> int:
             if self.home[register] == sender.rank:
                 return sender.id
@@ -168,9 +198,7 @@ class _Ranks:
         plan = self.plan
         return replace(
             plan,
-            actors=tuple(
-                a if a.comm is None else replace(a, comm=comm(a.comm)) for a in plan.actors if a.rank in classes
-            ),
+            actors=tuple(actor(a) for a in plan.actors if a.rank in classes),
             registers=tuple(
                 replace(r, producer=producer(r.id, plan.actor(r.producer)))
                 for r in plan.registers

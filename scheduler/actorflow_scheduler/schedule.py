@@ -9,6 +9,7 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.schedule_names import ScheduleName, schedule_name
 from actorflow_compiler.core.units import seconds_text
+from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.summary import summarise
 from actorflow_compiler.plan.variant import AHEAD, Variant
@@ -20,13 +21,15 @@ from actorflow_scheduler.gathers_ahead import gathered_chunks, with_gathers_at_o
 from actorflow_scheduler.pipeline import SCHEDULES
 from actorflow_scheduler.portfolio import SAME, STEADY, Candidate, Portfolio
 from actorflow_scheduler.portfolio import period as period_of
-from actorflow_scheduler.proof import WHAT_TO_DO, prove, too_much
+from actorflow_scheduler.proof import WHAT_TO_DO, prove, prove_folded, too_much
 from actorflow_scheduler.published_orders import B
-from actorflow_scheduler.rank_classes import FoldedPlan, fold, unfold
+from actorflow_scheduler.rank_classes import every_rank, fold, unfold
 from actorflow_scheduler.slots import SlotPlanner
 from actorflow_scheduler.timeline import Timeline, nanoseconds
 
-__all__ = ["SCHEDULES", "schedule"]
+__all__ = ["SCHEDULES", "schedule", "schedule_folded"]
+
+Made = Plan | FoldedPlan
 
 Memory = Mapping[int, int]  # rank → most bytes for its live registers and the largest workspace together
 WORTH = 0.01  # gathers run further ahead only if that shortens the period by this fraction
@@ -56,12 +59,30 @@ def schedule(
     found, told = search.run_ahead(search.best(), room, beside)
     plan = search.unfolded(found)
     plan = replace(plan, notes=(*plan.notes, *told))
-    if search.is_pipeline:
-        expected = forecast(plan, hardware)
-        tried = f" of {search.tried} tried" if search.tried > 1 else ""
-        note = f"schedule {found.name}{tried}: period {seconds_text(expected.period)}, bubble {expected.bubble:.0%}"
-        plan = replace(plan, notes=(*plan.notes, note))
+    plan = replace(plan, notes=(*plan.notes, *search.told(found, plan)))
     return summarise(prove(plan, memory, hardware))
+
+
+def schedule_folded(
+    make: Callable[[Variant], FoldedPlan] | FoldedPlan,
+    hardware: Hardware = CPU_CORE,
+    memory: Memory | None = None,
+    name: str = "auto",
+    room: Memory | None = None,
+    beside: bool = True,
+) -> FoldedPlan:
+    """As ``schedule``, for plans of one rank of each class (``FoldedStep.cut``); the result is for ``forecast``.
+
+    ``hardware`` is that by which ranks were found to be alike.  ``memory`` and ``room`` are for ranks, listed or not.
+    It lists the ranks, and has the orders and slots, that the plan of all ranks has when it is scheduled and folded.
+    Its summary says only what the compiler knows.  Raises as ``schedule``.
+    """
+    search = _Search(make, hardware, memory or {}, schedule_name(name))
+    found, told = search.run_ahead(search.best(), room, beside)
+    folded = replace(search.folded[found.variant], plan=found.plan)
+    plan = replace(found.plan, notes=(*found.plan.notes, *told))
+    plan = replace(plan, notes=(*plan.notes, *search.told(found, replace(folded, plan=plan))))
+    return prove_folded(replace(folded, plan=plan), search.caps(found.variant), hardware)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +103,7 @@ class _Search:
     """
 
     def __init__(
-        self, make: Callable[[Variant], Plan] | Plan, hardware: Hardware, memory: Memory, name: ScheduleName
+        self, make: Callable[[Variant], Made] | Made, hardware: Hardware, memory: Memory, name: ScheduleName
     ) -> None:
         self.make, self.hardware, self.memory, self.name = make, hardware, memory, name
         self.portfolios: dict[Variant, Portfolio] = {}
@@ -94,6 +115,15 @@ class _Search:
     def unfolded(self, found: _SizedCandidate) -> Plan:
         """The plan of all ranks, with the orders and slot counts of a candidate."""
         return unfold(self.whole[found.variant], replace(self.folded[found.variant], plan=found.plan))
+
+    def told(self, found: _SizedCandidate, plan: Made) -> tuple[str, ...]:
+        """The note about the schedule of a pipeline."""
+        if not self.is_pipeline:
+            return ()
+        expected = forecast(plan, self.hardware)
+        tried = f" of {self.tried} tried" if self.tried > 1 else ""
+        period = seconds_text(expected.period)
+        return (f"schedule {found.name}{tried}: period {period}, bubble {expected.bubble:.0%}",)
 
     @property
     def tried(self) -> int:
@@ -140,10 +170,12 @@ class _Search:
     def portfolio(self, variant: Variant) -> Portfolio:
         """The portfolio of a variant's folded plan; made at the first call."""
         if variant not in self.portfolios:
-            plan = verify(self.make(variant) if callable(self.make) else self.make)
+            made = self.make(variant) if callable(self.make) else self.make
+            given = made if isinstance(made, FoldedPlan) else every_rank(made)
+            plan = verify(given.plan)
             times = nanoseconds(plan, self.hardware)
             self.whole[variant] = plan
-            self.folded[variant] = folded = fold(FoldedPlan(plan, {a.rank: (a.rank,) for a in plan.actors}), times)
+            self.folded[variant] = folded = fold(given, times)
             self.workspace[variant] = max_workspace_bytes(folded.plan)
             self.portfolios[variant] = Portfolio(folded.plan, times)
         return self.portfolios[variant]

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,7 +47,7 @@ from actorflow_compiler.core.sbp import (
     numel,
 )
 from actorflow_compiler.plan.plan import Box
-from actorflow_compiler.plan.region import Region, boxes, coordinates, count, intersect, region, subtract
+from actorflow_compiler.plan.region import Region, boxes, coordinates, count, device_at, intersect, region, subtract
 
 Shape = tuple[int, ...]
 
@@ -79,12 +79,15 @@ def bytes_bound(
 
     Across placements, p is the number of terms (the product of the source's axes that are P) and c the number of
     copies (the product of the target's axes that are B): (p-1)·T to sum, then c·T to distribute, which covers every
-    row of the table.
+    row of the table.  A 0-dim tensor on a mesh is all-reduced, in all groups of terms, so that not one rank alone has
+    to send it to everybody.
     """
     whole = tuple(shape)
     if source != target:
         terms = math.prod(n for n, s in zip(source.hierarchy, source_sbp, strict=True) if s == P)
         copies = math.prod(n for n, s in zip(target.hierarchy, target_sbp, strict=True) if s == B)
+        if not whole and 1 < terms < source.size:  # all groups of terms sum it, each for itself
+            return float((2 * (terms - 1) * (source.size // terms) + copies) * itemsize)
         return float((terms - 1 + copies) * numel(whole) * itemsize)
     choices = [tuple(dict.fromkeys((a, b, B))) for a, b in zip(source_sbp, target_sbp, strict=True)]
     cost = {source_sbp: 0.0}
@@ -172,6 +175,21 @@ class Hop:
     add: bool = False  # the parts that a target receives are summed, not concatenated
     elements: int = 0  # sent by all ranks together; an all_reduce of n over p ranks counts 2(p-1)·n
 
+    def pair(self, t: int, s: int) -> tuple[BoxCopy, ...]:
+        """The copies that device t of the target takes from device s of the source."""
+        return self.parts[t][s] if self.parts else ()
+
+    def sources(self, t: int) -> Sequence[int]:
+        """The source devices of which target device t takes something, in ascending order."""
+        return [s for s, parts in enumerate(self.parts[t]) if parts]
+
+    def targets(self, s: int) -> Sequence[int]:
+        """The target devices that take something of source device s, in ascending order."""
+        return [t for t, row in enumerate(self.parts) if row[s]]
+
+
+Move = Callable[[Shape, Placement, NdSbp, Placement, NdSbp], Hop]  # the one hop from a layout to another
+
 
 def bytes_of(hops: Iterable[Hop], itemsize: int) -> int:
     """Bytes that all ranks together send on a route; ``itemsize`` in bytes."""
@@ -191,26 +209,40 @@ def route(
 
 @kept_while_compiling(maxsize=1 << 12)
 def _route(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
+    return cheapest_route(shape, source, a, target, b, direct_hop)
+
+
+def cheapest_route(
+    shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp, move: Move
+) -> tuple[Hop, ...]:
+    """As ``route``, with ``move`` to make the hops that are no all-reduce."""
     for layout, place in ((a, source), (b, target)):
-        for device in range(place.size):
-            region(shape, layout, place, device)
+        sizes = (
+            range(n) if place.weights else dict.fromkeys((0, n - 1)) for n in place.hierarchy
+        )  # every size is there
+        for at in itertools.product(*sizes):
+            region(shape, layout, place, device_at(place, at))
     if source == target and a == b:
         return ()
     summed = [k for k, n in enumerate(source.hierarchy) if a[k] == P and n > 1 and (source != target or b[k] != P)]
     if not summed:
-        return (_move(shape, source, a, target, b),)
+        return (move(shape, source, a, target, b),)
     if source == target:
-        found = list(_within(shape, source, a, b, summed))
+        found = list(_within(shape, source, a, b, summed, move))
     else:
         free = tuple(B if k in summed else entry for k, entry in enumerate(a))
-        reduced = _step(shape, source, a, free)
-        found = [(reduced, _move(shape, source, free, target, b)), _apart(shape, source, a, target, b)]
+        reduced = _step(shape, source, a, free, move)
+        found = [(reduced, move(shape, source, free, target, b))]
+        if shape or len(summed) == sum(n > 1 for n in source.hierarchy):
+            found.append(_apart(shape, source, a, target, b, move))
     return min(
         found, key=lambda hops: (sum(h.elements for h in hops), sum(h.kind != HopKind.LOCAL for h in hops), len(hops))
     )
 
 
-def _within(shape: Shape, place: Placement, a: NdSbp, b: NdSbp, summed: list[int]) -> Iterator[tuple[Hop, ...]]:
+def _within(
+    shape: Shape, place: Placement, a: NdSbp, b: NdSbp, summed: list[int], move: Move
+) -> Iterator[tuple[Hop, ...]]:
     """Routes on one placement: slice broadcast axes, reduce-scatter and all-reduce sums, then change the rest."""
     sliced = tuple(y if x == B and isinstance(y, Split) else x for x, y in zip(a, b, strict=True))
     scattered = [k for k in summed if isinstance(b[k], Split)]
@@ -223,30 +255,30 @@ def _within(shape: Shape, place: Placement, a: NdSbp, b: NdSbp, summed: list[int
         paths.append((a, b))
     for path in dict.fromkeys(tuple(dict.fromkeys(p)) for p in paths):
         try:
-            yield tuple(_step(shape, place, x, y) for x, y in itertools.pairwise(path))
+            yield tuple(_step(shape, place, x, y, move) for x, y in itertools.pairwise(path))
         except LayoutError:  # a split that fits the final layout may not fit an intermediate one
             continue
 
 
-def _step(shape: Shape, place: Placement, here: NdSbp, there: NdSbp) -> Hop:
+def _step(shape: Shape, place: Placement, here: NdSbp, there: NdSbp, move: Move) -> Hop:
     """One hop on one placement: an all_reduce if every changed axis goes from P to B, else an exchange."""
     axes = [k for k, n in enumerate(place.hierarchy) if n > 1 and here[k] != there[k]]
     if not axes or any(here[k] != P or there[k] != B for k in axes):
-        return _move(shape, place, here, place, there)
-    groups = _groups(place, axes)
+        return move(shape, place, here, place, there)
+    groups = groups_along(place, tuple(axes))
     size = sum(2 * (len(g) - 1) * count(region(shape, here, place, place.index(g[0]))) for g in groups)
     return Hop(HopKind.ALL_REDUCE, place, place, there, groups, elements=size)
 
 
-def _apart(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
+def _apart(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp, move: Move) -> tuple[Hop, ...]:
     """A route to another placement: each source device sums a part of the terms, then sends that sum."""
     if shape:
         middle, sbp = _spread(shape, source, a)
     else:  # a 0-dim tensor cannot be cut: one device sums it, preferably one of the target's
         rank = next((r for r in target.ranks if r in source), source.ranks[0])
         middle, sbp = Placement(source.type, (rank,), (1,)), (B,)
-    first = _move(shape, source, a, middle, sbp)
-    return (first,) if (middle, sbp) == (target, b) else (first, _move(shape, middle, sbp, target, b))
+    first = move(shape, source, a, middle, sbp)
+    return (first,) if (middle, sbp) == (target, b) else (first, move(shape, middle, sbp, target, b))
 
 
 def _spread(shape: Shape, place: Placement, sbp: NdSbp) -> tuple[Placement, NdSbp]:
@@ -269,7 +301,8 @@ def _spread(shape: Shape, place: Placement, sbp: NdSbp) -> tuple[Placement, NdSb
     return Placement(place.type, tuple(ranks.reshape(-1).tolist()), ranks.shape, weights), tuple(out)
 
 
-def _groups(place: Placement, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+@kept_while_compiling(maxsize=1 << 10)
+def groups_along(place: Placement, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The groups of ranks that differ only on these mesh axes."""
     found: dict[tuple[int, ...], list[int]] = {}
     for index, rank in enumerate(place.ranks):
@@ -278,7 +311,7 @@ def _groups(place: Placement, axes: Iterable[int]) -> tuple[tuple[int, ...], ...
     return tuple(tuple(sorted(g)) for g in found.values())
 
 
-def _move(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> Hop:
+def direct_hop(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> Hop:
     """The hop in which each target device gets exactly the elements that it lacks, with terms summed.
 
     Partial sums along axes that remain P are not summed.
@@ -310,7 +343,7 @@ def _move(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp
         gathers = all(y == B or (same and x == y) for x, y in itertools.zip_longest(a, b))
         kind = HopKind.REDUCE_SCATTER if summed else HopKind.ALL_GATHER if gathers else HopKind.ALL_TO_ALL
         pairs = [(where[s], where[source.index(target.ranks[t])]) for s, t in crossing]
-        groups = _groups(source, {k for x, y in pairs for k in range(len(x)) if x[k] != y[k]})
+        groups = groups_along(source, tuple(sorted({k for x, y in pairs for k in range(len(x)) if x[k] != y[k]})))
     return Hop(kind, source, target, b, groups, tuple(rows), bool(summed), sum(crossing.values()))
 
 
@@ -330,7 +363,8 @@ def _wanted(
 ) -> dict[int, list[Region]]:
     """Target device → the regions that it needs.
 
-    Of the devices along an axis that becomes P, only one takes each element, preferably one that already has it.
+    Of the devices along an axis that becomes P, only one takes each element, preferably one that already has it; on
+    another placement with a mesh of the same shape, that is the one whose like has it.
     """
     columns: dict[tuple[int, ...], list[int]] = {}
     for t in range(target.size):
@@ -343,8 +377,17 @@ def _wanted(
         for t in column if len(column) > 1 else ():
             if target.ranks[t] in source:
                 left, found[t] = _take(left, have[source.index(target.ranks[t])])
+            elif _are_alike(source, target):
+                left, found[t] = _take(left, have[t])
         found[column[0]] = [*found.get(column[0], ()), *left]
     return found
+
+
+def _are_alike(source: Placement, target: Placement) -> bool:
+    """Whether two placements without common ranks have meshes of one shape, with equal weights."""
+    return (source.hierarchy, source.weights) == (target.hierarchy, target.weights) and set(source.ranks).isdisjoint(
+        target.ranks
+    )
 
 
 def _take(left: Sequence[Region], have: Region) -> tuple[list[Region], list[Region]]:
@@ -363,15 +406,19 @@ def _nearest(
 ) -> list[int]:
     """The source devices for a target, nearest first: itself, then those that differ from it on the fewest mesh axes.
 
+    On a placement of other ranks with a mesh of the same shape, the device of the same coordinates counts as itself.
+
     Among equally near ones, different targets prefer different copies, so that all devices share the work.
     """
     rank = target.ranks[t]
     me = where[source.index(rank)] if rank in source else None
+    peer = where[t] if _are_alike(source, target) else None  # from mesh to mesh everyone serves its like
     whole = [k for k, entry in enumerate(a) if entry == B]
     copies = {at: i for i, at in enumerate(dict.fromkeys(tuple(c[k] for k in whole) for c in where))}
 
     def distance(s: int) -> tuple[int, int, int]:
-        far = sum(x != y for x, y in zip(where[s], me, strict=True)) if me else 0
+        near = me or peer
+        far = sum(x != y for x, y in zip(where[s], near, strict=True)) if near else 0
         return far, (copies[tuple(where[s][k] for k in whole)] - t) % len(copies), s
 
     return sorted((s for s in range(source.size) if not me or all(where[s][k] == me[k] for k in stay)), key=distance)

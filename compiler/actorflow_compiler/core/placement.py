@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from actorflow_compiler.core.errors import LayoutError
@@ -30,6 +30,7 @@ class Placement:
     ranks: tuple[int, ...]
     hierarchy: tuple[int, ...]
     weights: tuple[tuple[int, ...], ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False, default=0)  # kept, as ranks may be thousands
 
     def __post_init__(self) -> None:
         if self.type not in ("cpu", "cuda"):
@@ -45,6 +46,7 @@ class Placement:
             )
         if self.weights:
             object.__setattr__(self, "weights", _in_lowest_terms(self.weights, self.hierarchy))
+        object.__setattr__(self, "_hash", hash((self.ranks, self.hierarchy, self.weights)))
 
     @property
     def axes(self) -> tuple[Parts, ...]:
@@ -52,6 +54,9 @@ class Placement:
         if not self.weights:
             return self.hierarchy
         return tuple(weights or n for weights, n in zip(self.weights, self.hierarchy, strict=True))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def size(self) -> int:

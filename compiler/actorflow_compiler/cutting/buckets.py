@@ -90,7 +90,7 @@ def _patient(program: LoweredProgram) -> set[int]:
 
 def _bucket_key(item: ProgramItem) -> Kind:
     one = next(iter(item.comms.values()))
-    return one.label, frozenset(c.ranks for c in item.comms.values()), item.phase, item.stage, item.pieces
+    return one.label, item.groups, item.phase, item.stage, item.pieces
 
 
 def _bytes(program: LoweredProgram, item: ProgramItem) -> int:

@@ -17,6 +17,7 @@ class ItemCopier:
         self._program = program
         self._metas, self._names, self._sbp = dict(program.metas), dict(program.names), dict(program.sbp)
         self._alias = dict(program.alias)
+        self._listed = program.listed
         self._fresh = max(max(self._names, default=0), max((v for v, _ in self._metas), default=0)) + 1
 
     def of(self, item: ProgramItem, rename: Mapping[int, int]) -> tuple[ProgramItem, dict[int, int]]:
@@ -26,15 +27,14 @@ class ItemCopier:
             new = number[v] = self._fresh
             self._fresh += 1
             self._names[new], self._sbp[new] = self._names.get(v, ""), self._sbp.get(v, "")
-            self._metas.update({
-                (new, rank): self._metas[(v, rank)] for rank in item.placement.ranks if (v, rank) in self._metas
-            })  # fmt: skip
+            ranks = self._listed.of(item.placement)
+            self._metas.update({(new, r): self._metas[(v, r)] for r in ranks if (v, r) in self._metas})
         return renamed(item, {**rename, **number}), number
 
     def renamed(self, item: ProgramItem, rename: Mapping[int, int]) -> ProgramItem:
         """The item with other numbers for some of the values that it reads; aliases of them are changed with it."""
         for v in item.writes if rename else ():
-            for rank in item.placement.ranks:
+            for rank in self._listed.of(item.placement):
                 if self._alias.get((v, rank)) in rename:
                     self._alias[(v, rank)] = rename[self._alias[(v, rank)]]
         return renamed(item, rename)
@@ -130,7 +130,10 @@ def _drop_unread(program: LoweredProgram, levels: list[int]) -> tuple[LoweredPro
         kept.append((item, level))
         needed.update(item.reads)
         needed.update(
-            program.alias[(v, r)] for v in item.reads for r in item.placement.ranks if (v, r) in program.alias
+            program.alias[(v, r)]
+            for v in (item.reads if program.alias else ())
+            for r in program.listed.of(item.placement)
+            if (v, r) in program.alias
         )
     kept.reverse()
     return replace(program, items=tuple(i for i, _ in kept)), [level for _, level in kept]

@@ -87,7 +87,7 @@ class PlanHeader:
 
 @dataclass(frozen=True, slots=True)
 class CutPlan:
-    """A plan of all ranks in which nothing delays the gathers of variables, and what may delay them."""
+    """A plan in which nothing delays the gathers of variables, and what may delay them."""
 
     free: Plan
     chains: tuple[tuple[ChunkUse, ...], ...]  # see ``gathers.delays``
@@ -100,7 +100,7 @@ class CutPlan:
 
 
 def cut(header: PlanHeader, segmented: SegmentedProgram) -> CutPlan:
-    """Make the plan of all ranks; its origins are those of the header, which are the graph's, and of the actors."""
+    """Make the plan of the listed ranks; its origins are those of the header (the graph's) and of the actors."""
     cutter = _Cutter(header, segmented)
     plan = cutter.plan()
     origins = origins_of(header.origins, segmented.program, cutter.made)
@@ -116,6 +116,8 @@ class _Cutter:
     def __init__(self, header: PlanHeader, segmented: SegmentedProgram) -> None:
         self.header, self.world, self.pieces = header, header.world, header.pieces
         self.segmented, self.program = segmented, segmented.program
+        listed = self.program.listed
+        self.ranks = [rank for rank in range(self.world) if rank in listed]
         self.taken = [v for v, (_, kind) in self.program.inputs.items() if kind in CALL_INPUTS]  # by sources
         self.drafts: list[ActorDraft] = []
         self.number: dict[object, int] = {}  # key of a draft → its number
@@ -158,6 +160,7 @@ class _Cutter:
             constants=self.header.constants,
             notes=self.header.notes,
             summary=summary,
+            ranks=tuple(self.ranks) if len(self.ranks) < self.world else (),
         )
 
     def find(self, value: int, rank: int) -> int:
@@ -174,14 +177,14 @@ class _Cutter:
 
     def draft_actors(self) -> None:
         """Draft the actors of all items."""
-        for rank in range(self.world if self.taken else 0):
+        for rank in self.ranks if self.taken else ():
             self.draft_source(rank, self.taken)
         labels = self.labels()
         for item, segment, level in zip(
             self.program.items, self.segmented.segments, self.segmented.comm_level, strict=True
         ):
             if item.kind is ItemKind.JOIN:
-                for rank in item.placement.ranks:
+                for rank in self.program.listed.of(item.placement):
                     self.joins[(item.writes[0], rank)] = (item.reads[0], item.combine)
             elif item.kind is ItemKind.COMM:
                 self.draft_comm(item, level)
@@ -251,7 +254,7 @@ class _Cutter:
     def draft_sinks(self) -> None:
         """Draft the sinks, one for each result on each rank that holds it."""
         for index, (value, place, _, _) in enumerate(self.program.results):
-            for rank in place.ranks:
+            for rank in self.program.listed.of(place):
                 self.drafts.append(
                     ActorDraft(
                         f"sink{index}@{rank}", rank, "sink", ActorKind.SINK, 1, 0, moves=[(value, -1)], result=index
@@ -264,7 +267,7 @@ class _Cutter:
         """(local value, rank) → the variables that it becomes."""
         found: dict[tuple[int, int], list[str]] = {}
         for name, value in self.program.updates:
-            for rank in range(self.world):
+            for rank in self.ranks:
                 if (value, rank) in self.program.metas:
                     found.setdefault((self.find(value, rank), rank), []).append(name)
         return found

@@ -9,10 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from actorflow_compiler.boxing.aligned import NotAlignedError, aligned_route
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, route
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol, substitute_all
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, Parts, local_shape, show
+from actorflow_compiler.cutting.listed_ranks import EVERY_RANK, ListedRanks, RankClasses
 from actorflow_compiler.cutting.redundant import RedundantOp
 from actorflow_compiler.graph.flops import dtype_of_flops, flops_of
 from actorflow_compiler.graph.graph import CALL_INPUTS, InputKind, Node, call_of
@@ -68,11 +72,15 @@ class ProgramItem:
     again: bool = False  # a forward op that is recomputed for the backward pass
     line: str = ""  # of the user's script
     flops_dtype: str = ""  # of the operands, by bytes; empty where there are no FLOPs
+    groups: frozenset[tuple[int, ...]] = frozenset()  # of a collective, also those of ranks that are not listed
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """All items, in an order in which they can run."""
+    """All items, in an order in which they can run.
+
+    Items say what listed ranks do, which are all ranks, or one of each class.  First ranks of placements are listed.
+    """
 
     items: tuple[ProgramItem, ...]
     metas: Mapping[tuple[int, int], Meta]  # (local value, rank) → shape and dtype
@@ -85,6 +93,7 @@ class LoweredProgram:
     flops: float  # useful ones in an iteration: of one device that computes everything once
     flops_done: float  # of all devices in an iteration
     repeated: Mapping[RedundantOp, float] = field(default_factory=dict)  # op → FLOPs of ``flops_done`` beyond ``flops``
+    listed: ListedRanks = EVERY_RANK
 
     def is_variable(self, value: int) -> bool:
         """Whether a local value is a variable."""
@@ -94,6 +103,37 @@ class LoweredProgram:
 def lower(step: StepLayouts) -> LoweredProgram:
     """Lower every op to what each rank does of it, preceded by the communication that its operands need."""
     return _Lowering(step).run(step.gathered, step.homes)
+
+
+def lower_folded(step: StepLayouts, world: int, hardware: Hardware) -> LoweredProgram:
+    """As ``lower``, for one rank of each class of ranks that are alike on this hardware.
+
+    All ranks are listed where ranks send to others that are alike, but not one to one.  Raises PlanError where so many
+    ranks exchange parts that do not fit together that these cannot be compared.
+    """
+    classes = RankClasses(world, [step.everywhere], hardware.link)
+    for value, meta in step.graph.metas.items():
+        if value in step.layouts.value:
+            classes.lies((meta.shape, step.layouts.value[value], step.layouts.placement[value]))
+    for variable in step.variables:
+        classes.lies((variable.shape, variable.sbp, variable.placement))
+    listed = classes.listed()
+    while True:
+        lowering = _Lowering(step, listed, classes)
+        try:
+            program = lowering.run(step.gathered, step.homes)
+        except NotAlignedError as error:
+            raise PlanError(
+                f"a tensor of shape {error} was found, between so many ranks that hold parts that do not fit together; "
+                "expected layouts in which each dimension is split by one mesh axis: plan for fewer devices"
+            ) from None
+        found = classes.listed()
+        if found == listed:
+            break
+        listed = found
+    if lowering.apart or any(item.placement.ranks[0] not in listed for item in program.items):
+        return lower(step)
+    return program
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +148,12 @@ class _HopContext:
 
 
 class _Lowering:
-    def __init__(self, step: StepLayouts) -> None:
+    def __init__(self, step: StepLayouts, listed: ListedRanks = EVERY_RANK, classes: RankClasses | None = None) -> None:
+        self.listed, self.classes = listed, classes
+        self.route = route if classes is None else aligned_route
+        self.apart = False  # whether the listed ranks do not do for all, as one of them sends to one that is not listed
+        self.sides: dict[tuple[int, int], tuple[Hop, tuple[Exchange, ...]]] = {}  # (id of hop, rank) → its exchanges
+        self.grouped: dict[int, _Groups] = {}  # id of a hop's groups → these, with the listed ranks
         graph, everywhere = step.graph, step.everywhere
         self.graph, self.layouts, self.pieces, self.times = graph, step.layouts, step.pieces, step.times
         self.by_all: tuple[Placement, NdSbp] = (everywhere, (B,) * len(everywhere.hierarchy))
@@ -167,7 +212,7 @@ class _Lowering:
         inputs = {i.value: (i.name, i.kind) for i in self.graph.inputs}
         return LoweredProgram(
             tuple(self.items), self.metas, self.alias, self.sbp, self.names, inputs, tuple(updates), tuple(results),
-            self.flops, self.flops_done, self.repeated,
+            self.flops, self.flops_done, self.repeated, self.listed,
         )  # fmt: skip
 
     def update(self, new: int, value: int, read: bool, where: Placement, sbp: NdSbp) -> int:
@@ -179,7 +224,7 @@ class _Lowering:
             return value
         out = self.new(sbp, self.names[value])
         steps = {}
-        for rank in where.ranks:
+        for rank in self.listed.of(where):
             self.metas[(out, rank)] = self.metas[(value, rank)]
             steps[rank] = (Step("actorflow.identity", (Ref(value),), (), (out,)),)
         (_, stage), pieces = self.maker[new]  # running statistics are updated with every micro-batch
@@ -192,8 +237,13 @@ class _Lowering:
         """Record that a logical value exists on a placement in a layout."""
         self.boxed[(value, where, sbp, None)] = value
         self.sbp[value], self.names[value] = show(sbp), name
-        meta = self.graph.metas[value]
-        for index, rank in enumerate(where.ranks):
+        self.lies(value, self.graph.metas[value], sbp, where)
+
+    def lies(self, value: int, meta: Meta, sbp: NdSbp, where: Placement) -> None:
+        """Record the shapes of a value's parts."""
+        if self.classes is not None:
+            self.classes.lies((meta.shape, sbp, where))
+        for index, rank in self.listed.among(where):
             self.metas[(value, rank)] = Meta(device_shape(meta.shape, sbp, where, index), meta.dtype)
 
     def node(self, k: int, n: Node) -> None:
@@ -216,8 +266,9 @@ class _Lowering:
         if n.op in JOINS:
             self.join(n, n.placement, reads[0])
         elif n.op == CONSTRAIN:  # another name for the same parts
-            self.alias.update({(n.outs[0], rank): reads[0] for rank in n.placement.ranks})
-            nothing: dict[int, tuple[Step, ...]] = dict.fromkeys(n.placement.ranks, ())
+            ranks = self.listed.of(n.placement)
+            self.alias.update({(n.outs[0], rank): reads[0] for rank in ranks})
+            nothing: dict[int, tuple[Step, ...]] = dict.fromkeys(ranks, ())
             self.items.append(
                 ProgramItem(
                     ItemKind.COMPUTE, n.phase, n.placement, n.pieces, (reads[0],), n.outs, nothing, stage=n.stage
@@ -241,7 +292,7 @@ class _Lowering:
         """Lower an op to what each rank computes, and count its FLOPs."""
         steps, each = {}, {}
         alike: dict[int, tuple[tuple[Step, ...], float]] = {}  # ranks that run the same have the same steps
-        for index, rank in enumerate(placement.ranks):
+        for index, rank in self.listed.among(placement):
             local, metas = self.localised(
                 call, self.layouts.chosen[k], coordinates(placement, index), placement.axes, n.line or n.where
             )
@@ -253,7 +304,7 @@ class _Lowering:
                 given = substitute_all(local.args, local.kwargs, lambda i: Ref(reads[i]))
                 alike[id(local)] = (Step(local.op, *given, n.outs),), flops_of(local)
             steps[rank], each[rank] = alike[id(local)]
-        work = sum(each.values())
+        work = sum(flops * self.listed.stands_for(placement, rank) for rank, flops in each.items())
         times = self.pieces if n.pieces else 1
         useful = self.times * flops_of(call)
         self.flops += times * useful
@@ -326,11 +377,11 @@ class _Lowering:
                 self.boxed[key] = value
                 return value
             source, whole = where, (B,) * len(where.hierarchy)
-            hops = route(meta.shape, where, whole, where, sbp)
+            hops = self.route(meta.shape, where, whole, where, sbp)
             here = value
         else:
             source = self.layouts.placement[value]
-            hops = route(meta.shape, source, self.layouts.value[value], where, sbp)
+            hops = self.route(meta.shape, source, self.layouts.value[value], where, sbp)
             here = self.boxed[(value, source, self.layouts.value[value], None)]
         (phase, stage), pieces = self.maker[value]
         made_in: PhaseStage
@@ -353,26 +404,51 @@ class _Lowering:
     def hop(self, hop: Hop, value: int, meta: Meta, context: _HopContext) -> int:
         """Add the items of one hop; returns the local value at its end."""
         out = self.new(hop.target_sbp, self.names[value])
-        for index, rank in enumerate(hop.target.ranks):
-            self.metas[(out, rank)] = Meta(device_shape(meta.shape, hop.target_sbp, hop.target, index), meta.dtype)
+        self.lies(out, meta, hop.target_sbp, hop.target)
+        if self.classes is not None:
+            self.classes.moves(hop)
         if hop.groups:
-            ids = {group: self.count() for group in hop.groups}
+            groups = self.groups(hop)
+            ids = [self.count() for _ in range(groups.count)]
             comms = {
-                rank: Collective(CollectiveKind(hop.kind), ids[group], group, _exchanges(hop, rank, group))
-                for group in hop.groups
-                for rank in group
+                rank: Collective(CollectiveKind(hop.kind), ids[number], group, self.exchanges(hop, rank, group))
+                for number, group, ranks in groups.listed
+                for rank in ranks
             }
+            self.apart = self.apart or hop.groups[0][0] not in self.listed  # the first one's bytes count for buckets
             phase, stage = context.made_in
             self.items.append(
                 ProgramItem(
-                    ItemKind.COMM, phase, context.source, context.pieces, (value,), (out,), comms=comms, stage=stage
+                    ItemKind.COMM, phase, context.source, context.pieces, (value,), (out,), comms=comms, stage=stage,
+                    groups=groups.all,
                 )
             )  # fmt: skip
-            if not context.pieces and comms.keys() == set(hop.target.ranks):
+            if not context.pieces:
                 self.collected.add(out)
         else:
             self.copy(hop, value, out, context)
         return out
+
+    def groups(self, hop: Hop) -> _Groups:
+        """The groups of a hop; those with as many ranks of each class have one number."""
+        found = self.grouped.get(id(hop.groups))
+        if found is None:
+            numbers: dict[object, int] = {}
+            listed = []
+            for group in hop.groups:
+                ranks = tuple(rank for rank in group if rank in self.listed)
+                if ranks:
+                    members = self.listed.members(group)
+                    listed.append((numbers.setdefault(members, len(numbers)), group, ranks))
+            found = self.grouped[id(hop.groups)] = _Groups(hop.groups, frozenset(hop.groups), listed, len(numbers))
+        return found
+
+    def exchanges(self, hop: Hop, rank: int, group: tuple[int, ...]) -> tuple[Exchange, ...]:
+        """One rank's exchange in a collective of its group; one object for all that it moves alike."""
+        key = id(hop), rank
+        if key not in self.sides:
+            self.sides[key] = hop, _exchanges(hop, rank, group)
+        return self.sides[key][1]
 
     def count(self) -> int:
         """The id of a new communication."""
@@ -385,12 +461,19 @@ class _Lowering:
         gathered: dict[int, list[tuple[int, BoxCopy]]] = {}  # target rank → its parts as local values
         cuts: dict[int, list[Step]] = {}  # source rank → the steps that cut parts
         sends: list[tuple[int, int, list[int]]] = []  # (from rank, to rank, values there: part, received part, …)
-        for t, row in enumerate(hop.parts):
-            to = hop.target.ranks[t]
-            for s, parts in enumerate(row):
+        self.apart = self.apart or any(
+            (to := hop.target.ranks[t]) not in self.listed and to != origin
+            for s, origin in (self.listed.among(source) if self.classes is not None else ())
+            for t in hop.targets(s)
+        )
+        for t, to in self.listed.among(hop.target):
+            for s in hop.sources(t):
                 origin = hop.source.ranks[s]
+                if origin not in self.listed:
+                    self.apart = True
+                    continue
                 moved = []
-                for part in parts:
+                for part in hop.pair(t, s):
                     number = self.cut(value, origin, part, cuts)
                     if origin != to:
                         arrived = self.new(hop.target_sbp, self.names[value])
@@ -417,7 +500,8 @@ class _Lowering:
                     comms={origin: comm}, stage=made_in[1],
                 )
             )  # fmt: skip
-        steps = {to: self.arranged(hop, out, to, gathered.get(to, ()), context.target.type) for to in hop.target.ranks}
+        type_, listed = context.target.type, self.listed.of(hop.target)
+        steps = {to: self.arranged(hop, out, to, gathered.get(to, ()), type_) for to in listed}
         reads = tuple(sorted({n for parts in gathered.values() for n, _ in parts}))
         phase, stage = context.when if hop.kind is HopKind.SEND else pre
         self.items.append(
@@ -459,14 +543,31 @@ class _Lowering:
         return number
 
 
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The groups of a hop."""
+
+    order: tuple[tuple[int, ...], ...]  # as the hop has them
+    all: frozenset[tuple[int, ...]]
+    listed: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]]  # number, group with listed ranks, these
+    count: int  # numbers
+
+
 def _exchanges(hop: Hop, rank: int, group: tuple[int, ...]) -> tuple[Exchange, ...]:
     """One rank's exchange in a collective of its group; none for an all_reduce, which takes and gives everything."""
-    if not hop.parts:
+    if hop.kind is HopKind.ALL_REDUCE:
         return ()
-    me, here = hop.source.index(rank), hop.parts[hop.target.index(rank)]
-    send = tuple(tuple(p.source for p in hop.parts[hop.target.index(other)][me]) for other in group)
-    receive = tuple(tuple(p.target for p in here[hop.source.index(other)]) for other in group)
+    s, t = hop.source.index(rank), hop.target.index(rank)
+    sources, targets = _indices(hop.source, group), _indices(hop.target, group)
+    send = tuple(tuple(p.source for p in hop.pair(other, s)) for other in targets)
+    receive = tuple(tuple(p.target for p in hop.pair(t, other)) for other in sources)
     return (Exchange(send, receive, hop.add),)
+
+
+def _indices(place: Placement, group: tuple[int, ...]) -> list[int]:
+    """The positions of ranks in a placement."""
+    index = {rank: k for k, rank in enumerate(place.ranks)}
+    return [index[rank] for rank in group]
 
 
 def resolve(value: int, alias: Mapping[tuple[int, int], int], rank: int) -> int:

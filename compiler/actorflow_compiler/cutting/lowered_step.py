@@ -11,6 +11,7 @@ from actorflow_compiler.cutting.recompute import recompute_notes
 from actorflow_compiler.cutting.segment import segment
 from actorflow_compiler.cutting.stores import insert_stores
 from actorflow_compiler.cutting.verify import verify_segments
+from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.variant import PLAIN, Variant
 
@@ -26,7 +27,7 @@ class LoweredStep:
 
     @young_only()
     def cut(self, variant: Variant = PLAIN) -> Plan:
-        """The plan of all ranks, without slot counts and orders.
+        """The plan of all listed ranks, without slot counts and orders.
 
         Variants that differ only in how far gathers run ahead are cut once.
         """
@@ -39,3 +40,15 @@ class LoweredStep:
             notes = (*header.notes, *recompute_notes(segmented.program, header.pieces))
             self.cuts[free] = cut(replace(header, notes=notes), segmented)
         return self.cuts[free].plan(variant.ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedStep:
+    """A step of which only one rank of each class is lowered: for a schedule and a forecast, never to be run."""
+
+    lowered: LoweredStep
+
+    def cut(self, variant: Variant = PLAIN) -> FoldedPlan:
+        """The plan of the listed ranks, without slot counts and orders."""
+        plan = self.lowered.cut(variant)
+        return FoldedPlan(plan, self.lowered.program.listed.classes(plan.world))

@@ -34,7 +34,8 @@ def recompute(program: LoweredProgram) -> LoweredProgram:
 def recompute_notes(program: LoweredProgram, pieces: int) -> tuple[str, ...]:
     """The note about how much a program recomputes, if anything."""
     again = [i for i in program.items if i.again]
-    flops = sum(sum(i.flops.values()) * pieces for i in again)
+    listed = program.listed
+    flops = sum(f * listed.stands_for(i.placement, r) * pieces for i in again for r, f in i.flops.items())
     if not again:
         return ()
     stages = len({(i.placement, i.stage) for i in again})
@@ -95,7 +96,7 @@ class _Recomputation:
             return False
         if self.renames(item):
             return True
-        ranks = item.placement.ranks
+        ranks = self.program.listed.of(item.placement)
         if any(not item.steps.get(r) or (v, r) in self.program.alias for r in ranks for v in item.writes):
             return False
         if any(s.op == RECEIVES for steps in item.steps.values() for s in steps):
@@ -107,7 +108,10 @@ class _Recomputation:
         return (
             len(item.reads) == len(item.writes) == 1
             and not any(item.steps.values())
-            and all(self.program.alias.get((item.writes[0], r)) == item.reads[0] for r in item.placement.ranks)
+            and all(
+                self.program.alias.get((item.writes[0], r)) == item.reads[0]
+                for r in self.program.listed.of(item.placement)
+            )
         )
 
     def due(self, home: Home, before: int) -> Iterator[int]:

@@ -50,7 +50,7 @@ def split_backward(program: LoweredProgram) -> LoweredProgram:
         if item.kind is ItemKind.COMPUTE and item.phase == Phase.BACKWARD and item.pieces and any(item.steps.values()):
             if is_weight(item):
                 now = [replace(item, phase=Phase.WEIGHT)]
-            elif (halves := _halves(item, program.metas)) is not None and is_weight(halves[1]):
+            elif (halves := _halves(item, program)) is not None and is_weight(halves[1]):
                 now = [halves[0], replace(halves[1], phase=Phase.WEIGHT)]
         for one in reversed(now):
             out.append(one)
@@ -89,7 +89,7 @@ def _sums(program: LoweredProgram) -> set[int]:
     return found
 
 
-def _halves(item: ProgramItem, metas: Mapping[tuple[int, int], Meta]) -> tuple[ProgramItem, ProgramItem] | None:
+def _halves(item: ProgramItem, program: LoweredProgram) -> tuple[ProgramItem, ProgramItem] | None:
     """An op as two: one for the gradient of its input, one for the others; None if it is no separable op for both."""
     if not all(_is_both(steps) for steps in item.steps.values()):
         return None
@@ -101,7 +101,7 @@ def _halves(item: ProgramItem, metas: Mapping[tuple[int, int], Meta]) -> tuple[P
         input_only = (mask[0], *(False for _ in others))
         first[rank] = (replace(step, args=(*rest, input_only), outs=(given, *(-1 for _ in others))),)
         second[rank] = (replace(step, args=(*rest, (False, *mask[1:])), outs=(-1, *others)),)
-    return _part(item, first, metas), _part(item, second, metas)
+    return _part(item, first, program), _part(item, second, program)
 
 
 def _is_both(steps: tuple[Step, ...]) -> bool:
@@ -111,11 +111,9 @@ def _is_both(steps: tuple[Step, ...]) -> bool:
     return given >= 0 and any(o >= 0 for o in others)
 
 
-def _part(
-    item: ProgramItem, steps: Mapping[int, tuple[Step, ...]], metas: Mapping[tuple[int, int], Meta]
-) -> ProgramItem:
+def _part(item: ProgramItem, steps: Mapping[int, tuple[Step, ...]], program: LoweredProgram) -> ProgramItem:
     made = {o for (step,) in steps.values() for o in step.outs}
-    flops = {rank: flops_of(_call(step, metas, rank)) for rank, (step,) in steps.items()}
+    flops = {rank: flops_of(_call(step, program.metas, rank)) for rank, (step,) in steps.items()}
     return replace(item, steps=steps, writes=tuple(v for v in item.writes if v in made), flops=flops)
 
 

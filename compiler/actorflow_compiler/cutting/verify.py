@@ -34,7 +34,7 @@ class _ProgramVerifier:
         self.program, self.step = program, step
         self.known: set[tuple[int, int]] = set()  # (local value, rank)
         self.made_by: dict[int, ProgramItem] = {}
-        self.shapes: dict[tuple[tuple[int, ...], NdSbp, Placement], tuple[tuple[int, ...], ...]] = {}
+        self.shapes: dict[tuple[tuple[int, ...], NdSbp, Placement], tuple[tuple[int, tuple[int, ...]], ...]] = {}
 
     def run(self) -> None:
         program = self.program
@@ -61,7 +61,7 @@ class _ProgramVerifier:
         elif item.kind is ItemKind.COMM:
             self.comm(item)
         elif item.kind is ItemKind.JOIN:
-            for rank in item.placement.ranks:
+            for rank in self.program.listed.of(item.placement):
                 self.read(item, item.reads, rank)
                 self.make(item, item.writes, rank)
         else:
@@ -84,11 +84,12 @@ class _ProgramVerifier:
     def comm(self, item: ProgramItem) -> None:
         if len(item.reads) != len(item.writes):
             raise PlanError(f"program: {_name(item)} takes {len(item.reads)} values and gives {len(item.writes)}")
-        groups = {comm.id: comm.ranks for comm in item.comms.values()}
+        listed = self.program.listed
+        groups = {comm.id: listed.members(comm.ranks) for comm in item.comms.values()}
         for rank, comm in item.comms.items():
             if rank not in item.placement:
                 raise PlanError(f"program: {_name(item)} moves from rank {rank}, which is not of {item.placement}")
-            if rank not in comm.ranks or comm.ranks != groups[comm.id]:
+            if rank not in comm.ranks or listed.members(comm.ranks) != groups[comm.id]:
                 raise PlanError(f"program: {_name(item)} has rank {rank} in a group of {list(comm.ranks)}")
             self.read(item, item.reads, rank)
         for rank, comm in item.comms.items():
@@ -97,7 +98,7 @@ class _ProgramVerifier:
                     raise PlanError(f"program: {_name(item)} from rank {rank} goes by the group {list(comm.ranks)}")
                 self.make(item, item.writes, comm.to_rank)
                 continue
-            absent = [r for r in comm.ranks if r not in item.comms]
+            absent = [r for r in comm.ranks if r in listed and r not in item.comms]
             if absent:
                 raise PlanError(f"program: {_name(item)} waits for rank {absent[0]}, which takes no part in it")
             self.make(item, item.writes, rank)
@@ -141,8 +142,9 @@ class _ProgramVerifier:
         """Check that the part of a value on each rank has the shape and dtype that its layout says."""
         key = (meta.shape, sbp, placement)
         if key not in self.shapes:
-            self.shapes[key] = tuple(device_shape(meta.shape, sbp, placement, k) for k in range(placement.size))
-        for rank, shape in zip(placement.ranks, self.shapes[key], strict=True):
+            listed = self.program.listed.among(placement)
+            self.shapes[key] = tuple((rank, device_shape(meta.shape, sbp, placement, k)) for k, rank in listed)
+        for rank, shape in self.shapes[key]:
             found = self.program.metas.get((value, rank))
             if found is None or found.shape != shape or found.dtype != meta.dtype:
                 raise PlanError(
@@ -161,7 +163,7 @@ class _ProgramVerifier:
             self.lies(f"the result %{value}", value, meta, placement, sbp)
 
     def at(self, what: str, value: int, placement: Placement) -> None:
-        for rank in placement.ranks:
+        for rank in self.program.listed.of(placement):
             if not self.exists(value, rank):
                 raise PlanError(f"program: {what} is never made on rank {rank}")
 

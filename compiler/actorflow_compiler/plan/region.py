@@ -28,6 +28,14 @@ def coordinates(placement: Placement, index: int) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
+def device_at(placement: Placement, at: Sequence[int]) -> int:
+    """The index of the device at a position on each mesh axis: the inverse of ``coordinates``."""
+    index = 0
+    for n, k in zip(placement.hierarchy, at, strict=True):
+        index = index * n + k
+    return index
+
+
 def device_shape(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> tuple[int, ...]:
     """The shape of one device's part of a logical tensor.  Raises LayoutError for a split that does not fit."""
     return tuple(length(runs) for runs in region(tuple(shape), sbp, placement, index))

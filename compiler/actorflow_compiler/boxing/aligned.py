@@ -1,0 +1,222 @@
+"""Routes whose hops are alike on all devices, described by a rule for each mesh axis instead of device by device.
+
+A hop is *aligned* if every mesh axis changes by itself: a dimension is split by the same axes before and after, or
+the last of them are added, or taken away.  Then what a device takes from another one follows from the coordinates of
+the two, and a permutation of the devices of an axis that hold equally much changes nothing.  So the copies between two
+devices are found without looking at any other, and thousands of devices cost no more than a few.  ``aligned_route``
+equals ``route``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, cheapest_route, direct_hop, groups_along
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, NdSbp, P, Split, largest, local_size, share
+from actorflow_compiler.plan.region import boxes, coordinates, count, device_at, intersect, region
+
+Shape = tuple[int, ...]
+MOST = 1 << 18  # pairs of devices that are looked at one by one, where a hop is not aligned
+
+
+class NotAlignedError(Exception):
+    """A hop between so many devices that are not alike that its copies are not computed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AlignedHop(Hop):
+    """A hop whose copies are computed for the devices that are asked for; it has no ``parts``."""
+
+    shape: Shape = ()  # logical
+    source_sbp: NdSbp = ()
+    free: tuple[int, ...] = ()  # the axes along which a device takes from others
+    first: tuple[int, ...] = ()  # the axes of which only the first device takes anything
+    modulo: bool = False  # every device takes all: from itself, or from the source of its number modulo their count
+
+    def sources(self, t: int) -> Sequence[int]:
+        """As ``Hop.sources``."""
+        if self.modulo:
+            rank = self.target.ranks[t]
+            return (self.source.index(rank) if rank in self.source else t % self.source.size,)
+        return [s for s in self._related(t, self.source) if self.pair(t, s)]
+
+    def targets(self, s: int) -> Sequence[int]:
+        """As ``Hop.targets``."""
+        if not self.modulo:
+            return [t for t in self._related(s, self.target) if self.pair(t, s)]
+        others = range(s % self.source.size, self.target.size, self.source.size)
+        found = {t for t in others if self.target.ranks[t] not in self.source}
+        if self.source.ranks[s] in self.target:
+            found.add(self.target.index(self.source.ranks[s]))
+        return sorted(found)
+
+    def pair(self, t: int, s: int) -> tuple[BoxCopy, ...]:
+        """As ``Hop.pair``."""
+        if self.modulo:
+            if s not in self.sources(t):
+                return ()
+        else:
+            here, there = coordinates(self.target, t), coordinates(self.source, s)
+            if any(x != y for k, (x, y) in enumerate(zip(there, here, strict=True)) if k not in self.free):
+                return ()
+            if any(here[k] for k in self.first):
+                return ()
+        have = region(self.shape, self.source_sbp, self.source, s)
+        inside = region(self.shape, self.target_sbp, self.target, t)
+        part = intersect(inside, have) if count(have) and count(inside) else None
+        return () if part is None else tuple(itertools.starmap(BoxCopy, boxes(part, (have, inside))))
+
+    def _related(self, index: int, others: Placement) -> Iterator[int]:
+        at = coordinates(others, index)  # both meshes have one shape
+        axes = [range(n) if k in self.free else (at[k],) for k, n in enumerate(others.hierarchy)]
+        return (device_at(others, where) for where in itertools.product(*axes))
+
+
+def aligned_route(
+    shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp
+) -> tuple[Hop, ...]:
+    """The hops that ``route`` finds, as aligned ones where they are.
+
+    Raises LayoutError for a split that does not fit the shape, and NotAlignedError.
+    """
+    return _aligned_route(tuple(shape), source, source_sbp, target, target_sbp)
+
+
+@kept_while_compiling(maxsize=1 << 12)
+def _aligned_route(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
+    return cheapest_route(shape, source, a, target, b, _aligned_or_not)
+
+
+def _aligned_or_not(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> Hop:
+    found = aligned_hop(shape, source, a, target, b)
+    if found is not None:
+        return found
+    if source.size * target.size > MOST:
+        raise NotAlignedError(f"{list(shape)} from {a} to {b}")
+    return direct_hop(shape, source, a, target, b)
+
+
+def aligned_hop(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> AlignedHop | None:
+    """The hop from one layout to another; None if it is not aligned."""
+    same = source == target
+    if not same and (source.hierarchy, source.weights) != (target.hierarchy, target.weights):
+        if all(x == B or n == 1 for x, n in zip(a, source.hierarchy, strict=True)) and all(y == B for y in b):
+            return _to_all(shape, source, a, target, b)
+        return None
+    if not same and not set(source.ranks).isdisjoint(target.ranks):
+        return None
+    axes = [k for k, n in enumerate(source.hierarchy) if n > 1]
+    if not _splits_apart(a, b, axes):
+        return None
+    summed = [k for k in axes if a[k] == P and not (same and b[k] == P)]
+    become = [k for k in axes if b[k] == P and a[k] != P]  # partial sums
+    if not same and any(a[k] == b[k] == P for k in axes):
+        return None
+    free = [k for k in axes if k in summed or (isinstance(a[k], Split) and b[k] != a[k] and b[k] != P)]
+    if become and free:
+        return None
+    hop = AlignedHop(
+        HopKind.LOCAL, source, target, b, (), (), bool(summed), 0, shape, a, tuple(free),
+        tuple(k for k in become if a[k] == B),
+    )  # fmt: skip
+    elements = _crossing(hop, math.prod(source.hierarchy[k] for k in summed), same)
+    kind = HopKind.LOCAL
+    groups: tuple[tuple[int, ...], ...] = ()
+    if elements and not same:
+        kind = HopKind.SEND
+    elif elements:
+        gathers = all(y in (B, x) for x, y in zip(a, b, strict=True))
+        kind = HopKind.REDUCE_SCATTER if summed else HopKind.ALL_GATHER if gathers else HopKind.ALL_TO_ALL
+        groups = groups_along(source, tuple(k for k in free if _crosses(hop, k)))
+    return AlignedHop(
+        kind, source, target, b, groups, (), hop.add, elements, shape, a, hop.free, hop.first
+    )  # fmt: skip
+
+
+def _to_all(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> AlignedHop:
+    """The hop from copies on some devices to copies on others."""
+    lacking = sum(rank not in source for rank in target.ranks)
+    kind = HopKind.SEND if lacking and count(region(shape, b, target, 0)) else HopKind.LOCAL
+    elements = lacking * count(region(shape, b, target, 0))
+    return AlignedHop(kind, source, target, b, (), (), False, elements, shape, a, modulo=True)
+
+
+def _splits_apart(a: NdSbp, b: NdSbp, axes: Sequence[int]) -> bool:
+    """Whether the axes that split a dimension are the same before and after, but for the last ones on one side."""
+    before, after = _splitting(a, axes), _splitting(b, axes)
+    return all(x == y for dim in before for x, y in zip(before[dim], after.get(dim, ()), strict=False))
+
+
+def _splitting(sbp: NdSbp, axes: Sequence[int]) -> dict[int, list[tuple[int, Split]]]:
+    """Dimension → the axes that split it, and how."""
+    found: dict[int, list[tuple[int, Split]]] = {}
+    for k in axes:
+        if isinstance(entry := sbp[k], Split):
+            found.setdefault(entry.dim, []).append((k, entry))
+    return found
+
+
+def _crossing(hop: AlignedHop, terms: int, same: bool) -> int:
+    """The elements that all devices together take from others."""
+    total = 0
+    for t, times in _samples(hop):
+        if any(coordinates(hop.target, t)[k] for k in hop.first):
+            continue
+        want, have = region(hop.shape, hop.target_sbp, hop.target, t), region(hop.shape, hop.source_sbp, hop.source, t)
+        both = intersect(want, have) if count(want) and count(have) else None
+        own = count(both) if both is not None else 0
+        total += times * ((count(want) * terms if hop.free else own) - (own if same else 0))
+    return total
+
+
+def _samples(hop: AlignedHop) -> Iterator[tuple[int, int]]:
+    """Devices, with the number of devices that hold and take as much."""
+    before, after = (edges(hop.shape, sbp, hop.source) for sbp in (hop.source_sbp, hop.target_sbp))
+    axes: list[list[tuple[int, int]]] = []
+    for k, n in enumerate(hop.source.hierarchy):
+        at = {0, n, *before[k], *after[k], *((1,) if k in hop.first else ())}
+        axes.append([(lo, hi - lo) for lo, hi in itertools.pairwise(sorted(at))])
+    for pick in itertools.product(*axes):
+        yield device_at(hop.source, [lo for lo, _ in pick]), math.prod(n for _, n in pick)
+
+
+def edges(shape: Shape, sbp: NdSbp, place: Placement) -> tuple[set[int], ...]:
+    """For each axis the coordinates at which devices may begin to hold more or less; 0 where all hold equally much.
+
+    The first devices have what is left over by a split that is uneven.  Later axes split what earlier ones leave.
+    """
+    found: tuple[set[int], ...] = tuple(set() for _ in place.hierarchy)
+    sizes = [{n} for n in shape]
+    for entry, parts, at in zip(sbp, place.axes, found, strict=True):
+        if isinstance(entry, Split):
+            inner = entry.blocks * entry.unit
+            if not isinstance(parts, int):
+                held = [[local_size(n, entry, parts, k) for k in range(len(parts))] for n in sizes[entry.dim]]
+                at.update(k + 1 for each in held for k, (x, y) in enumerate(itertools.pairwise(each)) if x != y)
+                sizes[entry.dim] = {n for each in held for n in each}
+                continue
+            at.update(size // inner % parts for size in sizes[entry.dim])
+            sizes[entry.dim] = {
+                inner * (hi - lo)
+                for size in sizes[entry.dim]
+                for lo, hi in (share(size // inner, parts, 0), share(size // inner, parts, parts - 1))
+            }
+    return found
+
+
+def _crosses(hop: AlignedHop, axis: int) -> bool:
+    """Whether anything moves along one of the axes along which devices take from others."""
+    if not (isinstance(hop.source_sbp[axis], Split) and isinstance(hop.target_sbp[axis], Split)):
+        return True
+    most = [*map(largest, hop.source.axes)]
+    devices = [device_at(hop.source, [*most[:axis], k, *most[axis + 1 :]]) for k in range(hop.source.hierarchy[axis])]
+    give, take = (
+        [k for k, device in enumerate(devices) if count(region(hop.shape, sbp, hop.source, device))]
+        for sbp in (hop.source_sbp, hop.target_sbp)
+    )
+    return bool(give and take) and len({*give, *take}) > 1

@@ -1,0 +1,195 @@
+"""Find out which ranks of a step are alike before anything is made for them, so that one of each class is enough.
+
+Ranks are alike if they are on the same placements, hold equally much of every value, and communicate alike: their
+groups have as many members of each class, over an equally fast link, and they send to and receive from the same classes
+in the same order.
+How much a device holds depends on its coordinate along each mesh axis, and changes where a split that is uneven has
+given away its remainder: the coordinates of an axis fall into intervals, and ranks into products of these.
+Communications then divide these classes further, until nothing changes (colour refinement).
+
+Ranks of one class may hold different parts of a value, and compute with other offsets, as in a split vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actorflow_compiler.boxing.aligned import AlignedHop, edges
+from actorflow_compiler.boxing.routes import Hop, HopKind
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import NdSbp, numel
+
+Layout = tuple[tuple[int, ...], NdSbp, Placement]  # logical shape, layout, where
+Edges = Mapping[Placement, Sequence[Collection[int]]]  # placement → for each axis the coordinates where classes begin
+Inside = Callable[[tuple[int, ...]], Hashable]  # what distinguishes the links between these ranks
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRanks:
+    """The ranks for which a program says what they do: all of them, or one of each class."""
+
+    first: Mapping[int, int] | None = None  # rank → the listed rank of its class; None: every rank is listed
+    _among: dict[Placement, tuple[tuple[int, int], ...]] = field(default_factory=dict, compare=False, repr=False)
+    _counts: dict[Placement, Counter[int]] = field(default_factory=dict, compare=False, repr=False)
+
+    def __contains__(self, rank: int) -> bool:
+        return self.first is None or self.first[rank] == rank
+
+    def among(self, place: Placement) -> tuple[tuple[int, int], ...]:
+        """(Index, rank) of the listed ranks of a placement, in its order."""
+        if place not in self._among:
+            self._among[place] = tuple((k, rank) for k, rank in enumerate(place.ranks) if rank in self)
+        return self._among[place]
+
+    def of(self, place: Placement) -> Sequence[int]:
+        """The listed ranks of a placement, in its order."""
+        return place.ranks if self.first is None else [rank for _, rank in self.among(place)]
+
+    def stands_for(self, place: Placement, rank: int) -> int:
+        """How many ranks of a placement are of the class of a listed rank."""
+        if self.first is None:
+            return 1
+        if place not in self._counts:
+            self._counts[place] = Counter(self.first[other] for other in place.ranks)
+        return self._counts[place][rank]
+
+    def members(self, group: Sequence[int]) -> Hashable:
+        """What is equal for groups with as many ranks of each class."""
+        return tuple(group) if self.first is None else tuple(sorted(Counter(self.first[r] for r in group).items()))
+
+    def classes(self, world: int) -> dict[int, tuple[int, ...]]:
+        """Listed rank → the ranks of its class."""
+        found: dict[int, list[int]] = {}
+        for rank in range(world):
+            found.setdefault(rank if self.first is None else self.first[rank], []).append(rank)
+        return {listed: tuple(ranks) for listed, ranks in found.items()}
+
+
+EVERY_RANK = ListedRanks()
+
+
+class RankClasses:
+    """The classes of the ranks of a step, which what is known of its layouts and communications divides."""
+
+    def __init__(self, world: int, placements: Iterable[Placement], inside: Inside) -> None:
+        self.world, self.inside = world, inside
+        self.edges: dict[Placement, tuple[set[int], ...]] = {
+            place: tuple({0} for _ in place.hierarchy) for place in placements
+        }
+        self.layouts: set[Layout] = set()
+        self.hops: dict[Hashable, Hop] = {}  # one of each kind that may divide classes
+
+    def lies(self, layout: Layout) -> None:
+        """A value lies like this."""
+        if layout in self.layouts:
+            return
+        self.layouts.add(layout)
+        shape, sbp, place = layout
+        for at, more in zip(self.of(place), edges(shape, sbp, place), strict=True):
+            at |= more
+
+    def moves(self, hop: Hop) -> None:
+        """Something moves like this."""
+        if isinstance(hop, AlignedHop):
+            for place in (hop.source, hop.target):
+                for axis in hop.first:
+                    self.of(place)[axis].add(1)
+            if not hop.groups and hop.kind is not HopKind.SEND:
+                return
+            self.hops.setdefault((hop.kind, hop.groups, hop.source, hop.target, hop.free, hop.modulo), hop)
+        elif hop.kind is HopKind.ALL_REDUCE:
+            self.hops.setdefault((hop.kind, hop.groups), hop)
+        else:
+            self.hops.setdefault(id(hop), hop)
+
+    def of(self, place: Placement) -> tuple[set[int], ...]:
+        """For each axis of a placement the coordinates where classes begin."""
+        if place not in self.edges:
+            self.edges[place] = tuple({0} for _ in place.hierarchy)
+        return self.edges[place]
+
+    def listed(self) -> ListedRanks:
+        """The lowest rank of each class."""
+        colours = self._refined(self._by_coordinates())
+        lowest: dict[int, int] = {}
+        return ListedRanks({rank: lowest.setdefault(colours[rank], rank) for rank in range(self.world)})
+
+    def _by_coordinates(self) -> list[int]:
+        looks: list[list[Hashable]] = [[] for _ in range(self.world)]
+        for number, (place, axes) in enumerate(self.edges.items()):
+            starts = [sorted(at) for at in axes]
+            cell = [
+                [bisect_right(begin, k) for k in range(n)] for begin, n in zip(starts, place.hierarchy, strict=True)
+            ]
+            for rank, where in zip(place.ranks, itertools.product(*cell), strict=True):
+                looks[rank].append((number, where))
+        return _numbered(looks)
+
+    def _refined(self, colours: list[int]) -> list[int]:
+        count = 0
+        unlike = [hop for hop in self.hops.values() if not isinstance(hop, AlignedHop) and hop.parts]
+        sizes = {id(hop): _sizes(hop) for hop in unlike if not hop.groups}
+        totals = [_totals(hop) for hop in unlike if hop.groups]
+        while count < (now := len(set(colours))):
+            count = now
+            looks: list[list[Hashable]] = [[colour] for colour in colours]
+            for total in totals:
+                for rank, moved in total.items():
+                    looks[rank].append(moved)
+            for hop in self.hops.values():
+                for group in hop.groups:
+                    look = self.inside(group), tuple(sorted(Counter(colours[rank] for rank in group).items()))
+                    for rank in group:
+                        looks[rank].append(look)
+                if not hop.groups:
+                    self._pairs(hop, colours, looks, sizes.get(id(hop), {}))
+            colours = _numbered(looks)
+        return colours
+
+    def _pairs(
+        self, hop: Hop, colours: Sequence[int], looks: list[list[Hashable]], sizes: Mapping[tuple[int, int], Hashable]
+    ) -> None:
+        """Add what each rank sends, and what it receives, in the order of targets."""
+        sent: dict[int, list[Hashable]] = {}
+        came: dict[int, list[Hashable]] = {}
+        for t, to in enumerate(hop.target.ranks):
+            for s in hop.sources(t) if isinstance(hop, AlignedHop) or hop.parts else ():
+                origin = hop.source.ranks[s]
+                what = self.inside((origin, to)), origin == to, sizes.get((t, s))
+                sent.setdefault(origin, []).append((colours[to], what))
+                came.setdefault(to, []).append((colours[origin], what))
+        for rank, pairs in sent.items():
+            looks[rank].append(("sends", tuple(pairs)))
+        for rank, pairs in came.items():
+            looks[rank].append(("receives", tuple(pairs)))
+
+
+def _totals(hop: Hop) -> dict[int, tuple[int, int]]:
+    """Rank → how many elements it sends in a collective, and how many it receives."""
+    sent: Counter[int] = Counter()
+    came: Counter[int] = Counter()
+    for t, s in itertools.product(range(hop.target.size), range(hop.source.size)):
+        if (to := hop.target.ranks[t]) != (origin := hop.source.ranks[s]):
+            elements = sum(numel(part.target.size) for part in hop.parts[t][s])
+            sent[origin] += elements
+            came[to] += elements
+    return {rank: (sent[rank], came[rank]) for rank in hop.source.ranks}
+
+
+def _sizes(hop: Hop) -> dict[tuple[int, int], Hashable]:
+    """(Target, source) of a hop that is not aligned → the sizes of what moves, and whether it is all that is there."""
+    found: dict[tuple[int, int], Hashable] = {}
+    for t, row in enumerate(hop.parts):
+        for s, parts in enumerate(row):
+            if parts:
+                found[t, s] = tuple((p.source.size, not any(p.source.start), not any(p.target.start)) for p in parts)
+    return found
+
+
+def _numbered(looks: Iterable[Iterable[Hashable]]) -> list[int]:
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(tuple(look), len(numbers)) for look in looks]

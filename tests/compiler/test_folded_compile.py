@@ -1,0 +1,244 @@
+"""A step compiled for one rank of each class is the plan of all ranks, scheduled and folded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import actorflow as flow
+from actorflow.script_state.search import find_state
+from actorflow_compiler.boxing.aligned import AlignedHop, aligned_route
+from actorflow_compiler.boxing.routes import route
+from actorflow_compiler.capture.capture import TensorArgument
+from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
+from actorflow_compiler.compile import capture_step, fold_captured, lower_captured
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.hardware import Hardware, Link
+from actorflow_compiler.core.placement import Placement, placement
+from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split
+from actorflow_compiler.hints.goal import goal_of
+from actorflow_compiler.hints.hints import resolve
+from actorflow_compiler.plan.folded import FoldedPlan
+from actorflow_compiler.plan.plan import Send
+from actorflow_scheduler.forecast import forecast
+from actorflow_scheduler.rank_classes import fold
+from actorflow_scheduler.schedule import schedule, schedule_folded
+from actorflow_scheduler.timeline import nanoseconds
+from models import small_gpt
+
+NODES = Hardware(flops_per_s=1e12, bytes_per_s=1e9, node_size=4, inside=Link(1e10, 1e-6), name="nodes of four")
+
+
+def request_of(
+    model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[TensorArgument], world: int, **options: object
+) -> StepRequest:
+    """A training step of a model, with hints as the options say."""
+    mode, stages, zero = options.get("mode", "data"), options.get("stages", 1), options.get("zero", 0)
+    if stages != 1:
+        flow.place(model, stages=stages)
+    if zero:
+        flow.zero(model, stage=zero)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(*arguments: Tensor) -> Tensor:
+        value = loss(model, *arguments)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return value
+
+    state = find_state(step, model=model, optimizer=optimizer)
+    return StepRequest(
+        UserStep("train", lambda given: [step(*given)], batch, state, train=True),
+        TargetDevices(world, "cpu", options.get("hardware", NODES)),
+        Preferences(resolve(state.modules), options.get("pieces", 1), goal_of(mode, None)),
+    )
+
+
+class _Experts(nn.Module):
+    """A mixture of four experts, each sample weighted over all of them, behind a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+        self.gate = nn.Linear(16, 4)
+        self.weight = nn.Parameter(torch.randn(4, 16, 32))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        each = torch.einsum("bi,eio->beo", x, self.weight).relu()
+        return self.head((each * self.gate(x).softmax(-1)[:, :, None]).sum(1))
+
+
+def _text(size: int) -> list[TensorArgument]:
+    return [TensorArgument(name, (size, 8), torch.int64, True) for name in ("tokens", "targets")]
+
+
+def _rows(size: int) -> list[TensorArgument]:
+    return [TensorArgument("x", (size, 16), torch.float32, True), TensorArgument("y", (size,), torch.int64, True)]
+
+
+def _cross_entropy(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+
+
+def _gpt(world: int, size: int = 8, **options: object) -> StepRequest:
+    return request_of(small_gpt(), _cross_entropy, _text(size), world, **options)
+
+
+def _mlp(world: int, size: int = 8, width: int = 32, **options: object) -> StepRequest:
+    layers = [nn.Linear(16, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
+    return request_of(nn.Sequential(*layers), _cross_entropy, _rows(size), world, **options)
+
+
+QUICK: dict[str, Callable[[], StepRequest]] = {
+    "zero 3, uneven": lambda: _mlp(4, zero=3, width=34),
+    "stages of meshes": lambda: _mlp(8, 8, mode={"data": 2, "tensor": 2}, stages=2, pieces=4),
+}
+LONG: dict[str, Callable[[], StepRequest]] = {
+    "data, an uneven batch": lambda: _mlp(4, 6),
+    "data and tensor on two nodes, zero 1": lambda: _mlp(8, mode={"data": 2, "tensor": 4}, zero=1),
+    "stages that do not fit the nodes": lambda: _mlp(12, 12, stages=2, pieces=2),
+    "experts": lambda: request_of(_Experts(), _cross_entropy, _rows(8), 4, mode="tensor"),
+    "zero 2": lambda: _gpt(4, zero=2),
+    "zero 3 in stages": lambda: _gpt(8, stages=2, pieces=2, zero=3),
+    "a vocabulary that is split": lambda: _gpt(4, mode="tensor"),
+    "data and tensor": lambda: _gpt(8, mode={"data": 2, "tensor": 4}),
+    "auto": lambda: _gpt(4, mode="auto"),
+    "stages of meshes, zero 1": lambda: _gpt(8, mode={"data": 2, "tensor": 2}, stages=2, pieces=4, zero=1),
+    "four stages": lambda: _gpt(8, stages=4, pieces=4),
+    "experts, data": lambda: request_of(_Experts(), _cross_entropy, _rows(12), 8, stages=1),
+    "experts, data and tensor": lambda: request_of(
+        _Experts(), _cross_entropy, _rows(12), 6, mode={"data": 3, "tensor": 2}
+    ),
+}
+
+
+def content(folded: FoldedPlan) -> object:
+    """All of a folded plan that is scheduled and forecast, with numbers in the order of first use."""
+    plan = folded.plan
+    actor = {a.id: i for i, a in enumerate(plan.actors)}
+    register = {r.id: i for i, r in enumerate(plan.registers)}
+    comm: dict[object, int] = {}
+
+    def place(one: object) -> object:
+        return dataclasses.replace(one, register=register[one.register]) if hasattr(one, "register") else one
+
+    return (
+        [
+            dataclasses.replace(
+                a,
+                id=actor[a.id],
+                body=None,
+                comm=a.comm and dataclasses.replace(a.comm, id=comm.setdefault((type(a.comm), a.comm.id), len(comm))),
+                operands=tuple(map(place, a.operands)),
+                targets=tuple(map(place, a.targets)),
+            )
+            for a in plan.actors
+        ],
+        [
+            dataclasses.replace(
+                r,
+                id=register[r.id],
+                producer=actor[r.producer],
+                readers=tuple(dataclasses.replace(read, actor=actor[read.actor]) for read in r.readers),
+            )
+            for r in plan.registers
+        ],
+        [dataclasses.replace(o, actors=tuple(actor[a] for a in o.actors)) for o in plan.orders],
+        (plan.ranks, plan.variables, plan.results, plan.notes, plan.summary.flops, plan.summary.redundant_flops),
+        {listed: tuple(ranks) for listed, ranks in folded.rank_classes.items()},
+    )
+
+
+def check(request: StepRequest) -> tuple[int, int]:
+    """Compare both ways; returns the number of classes, and that of ranks that were listed before times are known."""
+    captured, hardware = capture_step(request), request.devices.hardware
+    whole = schedule(lower_captured(captured, request).cut, hardware)
+    step = fold_captured(captured, request)
+    folded = schedule_folded(step.cut, hardware)
+    expected = fold(whole, nanoseconds(whole, hardware))
+    assert content(folded) == content(expected)
+    ours, theirs = forecast(folded, hardware), forecast(whole, hardware)
+    assert [tuple(r.ranks) for r in ours.ranks] == [tuple(r.ranks) for r in theirs.ranks]
+    same = [dataclasses.replace(f, ranks=[dataclasses.replace(r, ranks=()) for r in f.ranks]) for f in (ours, theirs)]
+    assert same[0] == same[1]
+    return len(folded.rank_classes), len(step.cut().rank_classes)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_folded_compile_is_the_fold_of_the_whole(name: str) -> None:
+    check(QUICK[name]())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_the_folded_compile_of_larger_models_is_the_fold_of_the_whole(name: str) -> None:
+    check(LONG[name]())
+
+
+@pytest.mark.slow
+def test_ranks_that_are_alike_are_never_made() -> None:
+    step = fold_captured(*_captured(_mlp(512, 1024, mode={"data": 64, "tensor": 8}, zero=0)))
+    plan = step.cut()
+    assert len(plan.rank_classes) <= 2
+    assert sorted(r for ranks in plan.rank_classes.values() for r in ranks) == list(range(512))
+    assert not any(isinstance(a.comm, Send) for a in plan.plan.actors)
+
+
+def _captured(request: StepRequest) -> tuple[object, StepRequest]:
+    return capture_step(request), request
+
+
+# ---- hops by rules
+
+
+ENTRIES: list[Sbp] = [B, P, Split(0), Split(1), Split(0, 2), Split(1, 3), Split(0, 1, 2)]
+MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2), (1, 3), (4, 2)]
+
+
+@st.composite
+def _boxings(draw: st.DrawFn) -> tuple[tuple[int, ...], Placement, NdSbp, Placement, NdSbp]:
+    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 12]), max_size=3)))
+    mesh = draw(st.sampled_from(MESHES))
+    size = torch.Size(mesh).numel()
+    weights = tuple(draw(st.sampled_from([(), tuple(range(n, 0, -1)), (*(1,) * (n - 1), 3)])) for n in mesh)
+    source = Placement("cpu", tuple(range(size, 2 * size)), mesh, weights)
+    target = draw(
+        st.sampled_from(
+            [source, Placement("cpu", tuple(range(size)), mesh, weights), placement("cpu", list(range(3 * size)))]
+        )
+    )
+    fitting = [e for e in ENTRIES if not isinstance(e, Split) or e.dim < len(shape)]
+    layouts = [tuple(draw(st.sampled_from(fitting)) for _ in place.hierarchy) for place in (source, target)]
+    return shape, source, layouts[0], target, layouts[1]
+
+
+@given(_boxings())
+def test_a_hop_by_rules_is_the_hop_that_is_found_device_by_device(
+    boxing: tuple[tuple[int, ...], Placement, NdSbp, Placement, NdSbp],
+) -> None:
+    try:
+        expected = route(*boxing)
+    except LayoutError:
+        with pytest.raises(LayoutError):
+            aligned_route(*boxing)
+        return
+    found = aligned_route(*boxing)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("kind", "source", "target", "target_sbp", "groups", "add", "elements"):
+            assert getattr(ours, name) == getattr(theirs, name)
+        if isinstance(ours, AlignedHop):
+            targets, sources = range(theirs.target.size), range(theirs.source.size)
+            assert [[*ours.sources(t)] for t in targets] == [[*theirs.sources(t)] for t in targets]
+            assert [[*ours.targets(s)] for s in sources] == [[*theirs.targets(s)] for s in sources]
+            for t in targets:
+                assert [ours.pair(t, s) for s in sources] == [theirs.pair(t, s) for s in sources]
