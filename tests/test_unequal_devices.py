@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
+from actorflow_compiler.core.errors import HardwareError
+from actorflow_compiler.core.hardware import Hardware, balanced_weights
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.hints.goal import Goal, ParallelMode
 from actorflow_compiler.hints.hints import distribute, place, zero
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.summary import variable_shape
+from actorflow_scheduler.forecast import forecast
 from gpt import GPT
 from models import CASES, CONTEXT, DROPOUT, NOISY, Case
 from trained import Layout, plan_of, train_eagerly, train_planned
@@ -159,3 +164,49 @@ def test_equal_weights_are_the_plan_without_weights() -> None:
     without, *_ = plan_of(CASES["mlp"], Layout(2, mesh=placement("cpu", [0, 1])), 12)
     assert with_weights == without
     assert all(v.sbp == (B,) for v in without.variables)
+
+
+def test_a_forecast_goes_by_the_speed_of_each_rank_and_by_its_share() -> None:
+    slow = Hardware(flops_per_s=1e6, memory_bytes_per_s=1e12, latency_s=0.0, fire_overhead_s=0.0)
+    unequal = replace(slow, speeds=(1.0, 0.5))
+
+    def period(layout: Layout, hardware: Hardware) -> float:
+        plan, *_ = plan_of(CASES["mlp"], layout, 12)
+        return forecast(plan, hardware).period
+
+    alike = period(shared([1, 1]), slow)
+    assert period(shared([1, 1]), unequal) == pytest.approx(2 * alike, rel=0.02)
+    assert period(shared([2, 1]), unequal) == pytest.approx(4 / 3 * alike, rel=0.02)
+    assert period(shared([1, 2]), unequal) == pytest.approx(8 / 3 * alike, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "weights"),
+    [
+        ((1.0, 0.5), (2, 1)),
+        ((1.0, 1.0), None),
+        ((), None),
+        ((0.3, 0.3, 0.3), None),
+        ((1.0, 0.75, 0.5), (4, 3, 2)),
+        ((2.0, 3.0), (2, 3)),
+        ((1.0, 0.999), None),
+        ((1e-9, 1.0), (1, 1_000_000)),
+    ],
+    ids=str,
+)
+def test_balanced_weights_are_the_smallest_that_are_close(speeds: Any, weights: Any) -> None:
+    assert balanced_weights(Hardware(speeds=speeds), range(max(2, len(speeds)))) == weights
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=8))
+def test_by_balanced_weights_all_finish_at_about_the_same_time(speeds: list[float]) -> None:
+    found = balanced_weights(Hardware(speeds=tuple(speeds)), range(len(speeds)))
+    shares = placement("cpu", range(len(speeds)), found).shares
+    slowest = max(share / speed for share, speed in zip(shares, speeds, strict=True))
+    assert slowest <= 1.02 / sum(speeds) * (1 + 1e-9)
+
+
+def test_balanced_weights_are_in_the_order_of_the_ranks() -> None:
+    assert balanced_weights(Hardware(speeds=(1.0, 0.5, 2.0)), [2, 1]) == (4, 1)
+    with pytest.raises(HardwareError, match="rank 3"):
+        balanced_weights(Hardware(speeds=(1.0, 0.5, 2.0)), [0, 3])

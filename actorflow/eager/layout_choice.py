@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actorflow.eager.layout import Layout
-from actorflow_compiler.boxing.routes import bytes_bound, bytes_moved
+from actorflow_compiler.boxing.routes import busiest_bytes, bytes_bound
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import UNMEASURED
 from actorflow_compiler.core.ops import ITEM_BYTES, Meta
@@ -141,10 +141,10 @@ def _cheapest(
     ragged: set[tuple[int, int]],
     kept: Sequence[tuple[int, int]],
 ) -> Signature:
-    parts, count = placement.axes[axis], placement.hierarchy[axis]
+    parts = placement.axes[axis]
     cuts = [e for e in have if isinstance(e, Split) and (e.blocks > 1 or e.unit > 1)]
     options = signatures(call, parts, wanted=cuts)
-    if count == 1:
+    if placement.hierarchy[axis] == 1:
         return options[0]
     fits = [s for s in options if not _splits_ragged(ragged, s) and _fits(call, s, parts)]
     assert fits, call  # all broadcast always fits
@@ -155,23 +155,23 @@ def _cheapest(
         """Seconds, then bytes that every device holds, which decide between equally fast signatures."""
         total = 0.0
         for o, meta, entry, need in zip(operands, call.ins, have, s.ins, strict=True):
-            total += _seconds(entry, need, meta.nbytes, count, o.small or o.layout.placement == placement, prices)
+            total += _seconds(entry, need, meta.nbytes, parts, o.small or o.layout.placement == placement, prices)
         for i, out in kept:
             made, meta = s.outs[out], call.ins[i]
-            total += _seconds(made if made is not None else B, have[i], meta.nbytes, count, True, prices)
+            total += _seconds(made if made is not None else B, have[i], meta.nbytes, parts, True, prices)
         held = sum(m.nbytes for m, e in zip(call.outs, s.outs, strict=True) if m and not isinstance(e, Split))
         return total, held
 
     return min(fits, key=cost)
 
 
-def _seconds(have: Sbp, need: Sbp, nbytes: int, parts: int, same: bool, prices: Prices) -> float:
+def _seconds(have: Sbp, need: Sbp, nbytes: int, parts: Parts, same: bool, prices: Prices) -> float:
     if same and have == need:
         return 0.0
     if need == P and isinstance(have, Split):  # nothing moves now, but the sum has to be made later
         have, need = P, B
-    moved = bytes_moved(have, need, nbytes, parts, parts, same)
-    return moved / parts / prices.bandwidth + prices.latency if moved else LOCAL
+    moved = busiest_bytes(have, need, nbytes, parts, parts, same)
+    return moved / prices.bandwidth + prices.latency if moved else LOCAL
 
 
 def _fits(call: OpCall, s: Signature, parts: Parts) -> bool:

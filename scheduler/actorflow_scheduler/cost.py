@@ -43,8 +43,8 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
     """Seconds for which one firing occupies its queue: overhead plus the measured time of its body, or an estimate.
 
     The estimate for computing is the time of its arithmetic or of reading and writing its operands and targets,
-    whichever is longer.  For communication it is the time of its bytes at the bandwidth of one rank, plus the latency
-    of the messages that it waits for.
+    whichever is longer, at the speed of its rank.  For communication it is the time of its bytes at the bandwidth of
+    one rank, plus the latency of the messages that it waits for.
     """
     total = hardware.fire_overhead_s
     if actor.comm is not None:
@@ -53,10 +53,11 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
     elif hardware.measured and actor.body is not None:
         known = hardware.measured.get(work_digest(plan, actor))
         if known is not None:
-            return total + known
-    return total + max(
+            return total + known / hardware.speed(actor.rank)
+    work = max(
         actor.flops / flops_per_s(plan, actor, hardware), touched_bytes(plan, actor) / hardware.memory_bytes_per_s
     )
+    return total + work / hardware.speed(actor.rank)
 
 
 def latency(actor: Actor, hardware: Hardware) -> float:

@@ -21,6 +21,7 @@ KEYS = {
         "memory_bandwidth": "bytes/s",
         "efficiency": "the fraction of flops and memory_bandwidth that real ops reach, above 0 and up to 1",
         "fire_overhead": "seconds that every firing of an actor takes beside its work",
+        "speeds": "for each rank, what flops and memory_bandwidth are multiplied by, above 0",
     },
     "node": {
         "devices": "how many devices a node has",
@@ -86,6 +87,7 @@ class _File:
             memory_bytes=int(device["memory"]) if "memory" in device else None,
             flops_by_dtype=tuple(sorted(flops.items())),
             node_size=1 if node is None else self.whole("node.devices", node["devices"]),
+            speeds=tuple(map(float, device.get("speeds", ()))),
             inside=None if node is None else Link(float(node["bandwidth"]), float(node["latency"])),
             name=name,
         )
@@ -100,7 +102,12 @@ class _File:
             if key not in values:
                 raise self.wrong(f"{table}.{key}", None, KEYS[table][key])
         for key, value in values.items():
-            if (table, key) != ("device", "flops"):
+            if (table, key) == ("device", "speeds"):
+                if not isinstance(value, list) or not value:
+                    raise self.wrong("device.speeds", value, f"a list of numbers above 0 ({KEYS[table][key]})")
+                for rank, speed in enumerate(value):
+                    self.number(f"device.speeds[{rank}]", speed, KEYS[table][key])
+            elif (table, key) != ("device", "flops"):
                 self.number(f"{table}.{key}", value, KEYS[table][key])
 
     def flops(self, found: Any, efficiency: float) -> dict[str, float]:

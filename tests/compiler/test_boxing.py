@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actorflow_compiler.boxing.routes import Hop, bytes_bound, bytes_moved, bytes_of, route
+from actorflow_compiler.boxing.routes import Hop, busiest_bytes, bytes_bound, bytes_moved, bytes_of, route
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import B, NdSbp, P, PartialSum, Sbp, Split, parse_nd, show
@@ -312,3 +312,21 @@ def test_equal_boxes_are_one_object() -> None:
         for box in (copied.source, copied.target)
     ]
     assert len({id(box) for box in found}) == len(set(found)) < len(found) / 2
+
+
+@pytest.mark.parametrize("weights", [(3, 1), (1, 2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize(("a", "b"), [("S(0)", "B"), ("P", "S(0)"), ("S(0)", "S(1)"), ("P", "B"), ("B", "S(0)")])
+def test_the_busiest_device_has_the_bytes_that_its_share_makes(a: str, b: str, weights: tuple[int, ...]) -> None:
+    where = placement("cpu", list(range(len(weights))), weights)
+    (source,), (target,) = parse_nd(a), parse_nd(b)
+    hops = box(numbers(12, 12), where, (source,), where, (target,))
+    sent, received = [0] * where.size, [0] * where.size
+    for hop in hops:
+        for t, row in enumerate(hop.parts):
+            for s, boxes in enumerate(row):
+                if s != t:
+                    sent[s] += sum(math.prod(box.source.size) for box in boxes)
+                    received[t] += sum(math.prod(box.source.size) for box in boxes)
+    busiest = max(*sent, *received) if (a, b) != ("P", "B") else 12 * 12 * 2 * (where.size - 1) / where.size
+    (parts,) = where.axes
+    assert busiest_bytes(source, target, 12 * 12, parts, parts, True) == pytest.approx(busiest)

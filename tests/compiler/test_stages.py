@@ -377,6 +377,22 @@ def test_stages_are_cut_by_the_speed_of_what_is_computed_in() -> None:
     assert cut(slow) == [0, 0, 0, 0, 0, 0, 1, 1]
 
 
+def test_a_stage_on_slow_devices_gets_less() -> None:
+    def cut(hardware: Hardware, *placements: Placement) -> list[int]:
+        model = Chain(6)
+        flow.place(model, list(placements) if placements else None, stages=None if placements else 2)
+        found = homes(laid(model, world=4, hardware=hardware).cut())
+        return [found[f"layers.{k}.weight"][0] for k in range(6)]
+
+    equal = replace(CPU_CORE, bytes_per_s=1e15)
+    assert cut(equal) == [0, 0, 0, 2, 2, 2]
+    assert cut(replace(equal, speeds=(1.0, 1.0, 0.5, 0.5))) == [0, 0, 0, 0, 2, 2]
+    assert cut(replace(equal, speeds=(0.5, 1.0, 1.0, 1.0))) == [0, 0, 2, 2, 2, 2]  # the slowest device counts
+    halves = placement("cpu", [0, 1], [1, 9]), placement("cpu", [2, 3])
+    assert cut(equal, *halves) == [0, 0, 2, 2, 2, 2]  # rank 1 has nine tenths
+    assert cut(replace(equal, speeds=(0.2, 1.8, 1.0, 1.0)), *halves) == [0, 0, 0, 2, 2, 2]
+
+
 # ---- which devices
 
 

@@ -80,6 +80,32 @@ def test_a_mistake_is_answered_with_the_file_the_key_and_what_was_expected(
         hardware(tmp_path, SMALL.replace(old, new))
 
 
+def test_ranks_may_differ_in_speed(tmp_path: Path) -> None:
+    found = hardware(tmp_path, SMALL.replace("[network]", "speeds = [1, 0.5]\n[network]"))
+    assert (found.speed(0), found.speed(1)) == (1.0, 0.5)
+    with pytest.raises(HardwareError, match=r"'cluster' has speeds of 2 ranks, and rank 2 .* device\.speeds"):
+        found.speed(2)
+    assert hardware(tmp_path, SMALL).speed(99) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("speeds", "text"),
+    [
+        ("1.0", r"device\.speeds = 1\.0 was found; expected a list of numbers above 0"),
+        ("[]", r"device\.speeds = \[\] was found"),
+        ("[1, 0]", r"device\.speeds\[1\] = 0 was found; expected a number above 0"),
+        ("[-1]", r"device\.speeds\[0\] = -1 "),
+        ("[nan]", r"device\.speeds\[0\] = nan "),
+        ("[true]", r"device\.speeds\[0\] = True "),
+        ('["1"]', r"device\.speeds\[0\] = '1' "),
+        ("{a = 1}", r"device\.speeds = .* a list"),
+    ],
+)
+def test_speeds_that_are_none_are_refused(tmp_path: Path, speeds: str, text: str) -> None:
+    with pytest.raises(HardwareError, match=text):
+        hardware(tmp_path, SMALL.replace("[network]", f"speeds = {speeds}\n[network]"))
+
+
 def test_a_device_needs_some_link(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match=r"network was not found; expected a table \[network\], or \[node\]"):
         hardware(tmp_path, "[device]\nflops = 1e12\n")

@@ -66,6 +66,24 @@ def bytes_moved(source: Sbp, target: Sbp, nbytes: float, producers: int, consume
     return nbytes * (consumers if target == B else 1)
 
 
+def busiest_bytes(source: Sbp, target: Sbp, nbytes: float, producers: Parts, consumers: Parts, same: bool) -> float:
+    """Bytes that the device with the most of them sends or receives along one mesh axis, by the table above.
+
+    Where devices share equally, that is ``bytes_moved`` over their number, or the larger number of both sides.  With
+    weights, the device with the largest share sends and reduces most, and the one with the smallest has most to gather.
+    """
+    p, c = device_count(producers), device_count(consumers)
+    mean = bytes_moved(source, target, nbytes, p, c, same) / max(p, c)
+    if not mean or (isinstance(producers, int) and isinstance(consumers, int)):
+        return mean
+    shares, others = ([1 / n] * n if isinstance(n, int) else [w / sum(n) for w in n] for n in (producers, consumers))
+    if isinstance(source, Split) and isinstance(target, Split):
+        return nbytes * (max(share * (1 - share) for share in shares) if same else max(*shares, *others))
+    if same and isinstance(source, Split) != isinstance(target, Split):  # an all-gather, or a reduce-scatter
+        return nbytes * max((p - 1) * max(shares), 1 - min(shares))
+    return mean
+
+
 def bytes_bound(
     shape: Sequence[int], itemsize: int, source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp
 ) -> float:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from actorflow_compiler.core.errors import HardwareError
+from actorflow_compiler.core.placement import MOST_WEIGHT
+
+CLOSE = 0.01  # how far, as a fraction, the slowest device may be behind what exact shares would let it finish in
+FINEST = 64  # the largest weight of the slowest device, among weights that balance devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,7 @@ class Hardware:
     flops_by_dtype: tuple[tuple[str, float], ...] = ()  # FLOP/s where they are not ``flops_per_s``
     node_size: int | None = None  # ranks
     inside: Link | None = None  # between ranks of one node; None: the same as between nodes
+    speeds: tuple[float, ...] = ()  # of each rank, by which FLOP/s and memory bytes/s are multiplied; (): all 1
     measured: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)  # work → seconds
     name: str = "CPU cores of one host"
 
@@ -43,6 +51,17 @@ class Hardware:
         """FLOP/s on operands with these bytes for each dtype; the dtype with the most bytes decides."""
         dtype = max(nbytes, key=nbytes.__getitem__, default="")
         return next((flops for name, flops in self.flops_by_dtype if name == dtype), self.flops_per_s)
+
+    def speed(self, rank: int) -> float:
+        """How fast a rank is, where 1 is what the other figures say.  Raises HardwareError for one without a speed."""
+        if not self.speeds:
+            return 1.0
+        if rank >= len(self.speeds):
+            raise HardwareError(
+                f"the hardware {self.name!r} has speeds of {len(self.speeds)} ranks, and rank {rank} takes part; one "
+                f"for each rank was expected: add to device.speeds, or use fewer devices"
+            )
+        return self.speeds[rank]
 
     def link(self, ranks: tuple[int, ...]) -> Link:
         """The slowest link between these ranks."""
@@ -63,3 +82,25 @@ GPU = Hardware(  # the data sheet of an H100, at about half of what it says; doc
     name="GPUs of one host",
 )
 UNMEASURED = {"cpu": CPU_CORE, "cuda": GPU}  # kind of device → the figures assumed until it is measured
+
+
+def balanced_weights(hardware: Hardware, ranks: Sequence[int]) -> tuple[int, ...] | None:
+    """Weights of a placement on these ranks, in mesh order of one axis, by which all finish at about the same time.
+
+    They are the smallest whole numbers by which the last device finishes within 1% of when all would by their exact
+    speeds, or else those that come closest to it; None where equal ones do.  Raises HardwareError for a rank without a
+    speed.
+    """
+    speeds = [hardware.speed(rank) for rank in ranks]
+    least, total = min(speeds), sum(speeds)
+    found: tuple[float, tuple[int, ...]] | None = None
+    for k in range(1, FINEST + 1):
+        weights = tuple(min(MOST_WEIGHT, max(1, round(speed / least * k))) for speed in speeds)
+        behind = max(w / speed for w, speed in zip(weights, speeds, strict=True)) * total / sum(weights) - 1
+        if found is None or behind < found[0] - 1e-12:
+            found = behind, weights
+        if behind <= CLOSE:
+            break
+    assert found is not None
+    common = math.gcd(*found[1])
+    return tuple(w // common for w in found[1]) if len(set(found[1])) > 1 else None

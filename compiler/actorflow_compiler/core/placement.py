@@ -59,6 +59,13 @@ class Placement:
         return self._hash
 
     @property
+    def shares(self) -> tuple[float, ...]:
+        """The fraction that each device has of what is split over all axes; they add up to 1."""
+        axes = [w or (1,) * n for w, n in zip(self.weights or ((),) * len(self.hierarchy), self.hierarchy, strict=True)]
+        total = math.prod(map(sum, axes))
+        return tuple(math.prod(line) / total for line in itertools.product(*axes))
+
+    @property
     def size(self) -> int:
         """The number of devices."""
         return len(self.ranks)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actorflow_compiler.boxing.routes import bytes_moved
+from actorflow_compiler.boxing.routes import busiest_bytes
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.ops import Meta, Phase
 from actorflow_compiler.core.placement import Placement
@@ -336,18 +336,18 @@ class Problem:
             taken = self.free[value]
             return 0.0 if sbp in (B, taken) or (taken is None and self.mode != ParallelMode.TENSOR) else self.forbidden
         source = self.placement[value]
-        p, c = self.size(source), self.size(target)
+        p, c = self.parts(source), self.parts(target)
         same = source == target
         if same and have == sbp:
             return 0.0
-        moved = bytes_moved(have, sbp, self.metas[value].nbytes, p, c, same)
+        moved = busiest_bytes(have, sbp, self.metas[value].nbytes, p, c, same)
         if not moved:
             return LOCAL
         if not same and have == sbp and p == c and not isinstance(have, PartialSum) and have != B:
             moved *= 0.99  # one sender for each receiver: nothing to join
         prices = self.prices(source, target)
         waits = prices.grouped if phase else prices.latency
-        seconds = self.rate.get(value, 1) * (moved / max(p, c) / prices.bandwidth + waits)
+        seconds = self.rate.get(value, 1) * (moved / prices.bandwidth + waits)
         if self.mode == ParallelMode.TENSOR and value in self.weights and same and len(self.metas[value].shape) > 1:
             seconds += self.forbidden  # a weight has to be used in the layout it is stored in
         return seconds

@@ -54,6 +54,7 @@ def cut_automatically(
 ) -> AutomaticStages:
     """Cut a step into stages of about equal time, at places where few bytes cross.
 
+    A stage whose slowest device is slow, for its speed or for its share of the batch, gets less of the step.
     ``everywhere`` has all devices; ``placements_of`` shares them among the stages, each of which is a ``mesh``.
     Parameters that an earlier plan has placed (``fixed``) stay: the stages follow them, and a step that calls no
     modules is not cut.  Parameters stored ``elsewhere`` take no memory of a stage.  ``pieces`` is the number of
@@ -138,13 +139,20 @@ def _cut(
         )
     neighbours = {tuple(dict.fromkeys((*a.ranks, *b.ranks))) for a, b in pairwise(placements) if a != b}
     slowest = min((hardware.link(ranks).bytes_per_s for ranks in neighbours), default=math.inf)
-    cut = partial(partition, units, stages, bytes_per_second=slowest, pieces=pieces, slack=SLACK)
+    slowness = [_slowness(p, hardware) for p in placements]
+    cut = partial(partition, units, stages, bytes_per_second=slowest, pieces=pieces, slack=SLACK, slowness=slowness)
     if hardware.memory_bytes is None:
         return cut(), ()
     try:
         return cut(memory=hardware.memory_bytes / max(1, stages // everywhere.size)), ()
     except LayoutError as error:  # the schedule may keep fewer activations, by recomputing them
         return cut(), (f"{asked.origin}: {error}; it is cut for equal time",)
+
+
+def _slowness(placement: Placement, hardware: Hardware) -> float:
+    """How many times as long as an equal share takes on a device of speed 1 the last device of a stage takes."""
+    shares = zip(placement.ranks, placement.shares, strict=True)
+    return max(share * placement.size / hardware.speed(rank) for rank, share in shares)
 
 
 def _follow(

@@ -38,10 +38,12 @@ def partition(
     pieces: int = 1,
     memory: float = math.inf,
     slack: float = 0.0,
+    slowness: Sequence[float] = (),
 ) -> tuple[int, ...]:
     """The first unit of each of ``stages`` stages, so that the largest stage's seconds are least.
 
-    A stage takes the seconds of its units and of the bytes that cross its two cuts, at ``bytes_per_second``.
+    A stage takes the seconds of its units, times its ``slowness`` (1, if none are given), and those of the bytes that
+    cross its two cuts, at ``bytes_per_second``.
     Among equally fast partitions the one with the fewest crossing bytes is taken; since seconds are estimates,
     ``slack`` lets the largest stage take that fraction longer where it saves bytes.  Stage k of S holds its parameters
     and the activations of min(``pieces``, S - k) micro-batches, in at most ``memory`` bytes.
@@ -55,13 +57,13 @@ def partition(
     if stages > len(units):
         raise LayoutError(f"{stages} stages were found, but there are {len(units)} units to share among them")
     costs = _Costs(units, _positions(units, max(POSITIONS, 16 * stages)), stages, bytes_per_second, pieces)
-    tables = [costs.seconds] * stages
+    tables = [costs.seconds_of(s) for s in slowness or (1.0,) * stages]
     if memory < math.inf:
         held = [costs.bytes_of(k) for k in range(stages)]
-        tables = [np.where(h <= memory, costs.seconds, np.inf) for h in held]
+        tables = [np.where(h <= memory, table, np.inf) for h, table in zip(held, tables, strict=True)]
     fastest = _least(tables)
     if not math.isfinite(fastest):
-        least = _least([np.where(np.isfinite(costs.seconds), h, np.inf) for h in held])
+        least = _least([np.where(costs.empty, np.inf, h) for h in held])
         raise LayoutError(
             f"no cut into {stages} stages fits {memory:.4g} bytes for each; the fittest needs {least:.4g}. "
             f"Give more memory, more stages, more micro-batches, or another optimizer"
@@ -79,14 +81,17 @@ def partition(
 
 
 def stage_seconds(
-    units: Sequence[PartitionUnit], first: Sequence[int], bytes_per_second: float = math.inf
+    units: Sequence[PartitionUnit],
+    first: Sequence[int],
+    bytes_per_second: float = math.inf,
+    slowness: Sequence[float] = (),
 ) -> list[float]:
     """The seconds of each stage of a partition."""
     ends = [*first, len(units)]
     crossing = [0.0, *(units[f].crossing for f in first[1:]), 0.0]
     return [
-        sum(u.seconds for u in units[a:b]) + (crossing[k] + crossing[k + 1]) / bytes_per_second
-        for k, (a, b) in enumerate(pairwise(ends))
+        sum(u.seconds for u in units[a:b]) * slow + (crossing[k] + crossing[k + 1]) / bytes_per_second
+        for k, ((a, b), slow) in enumerate(zip(pairwise(ends), slowness or (1.0,) * len(first), strict=True))
     ]
 
 
@@ -104,16 +109,21 @@ class _Costs:
         self.positions = np.array(positions)
         self.stages, self.pieces = stages, pieces
         self.crossing = np.array([units[p].crossing if 0 < p < len(units) else 0.0 for p in positions])
-        crosses = self.crossing / bytes_per_second
-        empty = np.tri(len(positions), dtype=bool)
-        self.seconds = self._between([u.seconds for u in units]) + crosses[:, None] + crosses[None, :]
-        self.seconds[empty] = np.inf
+        self.crosses = self.crossing / bytes_per_second
+        self.empty = np.tri(len(positions), dtype=bool)
+        self.work = self._between([u.seconds for u in units])
         self.parameters = self._between([u.parameters for u in units])
         self.activations = self._between([u.activations for u in units])
 
     def _between(self, values: Sequence[float]) -> np.ndarray:
         sums = np.concatenate([[0.0], np.cumsum(values)])[self.positions]
         table: np.ndarray = sums[None, :] - sums[:, None]
+        return table
+
+    def seconds_of(self, slowness: float) -> np.ndarray:
+        """Seconds of a stage that computes so many times as long as its units say."""
+        table: np.ndarray = self.work * slowness + self.crosses[:, None] + self.crosses[None, :]
+        table[self.empty] = np.inf
         return table
 
     def bytes_of(self, stage: int) -> np.ndarray:
