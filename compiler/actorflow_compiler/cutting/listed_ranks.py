@@ -1,8 +1,8 @@
 """Find out which ranks of a step are alike before anything is made for them, so that one of each class is enough.
 
-Ranks are alike if they are on the same placements, hold equally much of every value, and communicate alike: their
-groups have as many members of each class, over an equally fast link, and they send to and receive from the same classes
-in the same order.
+Ranks are alike if they are equally fast, are on the same placements, hold equally much of every value, and communicate
+alike: their groups have as many members of each class, over an equally fast link, and they send to and receive from the
+same classes in the same order.
 How much a device holds depends on its coordinate along each mesh axis, and changes where a split that is uneven has
 given away its remainder: the coordinates of an axis fall into intervals, and ranks into products of these.
 Communications then divide these classes further, until nothing changes (colour refinement).
@@ -26,6 +26,7 @@ from actorflow_compiler.core.sbp import NdSbp, numel
 Layout = tuple[tuple[int, ...], NdSbp, Placement]  # logical shape, layout, where
 Edges = Mapping[Placement, Sequence[Collection[int]]]  # placement → for each axis the coordinates where classes begin
 Inside = Callable[[tuple[int, ...]], Hashable]  # what distinguishes the links between these ranks
+Speed = Callable[[int], float]  # of a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ EVERY_RANK = ListedRanks()
 class RankClasses:
     """The classes of the ranks of a step, which what is known of its layouts and communications divides."""
 
-    def __init__(self, world: int, placements: Iterable[Placement], inside: Inside) -> None:
-        self.world, self.inside = world, inside
+    def __init__(self, world: int, placements: Iterable[Placement], inside: Inside, speed: Speed) -> None:
+        self.world, self.inside, self.speed = world, inside, speed
         self.edges: dict[Placement, tuple[set[int], ...]] = {
             place: tuple({0} for _ in place.hierarchy) for place in placements
         }
@@ -119,7 +120,7 @@ class RankClasses:
         return ListedRanks({rank: lowest.setdefault(colours[rank], rank) for rank in range(self.world)})
 
     def _by_coordinates(self) -> list[int]:
-        looks: list[list[Hashable]] = [[] for _ in range(self.world)]
+        looks: list[list[Hashable]] = [[self.speed(rank)] for rank in range(self.world)]
         for number, (place, axes) in enumerate(self.edges.items()):
             starts = [sorted(at) for at in axes]
             cell = [

@@ -111,7 +111,7 @@ def lower_folded(step: StepLayouts, world: int, hardware: Hardware) -> LoweredPr
     All ranks are listed where ranks send to others that are alike, but not one to one.  Raises PlanError where so many
     ranks exchange parts that do not fit together that these cannot be compared.
     """
-    classes = RankClasses(world, [step.everywhere], hardware.link)
+    classes = RankClasses(world, [step.everywhere], hardware.link, hardware.speed)
     for value, meta in step.graph.metas.items():
         if value in step.layouts.value:
             classes.lies((meta.shape, step.layouts.value[value], step.layouts.placement[value]))
