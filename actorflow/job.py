@@ -199,9 +199,10 @@ def global_function(
 
     ``parallel`` controls the layout of the step where hints leave it open.  "data" (the default) splits the batch and
     keeps parameters whole; "tensor" keeps the batch whole and splits weights; "sequence" splits the positions of each
-    sample (the dim along which attention looks, of any length) and keeps parameters whole; "auto" searches for the
-    cheapest layout; a dictionary such as ``{"data": 2, "tensor": 4}`` makes a mesh with one axis for each entry.
-    ``memory_budget`` limits the memory of each device ("20GB", or a number of bytes); with it, "auto" is the default.
+    sample (the dim along which attention looks, of any length) and keeps parameters whole; "expert" is "data" with the
+    experts of a mixture (stacked matrices) split over the devices; "auto" searches for the cheapest layout; a
+    dictionary such as ``{"data": 2, "tensor": 4}`` makes a mesh with one axis for each entry.  ``memory_budget``
+    limits the memory of each device ("20GB", or a number of bytes); with it, "auto" is the default.
 
     ``schedule`` is the order in which the stages of a pipeline process the micro-batches.  "auto" (the default)
     searches for the fastest schedule, among the published ones ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2",

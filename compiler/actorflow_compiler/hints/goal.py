@@ -18,10 +18,12 @@ class ParallelMode(StrEnum):
     DATA = "data"  # split the batch, and keep variables whole
     TENSOR = "tensor"  # keep the batch whole, and split weights
     SEQUENCE = "sequence"  # split the positions of each sample, and keep variables whole
+    EXPERT = "expert"  # split the batch, and keep variables whole but for experts, of which each device has some
     AUTO = "auto"  # take what costs least
 
 
-WHOLE_VARIABLES = frozenset({ParallelMode.DATA, ParallelMode.SEQUENCE})  # modes that split no variable by themselves
+# modes in which inference splits no variable
+WHOLE_VARIABLES = frozenset({ParallelMode.DATA, ParallelMode.SEQUENCE, ParallelMode.EXPERT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ DATA = Goal()
 def goal_of(parallel: object, memory_budget: object) -> Goal:
     """The goal that a user's ``parallel=`` and ``memory_budget=`` state.
 
-    ``parallel``: "data", "tensor", "sequence", "auto", or a dictionary with the size of a mesh axis for each, such
-    as ``{"data": 2, "tensor": 4}``; None is "data", and "auto" under a budget.  ``memory_budget``: what
+    ``parallel``: "data", "tensor", "sequence", "expert", "auto", or a dictionary with the size of a mesh axis
+    for each, such as ``{"data": 2, "tensor": 4}``; None is "data", and "auto" under a budget.  ``memory_budget``: what
     one device may hold, a number of bytes or "20GB" (powers of 1000; GiB for powers of 1024).
 
     Raises LayoutError for anything else.

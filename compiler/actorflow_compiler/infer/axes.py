@@ -26,6 +26,7 @@ from actorflow_compiler.core.sbp import (
 from actorflow_compiler.graph.graph import Graph, InputKind, call_of
 from actorflow_compiler.hints.goal import DATA, WHOLE_VARIABLES, Goal, ParallelMode
 from actorflow_compiler.infer.choose import choose
+from actorflow_compiler.infer.expert_axis import NO_EXPERTS, ExpertProducts
 from actorflow_compiler.infer.problem import InnerCost, LayoutItem, Problem, RequiredLayout
 from actorflow_compiler.infer.reports import AxisReport
 from actorflow_compiler.signatures import OpCall, Signature, local_op
@@ -40,6 +41,7 @@ class GraphLayouts:
     operands: Sequence[tuple[NdSbp, ...]]  # node by node: the layout that each operand must have
     chosen: Sequence[tuple[Signature, ...]]  # node by node: one signature for each mesh axis
     reports: tuple[AxisReport, ...] = field(default=(), compare=False)
+    experts: Mapping[int, ExpertProducts] = field(default_factory=dict)  # of each axis for experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class FixedLayouts:
     batch: Mapping[str, tuple[Sbp | None, ...]]  # preferred layout of an input, which every rank has whole
     results: Mapping[int, Placement]  # values that must be whole on these ranks
     hinted: bool = False  # hints split parameters or activations, so try leaving the batch whole
+    experts: ExpertProducts = NO_EXPERTS  # along the axes for experts
 
 
 def infer(
@@ -97,6 +100,7 @@ class _Inference:
             [tuple(tuple(s) for s in node) for node in self.operands],
             [tuple(s) for s in self.chosen],
             tuple(reports),
+            {a: self.fixed.experts for a in range(axes) if self.goal.mode(a) == ParallelMode.EXPERT},
         )
 
     def axis(self, axis: int, axes: int) -> AxisReport:
@@ -114,7 +118,7 @@ class _Inference:
         problem = Problem(
             self.graph, self.calls, self.reads, self.placement, self.shapes, axis, self.pieces, self.ragged,
             variables, free, targets, mode, self.inner_cost, self.fixed.hinted, self.goal.mirrored,
-            self.hardware,
+            self.hardware, self.fixed.experts if mode == ParallelMode.EXPERT else NO_EXPERTS,
         )  # fmt: skip
         rest = 1
         for later in range(axis + 1, axes):

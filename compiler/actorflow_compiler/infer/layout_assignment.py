@@ -12,6 +12,7 @@ from actorflow_compiler.core.sbp import NdSbp, Split
 from actorflow_compiler.graph.graph import Graph, InputKind
 from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.infer.axes import FixedLayouts, GraphLayouts, infer
+from actorflow_compiler.infer.expert_axis import NO_EXPERTS, expert_products, split_experts
 from actorflow_compiler.infer.inner_signatures import decompose_inner, inner_cost
 from actorflow_compiler.infer.notes import notes_on
 from actorflow_compiler.infer.reports import explanation_lines, report_lines
@@ -58,9 +59,10 @@ def assign_layouts(
     """
     hints, fixed = request.preferences.hints, request.history.fixed
     goal, graph = request.preferences.goal, pieces.graph
+    hinted = is_hinted(graph, hints)
+    hints = hints if request.mirrored else split_experts(graph, placed.owners, hints, goal)
     variables = assign_variable_layouts(captured, graph, placed.owners, hints, fixed)
     lie = {v.name: open_axes(v, captured.parameter.get(v.name), hints, fixed, goal) for v in variables}
-    hinted = is_hinted(graph, hints)
     goal = replace(goal.with_hints(hints.axes), mirrored=bool(request.mirrored))
     graph = apply_zero(graph, variables, hints.zero)
     if ParallelMode.AUTO in goal.modes:  # variables that may be split are gathered once for each phase
@@ -73,6 +75,7 @@ def assign_layouts(
         {i.name: goal.batch(Split(0, pieces.count)) for i in graph.inputs if i.kind == InputKind.BATCH},
         {r: placed.everywhere for r, all_ranks in gathered.items() if all_ranks},
         hinted,
+        expert_products(graph) if ParallelMode.EXPERT in goal.modes else NO_EXPERTS,
     )
     layouts = infer(
         graph,

@@ -19,6 +19,7 @@ from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
 from actorflow_compiler.hints.goal import ParallelMode
+from actorflow_compiler.infer.expert_axis import NO_EXPERTS, ExpertProducts
 from actorflow_compiler.infer.prices import BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
 from actorflow_compiler.infer.sequence_axis import SequenceOptions, along_sequence
 from actorflow_compiler.signatures import OpCall, Signature, signatures
@@ -65,13 +66,14 @@ class Problem:
         ragged: Sequence[set[tuple[int, int]]], variables: Mapping[int, tuple[Sbp, ...]],
         free: Mapping[int, Sbp | None], targets: Sequence[RequiredLayout], mode: ParallelMode,
         inner_cost: InnerCost | None, hinted: bool, mirrored: bool = False, hardware: Hardware = CPU_CORE,
+        experts: ExpertProducts = NO_EXPERTS,
     ) -> None:  # fmt: skip
         """``variables``: the layouts that each may have; ``free``: inputs that every rank has, and their best cut.
 
         ``mirrored``: every op has its first signature.  ``hardware`` has the links between devices.
         """
         self.inner_cost, self.hinted, self.mirrored = inner_cost, hinted, mirrored
-        self.hardware = hardware
+        self.hardware, self.experts = hardware, experts
         self._prices: dict[tuple[Placement, Placement], Prices] = {}
         self.forbidden = prices_of(hardware.slowest).forbidden  # s that exclude an option
         self.graph, self.placement, self.metas, self.axis, self.mode = graph, placement, metas, axis, mode
@@ -148,7 +150,8 @@ class Problem:
         """What the prices of a value's boxings and memory depend on."""
         return (
             self.metas[value], self.placement[value], self.rate.get(value, 1), self.alive.get(value, 1),
-            value in self.variables, value in self.weights, value in self.free, self.free.get(value),
+            value in self.variables, value in self.weights, value in self.experts.weights, value in self.free,
+            self.free.get(value),
         )  # fmt: skip
 
     def parts(self, placement: Placement) -> Parts:
@@ -203,6 +206,11 @@ class Problem:
         if self.mode == ParallelMode.SEQUENCE and parts > 1 and not self.mirrored:
             self.along = along_sequence(self.graph, calls, reads, self.metas, found, self.weights, parts)
             found = [of.options for of in self.along]
+        if self.experts.grouped and not self.mirrored:
+            found = [
+                self.experts.options(n, legal) if n.placement is not None and self.size(n.placement) > 1 else legal
+                for n, legal in zip(self.graph.nodes, found, strict=True)
+            ]
         numbers: dict[Hashable, int] = {}
         for value, layouts in variables.items():
             if len(layouts) > 1:
@@ -348,7 +356,8 @@ class Problem:
         prices = self.prices(source, target)
         waits = prices.grouped if phase else prices.latency
         seconds = self.rate.get(value, 1) * (moved / prices.bandwidth + waits)
-        if self.mode == ParallelMode.TENSOR and value in self.weights and same and len(self.metas[value].shape) > 1:
+        stored = self.mode == ParallelMode.TENSOR and value in self.weights and len(self.metas[value].shape) > 1
+        if same and (stored or value in self.experts.weights):
             seconds += self.forbidden  # a weight has to be used in the layout it is stored in
         return seconds
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import NdSbp, Parts, Split, largest, local_shape, show
+from actorflow_compiler.core.sbp import NdSbp, Parts, Split, device_count, largest, local_shape, show
 from actorflow_compiler.graph.graph import Node, call_of
 from actorflow_compiler.infer.axes import largest_local
+from actorflow_compiler.infer.expert_axis import WITHIN
 from actorflow_compiler.infer.layout_assignment import StepLayouts
 from actorflow_compiler.infer.prices import FREE_KINDS
 from actorflow_compiler.plan.plan import Variable
@@ -122,7 +123,10 @@ class _Verifier:
                     f"{show(layouts.value.get(out, ()))} on {layouts.placement.get(out)}"
                 )
         for axis, (signature, parts) in enumerate(zip(chosen, placement.axes, strict=True)):
-            if not _is_of(signature, call, parts):
+            products = layouts.experts.get(axis)
+            if products is not None and device_count(parts) > 1 and not products.allow(node, operands, signature):
+                raise PlanError(f"layouts: {op} as {signature} reads rows of experts that other devices have")
+            if not (_is_of(signature, call, parts) or (products is not None and signature == WITHIN)):
                 raise PlanError(f"layouts: {op} may not be {signature} along mesh axis {axis} of {placement}")
             if axis + 1 < len(chosen):
                 call = largest_local(call, signature, parts)
