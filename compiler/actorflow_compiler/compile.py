@@ -18,6 +18,7 @@ from actorflow_compiler.infer.module_folding import fold_by_module
 from actorflow_compiler.infer.notes import tell_traced
 from actorflow_compiler.infer.verify import verify_layouts
 from actorflow_compiler.placing.place import place
+from actorflow_compiler.plan.origins import Origins
 from actorflow_compiler.rewriting.rewrite import rewrite
 
 
@@ -44,7 +45,7 @@ def lower_captured(captured: Capture, request: StepRequest) -> LoweredStep:
 
     Raises CaptureError, CallError, LayoutError, StateError or PlanError.
     """
-    return _lowered(captured, request, lower)
+    return _lowered(captured, request, lower, shown=True)
 
 
 @young_only()
@@ -57,10 +58,13 @@ def fold_captured(captured: Capture, request: StepRequest) -> FoldedStep:
     are alike, and have the measured time of the listed one.  Raises as ``lower_captured``.
     """
     devices = request.devices
-    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, devices.world, devices.hardware)))
+    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, devices.world, devices.hardware), False))
 
 
-def _lowered(captured: Capture, request: StepRequest, lower: Callable[[StepLayouts], LoweredProgram]) -> LoweredStep:
+def _lowered(
+    captured: Capture, request: StepRequest, lower: Callable[[StepLayouts], LoweredProgram], shown: bool
+) -> LoweredStep:
+    """The step, lowered by ``lower``, with origins where its plans are to be ``shown``."""
     step, devices, doing = request.step, request.devices, request.listeners.doing
     doing("place")
     placed = place(captured, request)
@@ -79,6 +83,8 @@ def _lowered(captured: Capture, request: StepRequest, lower: Callable[[StepLayou
         laid_out.variables,
         captured.constants,
         (*traced, *placed.notes, *pieces.notes, *laid_out.notes, *repeated),
-        fold_by_module(laid_out.graph, laid_out.layouts, pieces.count, modules, captured.parameter),
+        fold_by_module(laid_out.graph, laid_out.layouts, pieces.count, modules, captured.parameter)
+        if shown
+        else Origins(),
     )
     return LoweredStep(header, program, checkpoints=any(n.again for n in laid_out.graph.nodes))
