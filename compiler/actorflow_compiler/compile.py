@@ -57,8 +57,8 @@ def fold_captured(captured: Capture, request: StepRequest) -> FoldedStep:
     give for the plan of all ranks.  Ranks whose bodies differ only in numbers (where in a vocabulary they begin, say)
     are alike, and have the measured time of the listed one.  Raises as ``lower_captured``.
     """
-    devices = request.devices
-    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, devices.world, devices.hardware), False))
+    world, hardware = request.devices.world, request.devices.hardware
+    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, world, hardware), shown=False))
 
 
 def _lowered(

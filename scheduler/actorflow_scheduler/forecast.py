@@ -67,7 +67,7 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
     queue has no order.
     """
     whole = plan.plan if isinstance(plan, FoldedPlan) else plan
-    times = nanoseconds(whole, hardware)
+    times = nanoseconds(plan.on_plane if isinstance(plan, FoldedPlan) else whole, hardware)
     folded = fold(plan, times)
     plan = folded.plan
     firings, cycle = run_until_steady(plan, times, whole)

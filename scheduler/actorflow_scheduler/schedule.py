@@ -173,7 +173,7 @@ class _Search:
             made = self.make(variant) if callable(self.make) else self.make
             given = made if isinstance(made, FoldedPlan) else every_rank(made)
             plan = verify(given.plan)
-            times = nanoseconds(plan, self.hardware)
+            times = nanoseconds(given.on_plane, self.hardware)
             self.whole[variant] = plan
             self.folded[variant] = folded = fold(given, times)
             self.workspace[variant] = max_workspace_bytes(folded.plan)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import Plan, Plane
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +17,14 @@ class FoldedPlan:
 
     plan: Plan
     rank_classes: Mapping[int, Sequence[int]]  # listed rank → all ranks of its class, itself included
+    plane: Plane = Plane.GLOO  # by which communications take their time; on GPUs of a cluster it is NCCL
+
+    @property
+    def on_plane(self) -> Plan:
+        """The plan with its communications on the plane, whose calls have no order: for the cost model alone."""
+        if self.plane is Plane.GLOO:
+            return self.plan
+        comms = (a.comm and replace(a.comm, plane=self.plane) for a in self.plan.actors)
+        return replace(
+            self.plan, actors=tuple(replace(a, comm=c) for a, c in zip(self.plan.actors, comms, strict=True))
+        )
