@@ -159,6 +159,7 @@ def test_inferred_layouts_train_as_one_device_does(mode: ParallelMode) -> None:
     check(TINY_GPT, shared([3, 1], goal=Goal((mode,))), 8)
 
 
+@pytest.mark.slow
 def test_equal_weights_are_the_plan_without_weights() -> None:
     with_weights, *_ = plan_of(CASES["mlp"], shared([5, 5]), 12)
     without, *_ = plan_of(CASES["mlp"], Layout(2, mesh=placement("cpu", [0, 1])), 12)
@@ -177,7 +178,6 @@ def test_a_forecast_goes_by_the_speed_of_each_rank_and_by_its_share() -> None:
     alike = period(shared([1, 1]), slow)
     assert period(shared([1, 1]), unequal) == pytest.approx(2 * alike, rel=0.02)
     assert period(shared([2, 1]), unequal) == pytest.approx(4 / 3 * alike, rel=0.02)
-    assert period(shared([1, 2]), unequal) == pytest.approx(8 / 3 * alike, rel=0.02)
 
 
 @pytest.mark.parametrize(

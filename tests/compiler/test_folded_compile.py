@@ -102,7 +102,6 @@ def _mlp(world: int, size: int = 8, width: int = 32, **options: object) -> StepR
 
 QUICK: dict[str, Callable[[], StepRequest]] = {
     "zero 3, uneven": lambda: _mlp(4, zero=3, width=34),
-    "ranks that differ in speed": lambda: _mlp(4, hardware=dataclasses.replace(NODES, speeds=(1.0, 0.5, 1.0, 0.5))),
     "stages of meshes": lambda: _mlp(8, 8, mode={"data": 2, "tensor": 2}, stages=2, pieces=4),
 }
 LONG: dict[str, Callable[[], StepRequest]] = {
@@ -117,6 +116,7 @@ LONG: dict[str, Callable[[], StepRequest]] = {
     "auto": lambda: _gpt(4, mode="auto"),
     "stages of meshes, zero 1": lambda: _gpt(8, mode={"data": 2, "tensor": 2}, stages=2, pieces=4, zero=1),
     "four stages": lambda: _gpt(8, stages=4, pieces=4),
+    "ranks that differ in speed": lambda: _mlp(4, hardware=dataclasses.replace(NODES, speeds=(1.0, 0.5, 1.0, 0.5))),
     "weights": lambda: _mlp(4, 12, placement=placement("cpu", [0, 1, 2, 3], [2, 1, 2, 1]), zero=3),
     "weights of a mesh": lambda: _gpt(4, 12, placement=placement("cpu", [[0, 1], [2, 3]], [[2, 1], [2, 1]])),
     "experts, data": lambda: request_of(_Experts(), _cross_entropy, _rows(12), 8, stages=1),

@@ -132,7 +132,10 @@ def test_every_line_has_a_body_and_a_sample() -> None:
     assert LINES.keys() == BODIES.keys() == {case.call.op for case in SAMPLES.values()}
 
 
-@pytest.mark.parametrize("parts", [2, 3, (2, 1), (1, 2)], ids=str)
+BY_WEIGHTS = [pytest.param(weights, marks=pytest.mark.slow) for weights in ((2, 1), (1, 2))]
+
+
+@pytest.mark.parametrize("parts", [2, 3, *BY_WEIGHTS], ids=str)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_an_op_written_out_gives_on_parts_what_the_whole_op_gives(name: str, parts: Parts) -> None:
     case = SAMPLES[name]
