@@ -645,6 +645,8 @@ SAMPLES: dict[str, Any] = {
         [f(4, 7), 1, (2, 3)],
         [f(2, 3), 1, (3, 2)],
         [n(5, 8, below=9), 1, (3,)],
+        [f(4, 7), 1, (-2, 2, 1, 2)],  # over two devices that share as 2 to 1, each over two
+        [f(4, 7), 1, (0, 3, -2, 1, 3)],
     ],
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": lambda: [
         [f(*shape), torch.tensor([0.1]), torch.tensor([3], dtype=torch.int32), torch.ones(1), 0, 15]

@@ -128,3 +128,21 @@ def test_a_vocabulary_may_be_split_over_any_axes(layout: str) -> None:
     plan = check("weighted", LAYOUTS[layout], 8)
     blocks = {step.args[2] for body in plan.bodies for step in body.steps if step.op == "actorflow.amax_blocks"}
     assert blocks == {()}  # every device takes the maximum of all that it has
+
+
+UNEQUAL = {
+    "2 to 1": Layout(2, hints=SPLIT, mesh=placement("cpu", [0, 1], [2, 1])),
+    "1 to 2 to 1": Layout(3, hints=SPLIT, mesh=placement("cpu", [0, 1, 2], [1, 2, 1])),
+    "batch and vocabulary": Layout(
+        4, hints={r"head\..*": (None, Split(0))}, mesh=placement("cpu", [[0, 1], [2, 3]], [[4, 2], [2, 1]])
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("split_inside")
+@pytest.mark.parametrize("layout", UNEQUAL)
+def test_a_vocabulary_may_be_shared_by_weights(layout: str) -> None:
+    plan = check("weighted", UNEQUAL[layout], 8)
+    blocks = {step.args[2] for body in plan.bodies for step in body.steps if step.op == "actorflow.amax_blocks"}
+    assert blocks == {(), (0, 2)}  # every device takes the maximum of all that it has, once for each part of its weight

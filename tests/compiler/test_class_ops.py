@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.sbp import Split
-from actorflow_compiler.custom_ops.split_classes import OPS, amax_blocks, pick, pick_backward
+from actorflow_compiler.custom_ops.split_classes import OPS, amax_blocks, listed, parts_on, pick, pick_backward
 from actorflow_compiler.signatures import local_op, signatures
 from signature_checks import instance
 from signature_samples import f, n
@@ -56,6 +56,18 @@ def test_maxima_of_blocks_are_those_of_the_parts_of_a_split() -> None:
     assert torch.equal(nested[:, 1:3], torch.stack([x[:, 2], x[:, 3:5].amax(1)], 1))
 
 
+def test_maxima_of_devices_with_weights_are_repeated_so_that_each_has_its_own() -> None:
+    x = f(2, 8)
+    first, last = x[:, :6].amax(1), x[:, 6:].amax(1)
+    assert torch.equal(amax_blocks(x, 1, listed([(3, 1)])), torch.stack([first, first, first, last], 1))
+    nested = amax_blocks(x, 1, listed([(3, 1), 2]))
+    halves = x[:, :3].amax(1), x[:, 3:6].amax(1), x[:, 6], x[:, 7]
+    assert torch.equal(nested, torch.stack([halves[i] for i in (0, 0, 0, 1, 1, 1, 2, 3)], 1))
+    assert parts_on(listed([(3, 1), 2]), 0) == (0, 3, 2)
+    assert parts_on((0, 3, *listed([(2, 1)])), 0) == (0, 6)
+    assert parts_on(listed([(3, 1), 2]), 1) == (2,)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
 def test_the_maximum_of_an_empty_block_is_less_than_any_other(dtype: torch.dtype) -> None:
     x = torch.zeros(1, 2).to(dtype)
@@ -72,19 +84,25 @@ def test_maxima_are_split_only_over_as_many_devices_as_there_are_blocks() -> Non
     split, rows = (next(s for s in signatures(call, 2) if s.outs == (Split(d),)) for d in (1, 0))
     assert local_op(call, split, 2, 0)[1][2] == (3,)
     assert local_op(call, rows, 2, 0)[1][2] == (2, 3)
+    weighted = instance("actorflow.amax_blocks", [f(4, 7), 1, listed([(2, 1), 3])]).call
+    assert Split(1) not in [s.outs[0] for s in signatures(weighted, 2)]
+    split = next(s for s in signatures(weighted, (2, 1)) if s.outs == (Split(1),))
+    assert [local_op(weighted, split, (2, 1), i)[1][2] for i in range(2)] == [(0, 2, 3), (3,)]
 
 
 ARGUMENTS = {
     "pick": [f(3, 4, 2), n(3, 2, below=4), 1, -100, 0, 4],
     "pick_backward": [f(3, 2), n(3, 2, below=4), 4, 1, -100, 0, 4],
     "amax_blocks": [f(3, 4), 1, [3, 2]],
+    "amax_blocks by weights": [f(3, 4), 1, [0, 2, -2, 3, 1, 2]],
 }
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_a_trace_knows_what_the_op_of_a_plan_makes(name: str) -> None:
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_a_trace_knows_what_the_op_of_a_plan_makes(case: str) -> None:
+    name = case.split()[0]
     traced = getattr(torch.ops.actorflow, name)
-    expected = OPS[name](*ARGUMENTS[name])
-    assert torch.equal(traced(*ARGUMENTS[name]), expected)
-    shape = traced(*(a.to("meta") if isinstance(a, Tensor) else a for a in ARGUMENTS[name]))
+    expected = OPS[name](*ARGUMENTS[case])
+    assert torch.equal(traced(*ARGUMENTS[case]), expected)
+    shape = traced(*(a.to("meta") if isinstance(a, Tensor) else a for a in ARGUMENTS[case]))
     assert (shape.shape, shape.dtype) == (expected.shape, expected.dtype)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorflow_compiler.core.ops import Ref
-from actorflow_compiler.core.sbp import Parts, Sbp, Split, device_count, local_shape
+from actorflow_compiler.core.sbp import Parts, Sbp, Split, device_count, even_shares, local_shape
 from actorflow_compiler.graph.graph import call_of
 from actorflow_compiler.infer.inner_decompositions import BODIES
 from actorflow_compiler.infer.inner_signatures import decompose, inner_cost
@@ -156,12 +156,13 @@ def test_only_a_dim_of_which_every_device_gets_some_is_split_inside() -> None:
     assert all(not s.inner for s in signatures(case.call, 3))
 
 
-@pytest.mark.parametrize("parts", [2, 3])
-def test_a_softmax_over_a_split_vocabulary_moves_two_numbers_for_each_row(parts: int) -> None:
+@pytest.mark.parametrize("parts", [2, 3, (2, 1), (1, 9)], ids=str)
+def test_a_softmax_over_a_split_vocabulary_moves_two_numbers_for_each_row(parts: Parts) -> None:
     rows, row = 6, 6 * 8
     forward = softmax("aten._log_softmax.default", f(rows, 101), 1)
     backward = softmax("aten._log_softmax_backward_data.default", f(rows, 101), 1)
-    maxima, total = (parts - 1) * parts * row, 2 * (parts - 1) * row
+    others = device_count(parts) - 1
+    maxima, total = others * even_shares(parts) * row, 2 * others * row  # a maximum for each part of a weight
     assert inner_cost(forward.call, inner(forward, parts)[0], parts) == (maxima + total, 2)
     assert inner_cost(backward.call, inner(backward, parts)[0], parts) == (total, 1)
     plain = next(s for s in signatures(forward.call, parts) if s.ins == (Split(0),))

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from actorflow_compiler.core.sbp import Parts
 from actorflow_compiler.core.torch_internals import OpOverload
-from actorflow_compiler.custom_ops.split_classes import TRACED
+from actorflow_compiler.custom_ops.split_classes import TRACED, listed
 
 aten = torch.ops.aten
-Cuts = tuple[tuple[int, tuple[int, ...]], ...]  # (dim, numbers of devices)
+Cuts = tuple[tuple[int, tuple[Parts, ...]], ...]  # (dim, devices of each axis that splits it)
 Body = TypeVar("Body", bound=Callable[..., Any])
 
 BODIES: dict[str, Callable[..., Any]] = {}
@@ -36,7 +37,7 @@ def _for(op: OpOverload) -> Callable[[Body], Body]:
 def _max(x: Tensor, dims: Sequence[int], cuts: Cuts) -> Tensor:
     """The maxima, with the reduced dims kept at size 1; taken of each part first."""
     for dim, parts in cuts:
-        x = TRACED.amax_blocks(x, dim, list(parts))
+        x = TRACED.amax_blocks(x, dim, list(listed(parts)))
     return x.amax(list(dims), True)
 
 

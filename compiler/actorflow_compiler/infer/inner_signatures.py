@@ -74,13 +74,13 @@ def decompose(call: OpCall, chosen: tuple[Signature, ...], axes: tuple[Parts, ..
 
 
 def _cuts(chosen: tuple[Signature, ...], axes: tuple[Parts, ...]) -> Cuts:
-    """Which dims of the first operand are split inside, and over how many devices on each axis."""
-    cuts: dict[int, tuple[int, ...]] = {}
+    """Which dims of the first operand are split inside, and over which devices on each axis."""
+    cuts: dict[int, tuple[Parts, ...]] = {}
     for signature, parts in zip(chosen, axes, strict=True):
         if signature.inner:
             split = signature.ins[0]
             assert isinstance(split, Split), signature
-            cuts[split.dim] = (*cuts.get(split.dim, ()), device_count(parts))
+            cuts[split.dim] = (*cuts.get(split.dim, ()), parts)
     return tuple(sorted(cuts.items()))
 
 

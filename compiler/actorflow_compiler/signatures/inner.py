@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.op_call import CALLS, CALLS_STAY, OpCall, Signature, bind
-from actorflow_compiler.core.sbp import B, Parts, Sbp, all_share, device_count
+from actorflow_compiler.core.sbp import B, Parts, Sbp, all_share, device_count, even_shares
 from actorflow_compiler.signatures import shaped_layers as layers
 from actorflow_compiler.signatures.notation import parse
 from actorflow_compiler.signatures.term_matching import IndexedTensor, match_term
@@ -35,7 +35,8 @@ def _signatures(
     def layout(tensor: IndexedTensor | None, letter: str) -> Sbp:
         return (tensor.layout(letter, size, 1, 1, parts) if tensor else None) or B
 
-    for letter in sorted(c for c in letters if c.islower() and all_share(size.get(c, 0), parts)):
+    fit = (c for c in letters if c.islower() and all_share(size.get(c, 0), parts))
+    for letter in sorted(c for c in fit if even_shares(parts) <= size[c]):  # maxima are as many as weights add up to
         made = (None if m is None else layout(o, letter) for o, m in zip(outs, call.outs, strict=True))
         yield Signature(tuple(layout(x, letter) for x in ins), tuple(made), letter, inner=True)
 

@@ -11,6 +11,7 @@ from actorflow_compiler.core.ops import Arg, Meta, Symbol
 from actorflow_compiler.core.sbp import Parts, Sbp, Split, local_shape, spans
 from actorflow_compiler.custom_ops import random as random_ops
 from actorflow_compiler.custom_ops.causal_attention import CAUSAL, CAUSAL_BACKWARD, Rows, rows_of
+from actorflow_compiler.custom_ops.split_classes import parts_on
 from actorflow_compiler.signatures.notation import ArgumentKind, DimsTerm, parse
 from actorflow_compiler.signatures.shaped_views import arange_of, start_of
 from actorflow_compiler.signatures.table import term_of
@@ -140,7 +141,7 @@ def _sizes(device: _DeviceView) -> Local:
         elif entry.kind == ArgumentKind.SIZES and bind(call)[i] is not None:
             new[i] = device.sizes(entry.operands[0].dims, bind(call)[i])
         elif entry.kind == ArgumentKind.PARTS and device.cuts(entry.index):
-            new[i] = bind(call)[i][1:]
+            new[i] = parts_on(bind(call)[i], device.index)
     return (call.op, *rebind(call, new))
 
 

@@ -11,6 +11,7 @@ from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.op_call import CALLS, CALLS_STAY, OpCall, bind
 from actorflow_compiler.core.ops import Arg, Meta, Ref
 from actorflow_compiler.core.sbp import Parts, Split, canonical
+from actorflow_compiler.custom_ops.split_classes import first_axis
 from actorflow_compiler.signatures.notation import ArgumentKind, Dim, DimsTerm, Linearity, OperandTerm, Term, parse
 from actorflow_compiler.signatures.table import term_of
 
@@ -68,7 +69,7 @@ class IndexedCall:
     splittable: tuple[str, ...]
     never_empty: frozenset[str]  # the op cannot run where one of these has size 0
     affine: bool  # a number other than 0 is added, so a sum of terms does not pass
-    parts: dict[str, int]  # index → the only number of devices it may be split over, plainly
+    parts: dict[str, Parts]  # index → the only devices it may be split over, plainly
     uneven: frozenset[str]  # indices that have several sizes, other than 1
 
 
@@ -95,7 +96,7 @@ class _TermMatcher:
         self.affine = False
         self.size: dict[str, int] = {}
         self.uneven: set[str] = set()
-        self.parts: dict[str, int] = {}
+        self.parts: dict[str, Parts] = {}
         self.pairs: dict[int, tuple[OperandTerm, Meta]] = {}
         self.named: list[tuple[Arg, bool]] = []  # values of "@" arguments, and whether "@!"
         self.given: list[tuple[Dim, int]] = []  # dims whose sizes are arguments
@@ -145,7 +146,7 @@ class _TermMatcher:
                     raise _TermMismatchError
                 self.given += zip(dims, sizes, strict=True)
             elif argument.kind == ArgumentKind.PARTS:
-                self.parts[argument.index] = value[0] if value else 1
+                self.parts[argument.index] = first_axis(value)[1]
             elif argument.kind == ArgumentKind.TENSOR:
                 tensors = [v for v in value if v is not None] if isinstance(value, tuple) else [value]
                 operands = argument.operands if len(argument.operands) > 1 else argument.operands * len(tensors)
