@@ -52,7 +52,9 @@ def same(a: Solution | None, b: Solution | None) -> bool:
     """Whether two solutions are the same, bit by bit."""
     assert a is not None
     assert b is not None
-    return (a.best, a.cost) == (b.best, b.cost) and bool((a.x == b.x).all() and (a.marginals == b.marginals).all())
+    return (a.best, a.cost) == (b.best, b.cost) and all(
+        bool((one == other).all()) for one, other in ((a.x, b.x), (a.marginals, b.marginals), (a.reduced, b.reduced))
+    )
 
 
 def in_python(lines: str) -> str:
@@ -78,6 +80,37 @@ def test_a_program_is_solved_apart_as_it_is_here_and_scipy_is_not_imported() -> 
         print([same(a, b) for a, b in zip(apart, here)])
     """)
     assert printed == f"False 1\n0\nTrue 0\n{[True] * 5}\n"
+
+
+def test_whole_numbers_are_found_apart_as_they_are_here_within_limits() -> None:
+    printed = in_python("""
+        def program(sign=-1.0):  # a knapsack with several limits
+            rng = np.random.default_rng(0)
+            at, columns = np.divmod(np.arange(1800), 60)
+            weights = SparseMatrix(rng.random(1800), at, columns, (30, 60))
+            return LinearProgram(sign * rng.random(60), weights, np.full(30, 8.3), (0, 3))
+
+        def found(nodes, seconds, all_whole=True):
+            return solve_integer(program(), np.full(60, all_whole), IntegerLimits(0.01, nodes, seconds))
+
+        def text(s):
+            return s.ended, None if s.x is None else s.x.tolist(), s.bound
+
+        with solver_apart():
+            apart = [found(1, 100), found(20, 100), found(20, 100, False), found(1000, 0.001)]
+            print('scipy' in sys.modules)
+        here = [found(1, 100), found(20, 100), found(20, 100, False), found(1000, 0.001)]
+        print([str(a.ended) for a in apart], [text(a) == text(b) for a, b in zip(apart, here)])
+        one, relaxed = apart[1], apart[2]
+        print(abs(one.x - one.x.round()).max() < 1e-6, abs(relaxed.x - relaxed.x.round()).max() < 1e-6)
+        print(relaxed.bound <= one.bound <= program().cost @ one.x, apart[3].x)
+        impossible = SparseMatrix(np.array([1.0, -1.0]), np.arange(2), np.zeros(2, int), (2, 1))
+        between = LinearProgram(np.ones(1), impossible, np.array([0.6, -0.4]), (0, 1))
+        print(solve_integer(between, np.ones(1, bool), IntegerLimits(0.01, 10, 100)).ended)
+    """)
+    assert printed == (
+        "False\n['nodes', 'nodes', 'best', 'seconds'] [True, True, True, True]\nTrue False\nTrue None\nnone\n"
+    )
 
 
 def test_no_process_is_started_where_none_is_needed() -> None:

@@ -1,4 +1,4 @@
-"""Solve linear programs with HiGHS, while a step is compiled in a process of its own, which ends with the compiling.
+"""Solve linear and integer programs with HiGHS, in a process of its own, which ends with the compiling of a step.
 
 HiGHS comes with scipy.optimize, which takes 40 MB of any process that has once imported it.  A rank would hold them
 for as long as it trains, more than all that compiling itself leaves behind.  So inside ``with solver_apart()`` another
@@ -20,15 +20,20 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:  # the other process is told where numpy is when it runs
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["LinearProgram", "Solution", "SparseMatrix", "expect_programs", "solve", "solver_apart"]
+__all__ = [
+    "Ended", "IntegerLimits", "IntegerSolution", "LinearProgram", "Solution", "SparseMatrix",
+    "expect_programs", "solve", "solve_integer", "solver_apart",
+]  # fmt: skip
 
 SOLVER = "scipy.optimize"
+_Answer = tuple[Any, Any, float, Any, Any]  # of the other process
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,35 @@ class Solution:
     best: bool  # else HiGHS has given up on the way
     cost: float
     marginals: NDArray[np.float64]  # [constraints]: what the cost changes by where one of ``most`` is 1 more
+    reduced: NDArray[np.float64]  # [variables]: the least by which the cost rises where one of them is 1 more than 0
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerLimits:
+    """How far HiGHS goes for whole numbers.  What ends with ``gap`` or ``nodes`` is the same in all runs."""
+
+    gap: float  # the best point may cost this share more than the bound
+    nodes: int  # of the tree of branches
+    seconds: float  # an emergency brake: a program that meets it is not solved
+
+
+class Ended(StrEnum):
+    """Why HiGHS has stopped looking for whole numbers."""
+
+    BEST = "best"  # the point is within the gap
+    NONE = "none"  # no point keeps the constraints
+    NODES = "nodes"
+    SECONDS = "seconds"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerSolution:
+    """What HiGHS has found of a program some of whose variables are whole numbers."""
+
+    ended: Ended
+    x: NDArray[np.float64] | None  # [variables]; None: no point is known, or which one depends on the clock
+    bound: float  # no point costs less; -inf if that is not known
 
 
 def solve(program: LinearProgram) -> Solution | None:
@@ -70,8 +104,19 @@ def solve(program: LinearProgram) -> Solution | None:
     found = None if solver is None else solver.solve(numbers)
     if found is None:
         found = _solved(*numbers)
-    status, x, cost, marginals = found
-    return None if x is None else Solution(x, status == 0, cost, marginals)
+    status, x, cost, marginals, reduced = found
+    return None if x is None else Solution(x, status == 0, cost, marginals, reduced)
+
+
+def solve_integer(program: LinearProgram, whole: NDArray[np.bool_], limits: IntegerLimits) -> IntegerSolution:
+    """The best point of a program at which the variables in ``whole`` are whole numbers."""
+    numbers = (*_numbers(program), (whole, limits.gap, limits.nodes, limits.seconds))
+    solver = None if SOLVER in sys.modules else _Solver.now
+    found = None if solver is None else solver.solve(numbers)
+    if found is None:
+        found = _solved(*numbers)
+    ended, x, bound, _, _ = found
+    return IntegerSolution(Ended(ended), None if ended == Ended.SECONDS else x, bound)
 
 
 def expect_programs() -> None:
@@ -125,7 +170,7 @@ class _Solver:
                     self._lose()
             return self._process
 
-    def solve(self, numbers: tuple[Any, ...]) -> tuple[int, Any, float, Any] | None:
+    def solve(self, numbers: tuple[Any, ...]) -> _Answer | None:
         """What ``_solved`` returns; None if that cannot be had from the other process."""
         with self._turn:
             process = self.start()
@@ -133,7 +178,7 @@ class _Solver:
                 return None
             try:
                 _send(process.stdin, numbers)
-                found: tuple[int, Any, float, Any] | None = _receive(process.stdout)
+                found: _Answer | None = _receive(process.stdout)
             except (OSError, EOFError, pickle.UnpicklingError):
                 found = None
             if found is None:
@@ -168,9 +213,13 @@ def _numbers(program: LinearProgram) -> tuple[Any, ...]:
 
 
 def _solved(
-    cost: Any, at_most: Sequence[Any] | None, most: Any, equal: Sequence[Any] | None, sums: Any, bounds: Any
-) -> tuple[int, Any, float, Any]:
-    """(status, x, cost, marginals of ``most``) of a program; the status is 0 where x is its best point."""
+    cost: Any, at_most: Sequence[Any] | None, most: Any, equal: Sequence[Any] | None, sums: Any, bounds: Any,
+    integer: tuple[Any, float, int, float] | None = None,
+) -> _Answer:  # fmt: skip
+    """(status, x, cost, marginals of ``most``, reduced costs) of a program; the status is 0 where x is its best point.
+
+    With ``integer``, which has what must be whole and the limits: (why it ended, x, bound, None, None).
+    """
     import numpy as np
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
@@ -178,10 +227,38 @@ def _solved(
     def matrix(entries: Sequence[Any] | None) -> Any:
         return None if entries is None else csr_array((entries[0], (entries[1], entries[2])), shape=entries[3])
 
+    if integer is not None:
+        return _solved_integer(cost, matrix(at_most), most, matrix(equal), sums, bounds, *integer)
     found = linprog(cost, A_ub=matrix(at_most), b_ub=most, A_eq=matrix(equal), b_eq=sums, bounds=bounds, method="highs")
     if found.x is None:
-        return found.status, None, 0.0, None
-    return found.status, np.asarray(found.x), float(found.fun), np.asarray(found.ineqlin.marginals)
+        return found.status, None, 0.0, None, None
+    marginals, reduced = np.asarray(found.ineqlin.marginals), np.asarray(found.lower.marginals)
+    return found.status, np.asarray(found.x), float(found.fun), marginals, reduced
+
+
+def _solved_integer(
+    cost: Any, at_most: Any, most: Any, equal: Any, sums: Any, bounds: Any,
+    whole: Any, gap: float, nodes: int, seconds: float,
+) -> _Answer:  # fmt: skip
+    """(why it ended, x, bound, None, None) of a program with whole numbers."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    kept = [LinearConstraint(at_most, -np.inf, most)]
+    if equal is not None:
+        kept.append(LinearConstraint(equal, sums, sums))
+    low, high = bounds
+    found = milp(
+        cost, integrality=np.asarray(whole, np.uint8), constraints=kept,
+        bounds=Bounds(low, np.inf if high is None else high),
+        options={"mip_rel_gap": gap, "node_limit": nodes, "time_limit": seconds},
+    )  # fmt: skip
+    ended = {0: "best", 1: "seconds", 2: "none"}.get(found.status, "failed")
+    if ended == "failed" and "limit reached" in found.message:  # scipy has no status for the limit of nodes
+        ended = "nodes"
+    bound = found.mip_dual_bound
+    x = None if found.x is None else np.asarray(found.x)
+    return ended, x, float("-inf" if bound is None else bound), None, None
 
 
 def _send(pipe: BinaryIO | Any, message: Any) -> None:

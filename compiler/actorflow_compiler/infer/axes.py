@@ -31,6 +31,8 @@ from actorflow_compiler.infer.problem import InnerCost, LayoutItem, Problem, Req
 from actorflow_compiler.infer.reports import AxisReport
 from actorflow_compiler.signatures import OpCall, Signature, local_op
 
+UNEVEN = 1 / 64  # the share of a dim that it may lack to be even, as a vocabulary of 50,257 lacks 3 for 4 devices
+
 
 @dataclass(frozen=True, slots=True)
 class GraphLayouts:
@@ -145,7 +147,7 @@ class _Inference:
         if mode in WHOLE_VARIABLES:
             return (B,)
         shape, parts = self.shapes[value].shape, where.axes[axis]
-        cuts = [Split(d) for d, n in enumerate(shape) if n % even_shares(parts) == 0 and n]
+        cuts = [Split(d) for d, n in enumerate(shape) if n and -n % even_shares(parts) <= n * UNEVEN]
         cuts = cuts or [Split(d) for d, n in enumerate(shape) if n > device_count(parts)]
         if mode == ParallelMode.TENSOR and cuts and len(shape) > 1:
             return tuple(cuts)

@@ -1,19 +1,32 @@
 """Choose the layouts along one mesh axis: search from several starts, within the memory budget.
 
 The search begins from templates (data parallel, ZeRO, tensor parallel) and from the solver's relaxation,
-and keeps the best that fits the budget.  Memory has a price, which rises until the budget holds.
+and keeps the best that fits the budget.  Memory has a price, which rises until the budget holds.  Where the best stays
+above the relaxation's bound, the integer program is solved, and is a further start.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.linear_program import Ended
 from actorflow_compiler.core.sbp import B, Split, show
 from actorflow_compiler.hints.goal import WHOLE_VARIABLES, Goal, ParallelMode
 from actorflow_compiler.infer.problem import LayoutItem, Problem
-from actorflow_compiler.infer.relax import RelaxedSolution, relax
+from actorflow_compiler.infer.relax import (
+    GAP,
+    LARGEST,
+    LARGEST_INTEGER,
+    LIMITS,
+    IntegerChoice,
+    RelaxedSolution,
+    decide,
+    dive,
+    relax,
+)
 from actorflow_compiler.infer.repeated_blocks import group_repeated
 from actorflow_compiler.infer.reports import Alternative, AxisReport, Explanation, MemoryUse, size_text
 from actorflow_compiler.infer.search import Search, SearchStart
@@ -21,6 +34,8 @@ from actorflow_compiler.infer.search import Search, SearchStart
 CHEAPEST = 1e-11  # s for each byte held: the lowest initial price of memory
 DEAREST = 1e-5  # s for each byte held: a higher price saves no more memory
 STEP = 4.0  # factor by which the price rises
+ASTRAY, WORTH = 0.5, 1e-3  # share of all seconds, and seconds, of boxing that data parallelism does not need
+INTEGER = "integer program"  # the name of that start
 BELOW = 3  # the search begins this many steps below the solver's price
 
 
@@ -30,6 +45,36 @@ def choose(problem: Problem, goal: Goal, rest: int, explain: str | None) -> tupl
     Raises LayoutError if no choice fits the memory budget.
     """
     return _AxisChoice(problem, goal, rest).run(explain)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A lower bound of all choices of tied items."""
+
+    seconds: float | None  # None: not known
+    note: str = ""  # why a gap remains
+
+
+def closed(bound: float | None, seconds: float) -> bool:
+    """Whether a choice is as near to the bound as it needs to be."""
+    return bound is not None and bound >= seconds * (1 - GAP)
+
+
+def bound_of(integer: IntegerChoice, seconds: float) -> Bound:
+    """The bound that the integer program gives for a choice that costs ``seconds``, and why it is not closer."""
+    program = f"an integer program of {integer.variables:,} variables"
+    why = {
+        Ended.NODES: f"{LIMITS.nodes:,} branches of {program} did not close it",
+        Ended.SECONDS: f"{program} was given up after {LIMITS.seconds:.0f} s",
+        Ended.FAILED: f"{program} could not be solved",
+        None: f"{program} is larger than those of {LARGEST_INTEGER:,} that are solved",
+    }
+    return Bound(integer.bound, "" if closed(integer.bound, seconds) else why.get(integer.ended, ""))
+
+
+def unsolved(relaxed: RelaxedSolution) -> Bound:
+    """No bound, as the program is too large."""
+    return Bound(None, f"the program has {relaxed.variables:,} variables, more than the {LARGEST:,} that are solved")
 
 
 class _AxisChoice:
@@ -42,20 +87,76 @@ class _AxisChoice:
         self.classes = group_repeated(names, producers)
 
     def run(self, explain: str | None) -> tuple[list[int], AxisReport]:
-        open_to_choice = self.p.mode not in WHOLE_VARIABLES or self.budget is not None
-        solved = relax(self.p, self.classes, None) if open_to_choice else None
-        found = self.run_searches(0.0, solved)
+        found = self.run_searches(0.0)
+        bound = Bound(None)
+        if self.p.mode not in WHOLE_VARIABLES or self.budget is not None or self.astray(found[0][1]):
+            found, bound = self.with_solver(found)
         start, best = min(found, key=lambda f: self.seconds(f[1]))
         if not self.fits(best):
-            solved = relax(self.p, self.classes, self.budget)
-            start, best = self.within_budget(found, best, solved)
+            start, best, bound = self.within_budget(found, best)
         report = AxisReport(
             self.p.axis, self.p.mode, start, len(self.p.items), len(self.classes), self.seconds(best),
-            min(solved.bound, self.seconds(best)) if solved and solved.bound is not None else None,
+            None if bound.seconds is None else min(bound.seconds, self.seconds(best)), bound.note,
             max(best.held().values(), key=lambda h: h.peak, default=MemoryUse(0.0, 0.0, 0.0)),
             tuple(self.explanations(best, explain)) if explain is not None else (),
         )  # fmt: skip
         return best.choice, report
+
+    def astray(self, search: Search) -> bool:
+        """Whether a data parallel choice moves so much beside gradients that the solver may well save its own time."""
+        boxed = sum(
+            self.p.edge(v, search.have[v], need)
+            for v, needs in search.needs.items()
+            for need in needs
+            if v in search.have and not self.p.needs[need][2]
+        )
+        return (
+            self.p.mode == ParallelMode.DATA
+            and not self.p.mirrored
+            and boxed > max(WORTH, ASTRAY * self.seconds(search))
+        )
+
+    def with_solver(self, found: list[tuple[str, Search]]) -> tuple[list[tuple[str, Search]], Bound]:
+        """Search from the relaxation's solution as well, and from the integer program's where a gap remains."""
+        least = min(self.seconds(s) for _, s in found)
+        solved = relax(self.p, self.classes, None, least, least)
+        if solved is None:  # nothing is cheaper
+            return found, Bound(least)
+        if solved.bound is None:
+            return found, unsolved(solved)
+        found = [*found, self.from_mixture(solved.shares)]
+        least = min(self.seconds(s) for _, s in found)
+        if not closed(solved.bound, least) and (mixture := dive(solved, None, least)):
+            found = [*found, self.from_mixture(mixture)]
+            least = min(least, self.seconds(found[-1][1]))
+        if closed(solved.bound, least):
+            return found, Bound(solved.bound)
+        integer = decide(solved, None, least)
+        if integer.options:
+            found = [*found, (INTEGER, self.of_classes(integer.options))]
+            found[-1][1].settle()
+            least = min(least, self.seconds(found[-1][1]))
+        return found, bound_of(integer, least)
+
+    def from_mixture(self, shares: Sequence[Sequence[float]]) -> tuple[str, Search]:
+        """The search from the choice nearest to a mixture of options."""
+        search = self.rounded(shares)
+        search.settle()
+        return "solver", search
+
+    def rounded(self, shares: Sequence[Sequence[float]]) -> Search:
+        """The choice nearest to a mixture of options, class by class."""
+        search = Search(self.p, self.classes)
+        search.round(shares)
+        return search
+
+    def of_classes(self, options: Sequence[int]) -> Search:
+        """The choice that gives all items of a class the same option."""
+        search = Search(self.p, self.classes)
+        for members, option in zip(self.classes, options, strict=True):
+            for i in members:
+                search.put(i, option)
+        return search
 
     def starts(self) -> Iterator[SearchStart]:
         """The templates of a mode."""
@@ -90,7 +191,7 @@ class _AxisChoice:
         return found[0] if found else 0
 
     def run_searches(
-        self, price: float, solved: RelaxedSolution | None, warm: Search | None = None
+        self, price: float, solved: RelaxedSolution | None = None, warm: Search | None = None
     ) -> list[tuple[str, Search]]:
         """Search from all starts, at a price for each byte held; returns (name of the start, search) for each."""
         searches: list[tuple[str, Search]] = []
@@ -99,8 +200,8 @@ class _AxisChoice:
             search.walk(start)
             searches.append((start.name, search))
         if solved is not None and solved.shares:
-            search = Search(self.p, self.classes, price)
-            search.round(solved.shares)
+            search = self.rounded(solved.shares)
+            search.byte_price = price
             searches.append(("solver", search))
         if warm is not None:
             search = Search(self.p, self.classes, price)
@@ -111,24 +212,58 @@ class _AxisChoice:
             search.settle()
         return searches
 
-    def within_budget(
-        self, found: list[tuple[str, Search]], free: Search, solved: RelaxedSolution | None
-    ) -> tuple[str, Search]:
-        """The cheapest choice that fits the budget; the price of memory rises until it exceeds the solver's."""
+    def within_budget(self, found: list[tuple[str, Search]], free: Search) -> tuple[str, Search, Bound]:
+        """The cheapest choice that fits the budget.
+
+        The relaxation's solution is taken where it fits and is near the bound.  Else the price of memory rises until it
+        exceeds the solver's, and the integer program closes what gap remains.
+        """
+        solved = relax(self.p, self.classes, self.budget, self.seconds(free))
         if solved is None:
             tried = self.run_searches(DEAREST, None, free)
-            least = min((s for _, s in tried), key=lambda s: max(h.peak for h in s.held().values()))
-            raise LayoutError(self.refusal(least))
+            raise LayoutError(self.refusal(self.smallest(tried)))
+        if solved.bound is not None:
+            found = [*found, ("solver", self.rounded(solved.shares))]
+        name, best = self.cheapest(found)
+        if best is not None and closed(solved.bound, self.seconds(best)):
+            return name, best, Bound(solved.bound)
         price = max(solved.byte_price / STEP**BELOW, CHEAPEST)
-        while price < solved.byte_price * STEP or not any(self.fits(s) for _, s in found):
-            if price > DEAREST:
-                least = min((s for _, s in found), key=lambda s: max(h.peak for h in s.held().values()))
-                raise LayoutError(self.refusal(least))
+        while price <= DEAREST and (price < solved.byte_price * STEP or not any(self.fits(s) for _, s in found)):
             found = found + self.run_searches(price, solved, free)
             price *= STEP
-        name, best = min(((n, s) for n, s in found if self.fits(s)), key=lambda f: self.seconds(f[1]))
+        name, best = self.cheapest(found)
+        if solved.bound is None:
+            if best is None:
+                raise LayoutError(self.refusal(self.smallest(found)))
+            return name, best, unsolved(solved)
+        least = float("inf") if best is None else self.seconds(best)
+        if best is not None and closed(solved.bound, least):
+            return name, best, Bound(solved.bound)
+        if shares := dive(solved, self.budget, least):
+            found = [*found, ("solver", self.rounded(shares))]
+            name, best = self.cheapest(found)
+            least = float("inf") if best is None else self.seconds(best)
+            if best is not None and closed(solved.bound, least):
+                return name, best, Bound(solved.bound)
+        integer = decide(solved, self.budget, least)
+        if integer.options:
+            name, best = self.cheapest([*found, (INTEGER, self.of_classes(integer.options))])
+        if best is None:
+            raise LayoutError(self.refusal(self.smallest(found)))
+        return name, best, bound_of(integer, self.seconds(best))
+
+    def cheapest(self, found: list[tuple[str, Search]]) -> tuple[str, Search | None]:
+        """The cheapest choice that fits the budget, improved while it does; None if none fits."""
+        fitting = [(name, search) for name, search in found if self.fits(search)]
+        if not fitting:
+            return "", None
+        name, best = min(fitting, key=lambda f: self.seconds(f[1]))
         best.polish(self.fits)
         return name, best
+
+    def smallest(self, found: list[tuple[str, Search]]) -> Search:
+        """The choice that needs the least memory."""
+        return min((s for _, s in found), key=lambda s: max(h.peak for h in s.held().values()))
 
     def fits(self, search: Search) -> bool:
         """Whether every device holds no more than the budget."""

@@ -12,6 +12,7 @@ from actorflow_compiler.plan.region import coordinates
 LOCAL = 1e-7  # s for a change of layout without communication
 REDUNDANT = 1e-6  # s for each redundant floating-point operation: far above its real cost, so that it is a last resort
 BYTE_HELD = 1e-14  # s for each byte held of a copy instead of a part; only breaks ties
+BLOCKS = 1e-7  # s for a layout in blocks or units, whose parts are copied in more pieces; only breaks ties
 FREE_KINDS = frozenset(  # every rank has all of these
     {InputKind.BATCH, InputKind.ARGUMENT, InputKind.CONSTANT, InputKind.SCALAR, InputKind.PIECE}
 )

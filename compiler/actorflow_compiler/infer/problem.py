@@ -20,7 +20,7 @@ from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
 from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.infer.expert_axis import NO_EXPERTS, ExpertProducts
-from actorflow_compiler.infer.prices import BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
+from actorflow_compiler.infer.prices import BLOCKS, BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
 from actorflow_compiler.infer.sequence_axis import SequenceOptions, along_sequence
 from actorflow_compiler.signatures import OpCall, Signature, signatures
 
@@ -218,7 +218,7 @@ class Problem:
             updated = (new[value],) if value in new else ()
             options = tuple(Signature((s,) * len(updated), (s,), None) for s in layouts)
             kind: Hashable = ("variable", self.metas[value], layouts)
-            where, costs = self.placement[value], (0.0,) * len(options)
+            where, costs = self.placement[value], tuple(_in_blocks(s) * BLOCKS for s in options)
             number = numbers.setdefault(kind, len(numbers))
             item = LayoutItem(names[value], number, where, Phase.OPTIMIZER, updated, (value,), options, costs, -1)
             self.items.append(item)
@@ -311,7 +311,7 @@ class Problem:
         if count == 1:
             return 0.0
         held = sum(m.nbytes for m, layout in zip(call.outs, s.outs, strict=True) if m and not isinstance(layout, Split))
-        total = held * BYTE_HELD
+        total = held * BYTE_HELD + _in_blocks(s) * BLOCKS
         if s.inner and self.inner_cost is not None:
             moved, times = self.inner_cost(call, s, parts)
             prices = self.prices(where, where)
@@ -374,6 +374,11 @@ class Problem:
                 size *= (stop - start) / max(1, along)
             found = self._bytes[key] = size
         return found
+
+
+def _in_blocks(s: Signature) -> int:
+    """How many outputs of a signature are cut in more than one piece for each device."""
+    return sum(isinstance(layout, Split) and (layout.blocks > 1 or layout.unit > 1) for layout in s.outs)
 
 
 def _rounds_sums(call: OpCall, signature: Signature) -> bool:

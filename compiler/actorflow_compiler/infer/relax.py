@@ -1,26 +1,32 @@
-"""Solve the linear relaxation of a layout problem: the best mixture of choices, and a lower bound of every choice.
+"""Solve a layout problem as a linear program, which gives a lower bound of every choice, and with whole numbers.
 
-There is one choice for each class of repeated items, and for each value the layouts that it is boxed to.  This is
-facility location: a layout is paid for once, however many readers need it.  The linear relaxation is tight where
-values have one reader; a greedy walk and local improvement decide the rest.
+The linear relaxation is solved first; mostly its solution is a choice already.  Where the search stays above its bound,
+the same program is solved with whole numbers: of the options and boxings that may be part of a cheaper choice, which
+by the relaxation's reduced costs are few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from actorflow_compiler.core.hardware import CPU_CORE
-from actorflow_compiler.core.linear_program import LinearProgram, SparseMatrix, expect_programs, solve
-from actorflow_compiler.core.ops import Phase
-from actorflow_compiler.core.sbp import B
-from actorflow_compiler.infer.prices import prices_of
+from actorflow_compiler.core.linear_program import Ended, IntegerLimits, expect_programs, solve, solve_integer
+from actorflow_compiler.infer.layout_program import LayoutProgram
 from actorflow_compiler.infer.problem import Problem
 
-Row = Mapping[int, float]
-LARGEST = 40_000  # variables
+LARGEST = 100_000  # variables
+LARGEST_INTEGER = 12_000  # variables that may be part of a cheaper choice
+GAP = 0.01  # of the cost: a choice that is no further from the bound is good enough
+LIMITS = IntegerLimits(gap=GAP / 10, nodes=500, seconds=60.0)
+DIVES = 12  # most classes that a dive decides
+WHOLE = 0.999  # shares from here on are 1
+COST = 1e3  # of the best choice in the solver's units, so that its tolerances mean the same for all models and hardware
+LEAST = 1e-9  # s: costs below it are scaled as if they were that much
+ROUNDING = 1e-9  # share of a cost that sums may differ by
+FREE = 1e-6  # share of the budget that whole numbers leave free, so that the solver's tolerance does not exceed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,161 +36,113 @@ class RelaxedSolution:
     shares: tuple[tuple[float, ...], ...]  # class by class, of each option in the best mixture; () if not solved
     bound: float | None  # s; no choice of tied items costs less
     byte_price: float  # dual price of the budget: s saved for each further byte
+    variables: int  # of the program
+    program: LayoutProgram | None = field(default=None, repr=False, compare=False)
+    reduced: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)  # [variables], s
 
 
-def relax(problem: Problem, classes: Sequence[Sequence[int]], budget: float | None) -> RelaxedSolution | None:
+@dataclass(frozen=True, slots=True)
+class IntegerChoice:
+    """What the integer program has found."""
+
+    options: tuple[int, ...]  # class by class; () if there is none that is cheaper
+    bound: float  # s; no choice of tied items costs less
+    ended: Ended | None  # None: too large to begin
+    variables: int  # of the program
+
+
+def relax(
+    problem: Problem, classes: Sequence[Sequence[int]], budget: float | None, about: float, best: float | None = None
+) -> RelaxedSolution | None:
     """Solve the relaxation with HiGHS; ``budget`` is in bytes for each device.  None: nothing fits the budget.
 
+    ``about``: s that a choice may cost.  ``best``: s of a choice that is known and fits.  What costs more is left out,
+    and None says that nothing is cheaper.
     A program of more than ``LARGEST`` variables is not solved, because that would take minutes.
     """
     expect_programs()
-    program = _Program(problem, classes)
-    return RelaxedSolution((), None, 0.0) if len(program.cost) > LARGEST else program.solve(budget)
+    program = LayoutProgram(problem, classes)
+    cost = np.array(program.cost)
+    if len(cost) > LARGEST:
+        return RelaxedSolution((), None, 0.0, len(cost))
+    kept = cost <= np.inf if best is None else cost <= best * (1 + ROUNDING)
+    scale = COST / max(about, LEAST)
+    found = solve(program.linear(kept, scale, budget))
+    if found is None:
+        return None
+    price = 0.0
+    if budget is not None:
+        price = float(-found.marginals[len(program.least) :].sum()) / budget / scale
+    x, reduced = np.zeros(len(cost)), np.full(len(cost), np.inf)
+    x[kept], reduced[kept] = found.x, np.maximum(found.reduced, 0.0) / scale
+    shares = tuple(tuple(x[options].tolist()) for options in program.x)
+    return RelaxedSolution(shares, found.cost / scale, price, len(cost), program, reduced)
 
 
-class _Program:
-    def __init__(self, problem: Problem, classes: Sequence[Sequence[int]]) -> None:
-        self.p, self.classes = problem, classes
-        self.cost: list[float] = []
-        self.equal: list[Row] = []  # sums that are 1
-        self.least: list[tuple[Row, float]] = []  # sums that are at least a number
-        self.class_of = {i: c for c, members in enumerate(classes) for i in members}
-        self.memory: dict[tuple[object, str], dict[int, float]] = {}
-        self.x = [self.options(members) for members in classes]
-        for group, weight in self.groups():
-            self.value(group, weight)
+def dive(relaxed: RelaxedSolution, budget: float | None, best: float) -> tuple[tuple[float, ...], ...]:
+    """Decide one class that the relaxation mixes, solve it again, and so on; () if that leads to nothing cheaper.
 
-    def variable(self, cost: float) -> int:
-        self.cost.append(cost)
-        return len(self.cost) - 1
+    Classes are taken in order of how much hangs on them.  Returned are the last shares.
 
-    def options(self, members: Sequence[int]) -> list[int]:
-        """Add a variable for the share of each option; the shares sum to 1."""
-        own = self.p.items[members[0]].own
-        x = [self.variable(len(members) * c) for c in own]
-        self.equal.append(dict.fromkeys(x, 1.0))
-        return x
-
-    def groups(self) -> list[tuple[int, int]]:
-        """Groups of values that the same classes make and read in the same way: (one of them, their number)."""
-        reads: dict[int, list[tuple[int, int]]] = {}
-        for i, item in enumerate(self.p.items):
-            for j, v in enumerate(item.reads):
-                reads.setdefault(v, []).append((self.class_of[i], j))
-        targets = {t.value for t in self.p.targets}
-        found: dict[object, list[int]] = {}
-        for v in self.p.placement:
-            made = self.p.producer.get(v)
-            if made is None and v not in self.p.free:
-                continue
-            maker = (v,) if made is None or v in targets else (self.class_of[made], self.p.items[made].outs.index(v))
-            found.setdefault((maker, self.p.metas[v], tuple(sorted(reads.get(v, ())))), []).append(v)
-        return [(values[0], len(values)) for values in found.values()]
-
-    def value(self, v: int, weight: int) -> None:
-        """Add the boxing of a value from the layouts it is made in to those needed, and its memory."""
-        haves = self.made_in(v)
-        needs = self.readers_of(v, self.p.wants)
-        always = {self.p.target_need(t) for t in self.p.targets if t.value == v}
-        for need in always | needs.keys():
-            self.edges(v, weight, haves, need, needs.get(need, []), need in always)
-        self.add_memory(v, weight, haves)
-
-    def made_in(self, v: int) -> dict[int, dict[int, float]]:
-        """The layouts that a value is made in, each with the options that make it so; B for what no item makes."""
-        made = self.p.producer.get(v)
-        if made is None:
-            return {self.p.layout_id(B): {}}
-        out = self.p.items[made].outs.index(v)
-        found: dict[int, dict[int, float]] = {}
-        for x, layouts in zip(self.x[self.class_of[made]], self.p.makes[made], strict=True):
-            found.setdefault(layouts[out], {})[x] = 1.0
-        return found
-
-    def readers_of(
-        self, v: int, listed: Sequence[Sequence[Sequence[tuple[int, int]]]]
-    ) -> dict[int, list[dict[int, float]]]:
-        """What readers need or keep of a value; for each class of readers, the options that need or keep it.
-
-        ``listed`` has pairs (value, what is needed or kept of it), for each item and each of its options.
-        """
-        reader_of_class: dict[int, int] = {}
-        for reader in self.p.readers.get(v, ()):
-            reader_of_class.setdefault(self.class_of[reader], reader)
-        found: dict[int, list[dict[int, float]]] = {}
-        for c, reader in sorted(reader_of_class.items()):
-            rows: dict[int, dict[int, float]] = {}
-            for x, pairs in zip(self.x[c], listed[reader], strict=True):
-                for value, what in pairs:
-                    if value == v:
-                        rows.setdefault(what, {})[x] = 1.0
-            for what, row in rows.items():
-                found.setdefault(what, []).append(row)
-        return found
-
-    def edges(
-        self, v: int, weight: int, haves: dict[int, dict[int, float]], need: int,
-        readers: list[dict[int, float]], always: bool,
-    ) -> None:  # fmt: skip
-        """Add edges: a need that some reader has must be met from a layout that the value has."""
-        prices = {have: weight * self.p.edge(v, have, need) for have in haves}
-        if not any(prices.values()):
-            return
-        z = {have: self.variable(price) for have, price in prices.items()}
-        for have, xs in haves.items():
-            if xs:
-                self.least.append(({z[have]: -1.0, **xs}, 0.0))
-        if always:
-            self.least.append((dict.fromkeys(z.values(), 1.0), 1.0))
-        for xs in readers:
-            self.least.append(({**dict.fromkeys(z.values(), 1.0), **{x: -c for x, c in xs.items()}}, 0.0))
-
-    def add_memory(self, v: int, weight: int, haves: dict[int, dict[int, float]]) -> None:
-        """Add the memory of a value: as a variable, and where readers keep it."""
-        p, where = self.p, self.p.placement[v]
-        if v in p.variables:
-            memory = self.memory.setdefault((where, "variables"), {})
-            for layout, xs in haves.items():
-                for x in xs:
-                    memory[x] = memory.get(x, 0.0) + weight * p.held_bytes(v, layout)
-        kind = "activations" if p.phase.get(v) == Phase.FORWARD else "gradients"
-        for layout, readers in self.readers_of(v, p.kept).items():
-            held = self.variable(0.0)
-            for xs in readers:
-                self.least.append(({held: 1.0, **{x: -c for x, c in xs.items()}}, 0.0))
-            self.memory.setdefault((where, kind), {})[held] = weight * p.held_bytes(v, layout)
-
-    def solve(self, budget: float | None) -> RelaxedSolution | None:
-        least = list(self.least)
-        if budget is not None:
-            for where in {where for where, _ in self.memory}:
-                for kind in ("activations", "gradients"):
-                    row = {**self.memory.get((where, "variables"), {}), **self.memory.get((where, kind), {})}
-                    # in units of the budget, so that the solver's tolerances mean the same for all models
-                    least.append(({x: -c / budget for x, c in row.items()}, -1.0))
-        # as if the latency were a CPU core's, so that the solver's tolerances mean the same for all hardware
-        scale = CPU_CORE.latency_s / prices_of(self.p.hardware.slowest).latency
-        found = solve(
-            LinearProgram(
-                np.array(self.cost) * scale,
-                self.matrix([row for row, _ in least], -1.0),
-                -np.array([low for _, low in least]),
-                (0, 1),
-                self.matrix(self.equal),
-                np.ones(len(self.equal)),
-            )
-        )
+    ``best`` is in s, inf if no choice is known.
+    """
+    program, kept, scale = relaxed.program, _cheaper(relaxed, best), _scale(relaxed, best)
+    assert program is not None
+    shares: tuple[tuple[float, ...], ...] = ()
+    for _ in range(DIVES):
+        last = shares or relaxed.shares
+        mixed = [c for c, mixture in enumerate(last) if max(mixture) < WHOLE]
+        if not mixed:
+            break
+        first = min(mixed, key=program.rank)
+        most = max(range(len(last[first])), key=last[first].__getitem__)
+        kept[[x for option, x in enumerate(program.x[first]) if option != most]] = False
+        found = solve(program.linear(kept, scale, budget))
         if found is None:
-            return None
-        price = 0.0
-        if budget is not None:
-            price = float(-found.marginals[len(self.least) :].sum()) / budget / scale
-        return RelaxedSolution(tuple(tuple(found.x[x].tolist()) for x in self.x), found.cost / scale, price)
+            return ()
+        values = np.zeros(len(kept))
+        values[kept] = found.x
+        shares = tuple(tuple(values[x].tolist()) for x in program.x)
+    return shares
 
-    def matrix(self, rows: Sequence[Row], factor: float = 1.0) -> SparseMatrix:
-        """The rows, times ``factor``."""
-        at = [i for i, row in enumerate(rows) for _ in row]
-        columns = [x for row in rows for x in row]
-        values = [factor * c for row in rows for c in row.values()]
-        shape = len(rows), len(self.cost)
-        return SparseMatrix(np.array(values, float), np.array(at, np.int64), np.array(columns, np.int64), shape)
+
+def _scale(relaxed: RelaxedSolution, best: float) -> float:
+    """The solver's units in a second, for choices that cost about ``best``."""
+    return COST / max(best if np.isfinite(best) else relaxed.bound or 0.0, LEAST)
+
+
+def _cheaper(relaxed: RelaxedSolution, best: float) -> NDArray[np.bool_]:
+    """The variables that may be more than 0 in a choice that costs less than ``best``, by their reduced costs."""
+    assert relaxed.reduced is not None
+    assert relaxed.bound is not None
+    cheaper: NDArray[np.bool_] = np.isfinite(relaxed.reduced)
+    cheaper &= relaxed.bound + relaxed.reduced <= best * (1 + ROUNDING)
+    return cheaper
+
+
+def decide(relaxed: RelaxedSolution, budget: float | None, best: float) -> IntegerChoice:
+    """Look for a choice of tied items that costs less than ``best`` (s; inf if none is known), with whole numbers.
+
+    ``relaxed`` is solved, under the same budget.
+    """
+    program, low, kept = relaxed.program, relaxed.bound, _cheaper(relaxed, best)
+    assert program is not None
+    assert low is not None
+    nothing = IntegerChoice((), best, Ended.NONE, int(kept.sum()))
+    if not all(kept[x].any() for x in program.x):
+        return nothing
+    whole = np.zeros(len(kept), bool)
+    for x in program.x:
+        whole[x] = True
+    if kept.sum() > LARGEST_INTEGER:
+        return IntegerChoice((), low, None, int(kept.sum()))
+    scale = _scale(relaxed, best)
+    found = solve_integer(program.linear(kept, scale, budget, FREE), whole[kept], LIMITS)
+    if found.ended == Ended.NONE:
+        return nothing
+    bound = min(max(low, found.bound / scale), best)
+    if found.x is None:
+        return IntegerChoice((), bound if found.ended != Ended.SECONDS else low, found.ended, int(kept.sum()))
+    shares = np.zeros(len(kept))
+    shares[kept] = found.x
+    return IntegerChoice(tuple(int(shares[x].argmax()) for x in program.x), bound, found.ended, int(kept.sum()))

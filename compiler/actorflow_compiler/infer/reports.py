@@ -57,6 +57,7 @@ class AxisReport:
     classes: int  # of items that are repetitions of each other
     seconds: float  # estimated, of communication and redundant work in an iteration
     bound: float | None  # s; no choice costs less.  None if the solver was not used
+    unclosed: str  # why the gap to the bound is not closed, or why there is no bound; "" if there is nothing to say
     held: MemoryUse  # of the device that holds the most
     explanations: tuple[Explanation, ...] = ()
 
@@ -67,7 +68,10 @@ def report_lines(reports: Sequence[AxisReport]) -> Iterator[str]:
         gap = ""
         if r.bound is not None:
             share = 1 - r.bound / r.seconds if r.seconds else 0.0
-            gap = f"; no layout of repeated blocks needs less than {time_text(r.bound)} (gap {share:.1%})"
+            why = f": {r.unclosed}" if r.unclosed else ""
+            gap = f"; no layout of repeated blocks needs less than {time_text(r.bound)} (gap {share:.1%}{why})"
+        elif r.unclosed:
+            gap = f"; no bound is known: {r.unclosed}"
         yield (
             f"layouts of mesh axis {r.axis}, {r.mode}: about {time_text(r.seconds)} of communication and repeated work "
             f"in an iteration, found from {r.start}{gap}; {r.items} ops and variables, {r.classes} of them different; "
