@@ -206,5 +206,5 @@ def test_a_model_without_stacked_experts_is_refused_with_what_was_looked_for(mak
 
 @pytest.mark.slow
 def test_fewer_experts_than_devices_are_refused() -> None:
-    with pytest.raises(LayoutError, match=r"over 5 devices; model\.up of shape \(4, 8, 16\) has 4 experts"):
+    with pytest.raises(LayoutError, match=r"over 5 devices; model\.up of shape \(4, 8, 32\) has 4 experts"):
         planned(MODELS["dense"][0], Layout(5, goal=goal_of("expert", None)))

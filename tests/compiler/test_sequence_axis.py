@@ -144,9 +144,14 @@ def test_a_sequence_that_is_the_first_dim_is_found_as_well(layout: str) -> None:
 def test_models_of_transformers_train_with_their_sequence_split(name: str, layout: str) -> None:
     from hf import FURTHER, PROMISED, exact  # which imports transformers
 
+    if name == "whisper" and "uneven" in layout:
+        pytest.skip("its tokens are shifted by ops that do not split what another axis has cut unevenly: refused")
     case, bound = exact(name, {**PROMISED, **FURTHER}[name](0.0))
-    norms_in_float32 = "tensor" in layout or name == "mixtral"
-    assert check(case, layout, 1e-4 if norms_in_float32 else bound).summary.redundant_flops < 0.05
+    if name == "mixtral":  # in float32, and AdamW's first steps go by the signs of gradients
+        bound = 1e-3
+    elif "tensor" in layout:  # norms are in float32 all the same
+        bound = 1e-4
+    assert check(case, layout, bound).summary.redundant_flops < 0.05
 
 
 @pytest.mark.parametrize("rows", [((0, 4),), ((3, 4),), ((9, 2),), ((1, 2), (6, 3))], ids=str)

@@ -204,7 +204,8 @@ class Problem:
         found, natural = self._options(calls, reads, ragged, variables)
         parts = max(map(self.size, {n.placement for n in self.graph.nodes if n.placement is not None}), default=1)
         if self.mode == ParallelMode.SEQUENCE and parts > 1 and not self.mirrored:
-            self.along = along_sequence(self.graph, calls, reads, self.metas, found, self.weights, parts)
+            uneven = any(ragged)
+            self.along = along_sequence(self.graph, calls, reads, self.metas, found, self.weights, parts, uneven)
             found = [of.options for of in self.along]
         if self.experts.grouped and not self.mirrored:
             found = [

@@ -14,7 +14,7 @@ from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.op_call import argument
 from actorflow_compiler.core.ops import Meta, Phase
 from actorflow_compiler.core.sbp import Sbp, Split
-from actorflow_compiler.graph.graph import Graph, InputKind
+from actorflow_compiler.graph.graph import CALL_INPUTS, Graph, InputKind
 from actorflow_compiler.signatures import OpCall, Signature
 
 Dims = frozenset[tuple[str, int]]  # (input of the batch, dim)
@@ -28,7 +28,7 @@ HEADS: Dims = frozenset({("", 0)})  # stands for the heads of attention, which a
 PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default"})  # of weights, also those that make their gradients
 SAME_DIMS = frozenset({  # the dims of their outputs are those of their operands, also where they cannot be split
     "aten.slice.Tensor", "aten.slice_backward.default", "aten.constant_pad_nd.default", "aten.cat.default",
-    "aten.flip.default", "aten.roll.default",
+    "aten.flip.default", "aten.roll.default", "aten.slice_scatter.default", "aten.select_scatter.default",
 })  # fmt: skip
 POSITIONS = 2  # the dim of attention's queries and keys that is the sequence
 
@@ -52,15 +52,16 @@ class SequenceOptions:
 
 def along_sequence(
     graph: Graph, calls: Sequence[OpCall], reads: Sequence[tuple[int, ...]], metas: Mapping[int, Meta],
-    options: Options, weights: Iterable[int], parts: int,
+    options: Options, weights: Iterable[int], parts: int, ragged: bool = False,
 ) -> list[SequenceOptions]:  # fmt: skip
     """The options of every op, without those that split something else where the sequence can be split.
 
     What attention does may be split by heads, what depends on no sequence as it is cheapest, but never by samples.
-    Raises LayoutError if no tensor of the batch has a sequence of ``parts`` positions at least.
+    ``ragged`` is whether another axis has cut dims unevenly.  Raises LayoutError if no tensor of the batch has a
+    sequence of ``parts`` positions at least.
     """
     dims = _BatchDims(graph, calls, reads, metas, options)
-    _check(graph, metas, dims.sequence, parts)
+    _check(graph, metas, dims.sequence, parts, ragged)
     held = set(weights)
     dims.follow_heads(held)
     kept: list[SequenceOptions] = []
@@ -92,18 +93,19 @@ def _cuts(signature: Signature, values: Sequence[int]) -> list[Cut]:
     return [(v, layout) for v, layout in zip(values, layouts, strict=True) if v >= 0 and isinstance(layout, Split)]
 
 
-def _check(graph: Graph, metas: Mapping[int, Meta], sequence: Dims, parts: int) -> None:
+def _check(graph: Graph, metas: Mapping[int, Meta], sequence: Dims, parts: int, ragged: bool) -> None:
     """Raise LayoutError where there is no sequence, or none that is long enough."""
-    batch = [i for i in graph.inputs if i.kind == InputKind.BATCH]
+    batch = [i for i in graph.inputs if i.kind in CALL_INPUTS]
     value = {i.name: i.value for i in batch}
     longest = max((metas[value[name]].shape[d] for name, d in sequence), default=0)
     if longest >= parts:
         return
     shapes = ", ".join(f"{i.name} {metas[i.value].shape}" for i in batch)
+    again = " (what another axis has cut unevenly is not cut again)" if ragged else ""
     found = f"at most {longest} positions" if sequence else "no dim along which attention looks or tokens are looked up"
     raise LayoutError(
         f'parallel= asks for "sequence" over {parts} devices; {found} was found in the batch '
-        f"({shapes or 'no tensors'}), a dim of {parts} positions at least was expected. "
+        f"({shapes or 'no tensors'}), a dim of {parts} positions at least was expected{again}. "
         f'Use "data" or "tensor" for this axis, or fewer devices'
     )
 
@@ -116,7 +118,7 @@ class _BatchDims:
         options: Options,
     ) -> None:  # fmt: skip
         self.graph, self.calls, self.reads, self.metas, self.options = graph, calls, reads, metas, options
-        self.batch = [i for i in graph.inputs if i.kind == InputKind.BATCH]
+        self.batch = [i for i in graph.inputs if i.kind in CALL_INPUTS]
         self.known: dict[Cut, set[tuple[str, int]]] = {}
         self.at: dict[tuple[int, int], set[tuple[str, int]]] = {}  # likewise, of each dim of a value
         self.one: dict[tuple[str, int], tuple[str, int]] = {}  # dims that are the same: each leads to one of them
@@ -131,7 +133,8 @@ class _BatchDims:
         ]
         for n, values in zip(graph.nodes, reads, strict=True):
             for v in values if n.op in SAME_DIMS else ():
-                dims = range(len(metas[v].shape) if n.outs[0] >= 0 else 0)
+                rank = len(metas[v].shape)
+                dims = range(rank if n.outs[0] >= 0 and rank == len(metas[n.outs[0]].shape) else 0)
                 self.pairs.append([[(v, Split(d)), (n.outs[0], Split(d))] for d in dims])
         self._spread()
         self.sequence = self._sequences()
@@ -204,5 +207,6 @@ class _BatchDims:
         found: set[tuple[str, int]] = set()
         for i in self.batch:
             dims = [self._root((i.name, d)) for d in range(len(self.metas[i.value].shape))]
-            found.update(dims[:2] if dims and dims[0] in self.sequence else dims[:1])
+            if i.kind == InputKind.BATCH:  # others are shared by all samples: a mask, positions
+                found.update(dims[:2] if dims and dims[0] in self.sequence else dims[:1])
         return frozenset(found) - self.sequence
