@@ -58,8 +58,8 @@ class Hardware:
             return 1.0
         if rank >= len(self.speeds):
             raise HardwareError(
-                f"the hardware {self.name!r} has speeds of {len(self.speeds)} ranks, and rank {rank} takes part; one "
-                f"for each rank was expected: add to device.speeds, or use fewer devices"
+                f"the hardware {self.name!r} has speeds up to rank {len(self.speeds) - 1}, and rank {rank} takes part; "
+                f"one for each rank was expected: add to device.speeds, or use fewer devices"
             )
         return self.speeds[rank]
 
