@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Runs", "difference", "intersection", "length", "position", "selection", "union"]
+__all__ = ["Runs", "difference", "intersection", "length", "position", "positions", "selection", "union"]
 
 Runs = tuple[tuple[int, int], ...]
 """Half-open ranges of indices, ascending; two runs do not touch."""
@@ -71,6 +71,20 @@ def difference(a: Runs, b: Runs) -> Runs:
         if lo < stop:
             out.append((lo, stop))
     return tuple(out)
+
+
+def positions(runs: Runs, indices: Iterable[int]) -> list[int]:
+    """Where ascending indices are among those of some runs."""
+    found: list[int] = []
+    before = at = 0
+    for index in indices:
+        while at < len(runs) and runs[at][1] <= index:
+            before += runs[at][1] - runs[at][0]
+            at += 1
+        if at == len(runs) or index < runs[at][0]:
+            raise AssertionError(f"{index} is not in {runs}")
+        found.append(before + index - runs[at][0])
+    return found
 
 
 def position(runs: Runs, index: int) -> int:

@@ -459,7 +459,7 @@ class _Lowering:
         """A hop without collectives: cut parts at the sources, send them where need be, arrange them at the targets."""
         source, made_in, pieces = context.source, context.made_in, context.pieces
         gathered: dict[int, list[tuple[int, BoxCopy]]] = {}  # target rank → its parts as local values
-        cuts: dict[int, list[Step]] = {}  # source rank → the steps that cut parts
+        cuts: dict[int, dict[Box, Step]] = {}  # source rank → box of a part → the step that cuts it
         sends: list[tuple[int, int, list[int]]] = []  # (from rank, to rank, values there: part, received part, …)
         self.apart = self.apart or any(
             (to := hop.target.ranks[t]) not in self.listed and to != origin
@@ -485,10 +485,11 @@ class _Lowering:
                     sends.append((origin, to, [n for pair in moved for n in pair]))
         pre = made_in if hop.kind is HopKind.SEND or made_in[0] == Phase.SOURCE else context.when
         if cuts:
-            writes = tuple(o for steps in cuts.values() for s in steps for o in s.outs)
+            cut = {rank: tuple(steps.values()) for rank, steps in cuts.items()}
+            writes = tuple(o for steps in cut.values() for s in steps for o in s.outs)
             self.items.append(
                 ProgramItem(
-                    ItemKind.COMPUTE, pre[0], source, pieces, (value,), writes, {r: tuple(s) for r, s in cuts.items()},
+                    ItemKind.COMPUTE, pre[0], source, pieces, (value,), writes, cut,
                     stage=pre[1],
                 )
             )  # fmt: skip
@@ -528,18 +529,18 @@ class _Lowering:
         )  # fmt: skip
         return (Step("actorflow.arrange", args, (), (out,)),)
 
-    def cut(self, value: int, rank: int, part: BoxCopy, cuts: dict[int, list[Step]]) -> int:
+    def cut(self, value: int, rank: int, part: BoxCopy, cuts: dict[int, dict[Box, Step]]) -> int:
         """The local value that is a rectangle of another one; adds a step to ``cuts`` that cuts it if need be."""
         meta = self.metas[(value, rank)] if (value, rank) in self.metas else self.graph.metas[value]
         if part.source == Box((0,) * len(meta.shape), meta.shape):
             return value
         args = (Ref(value), part.source.start, part.source.size)
-        known = next((step.outs[0] for step in cuts.get(rank, ()) if step.args == args), None)
-        if known is not None:
-            return known
+        steps = cuts.setdefault(rank, {})
+        if part.source in steps:
+            return steps[part.source].outs[0]
         number = self.new((), self.names[value])
         self.metas[(number, rank)] = Meta(part.source.size, meta.dtype)
-        cuts.setdefault(rank, []).append(Step("actorflow.carve", args, (), (number,)))
+        steps[part.source] = Step("actorflow.carve", args, (), (number,))
         return number
 
 
