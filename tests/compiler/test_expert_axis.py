@@ -184,6 +184,7 @@ def test_a_plan_whose_rows_between_products_are_read_by_something_else_is_refuse
         planned(MODELS["biased, hidden rows looked at"][0], Layout(2, goal=goal_of("expert", None)))
 
 
+@pytest.mark.slow
 def test_hints_of_users_hold_beside_it() -> None:
     layout = Layout(
         4,
