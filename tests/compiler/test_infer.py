@@ -34,7 +34,7 @@ from actorflow_compiler.plan.plan import Plan
 from comms import communications
 from gpt import GPT
 from models import CASES, CONTEXT, Case
-from trained import Layout, plan_of
+from trained import Layout, differences, in_float64, plan_of, train_eagerly, train_planned
 
 BATCH = 64
 
@@ -147,6 +147,17 @@ def test_a_fused_projection_is_split_head_by_head() -> None:
 def test_a_vocabulary_that_does_not_divide_is_split_as_one_that_does() -> None:
     even, odd = (report_of(gpt_2(1, n), Layout(2, goal=goal_of("tensor", None))) for n in (VOCABULARY, VOCABULARY + 1))
     assert odd.seconds <= 1.01 * even.seconds
+
+
+@pytest.mark.parametrize("name", [pytest.param("odd vocabulary", marks=pytest.mark.slow), "lstm"])
+def test_what_is_found_trains_as_one_device(name: str) -> None:
+    case = in_float64(gpt_2(1, VOCABULARY + 1) if name == "odd vocabulary" else CASES[name])
+    losses, expected = train_eagerly(case, [8, 8], 1)
+    found, state, plan = train_planned(case, Layout(2, goal=goal_of("tensor", None)), [8, 8])
+    assert found == pytest.approx(losses, rel=1e-6)
+    worst = max(differences(state, expected).items(), key=lambda item: item[1])
+    assert worst[1] <= 1e-5, worst
+    assert plan.summary.redundant_flops < 0.05
 
 
 def test_data_parallelism_asks_the_solver_only_where_more_than_gradients_moves(monkeypatch: pytest.MonkeyPatch) -> None:
