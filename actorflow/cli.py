@@ -19,6 +19,7 @@ from actorflow.rendezvous.settings import Settings
 
 if TYPE_CHECKING:
     from actorflow_compiler.plan.plan import Plan
+    from actorflow_compiler.plan.shown_plan import ShownPlan
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -60,6 +61,12 @@ main.add_command(checkpoint)
     type=click.Path(exists=True, dir_okay=False, readable=True),
     help="TOML file that describes the devices the plan is for; see docs/hardware.md.  [default: this machine]",
 )
+@click.option(
+    "--auto",
+    is_flag=True,
+    help="Choose the mesh, pipeline stages, layouts, ZeRO and micro-batches of a job that does not say them, and "
+    "compare what is chosen with the next best.",
+)
 @click.option("--measure", is_flag=True, help="First measure what the plan's actors take on this machine, and keep it.")
 @click.option("--forecast", is_flag=True, help="Instead of the plan, what each rank will do: times, memory, order.")
 @click.option(
@@ -83,6 +90,7 @@ def plan(
     job: str,
     out: str | None,
     hardware: str | None,
+    auto: bool,
     measure: bool,
     forecast: bool,
     replicas: int,
@@ -115,25 +123,32 @@ def plan(
     from actorflow.commands import planned
     from actorflow_compiler.core.errors import ActorflowError
 
+    looked_at = "forecast" if forecast and out is None and explain is None and replicas == 1 else "plan"
+    if out is not None and out.endswith(".html"):
+        looked_at = "all"
     settings = Settings(
+        looked_at=looked_at,
         world=devices, devices=devices, pretend=True, plan_job=job, explain=explain, hardware=hardware or "",
-        measure=measure, device_type=DeviceType(device_type or ""),
+        measure=measure, auto=auto, device_type=DeviceType(device_type or ""),
     )  # fmt: skip
     made = _plan_of(script, arguments, settings)
     if explain is not None:
-        _explain(made, explain)
+        _explain(made.plan, explain)
         return
     try:
         if out is None or forecast:
             click.echo(planned.show(made, settings, forecast, replicas), nl=False)
         if out is not None:
-            planned.write(made, settings, out)
-            click.echo(f"plan written to {out}")
+            count = planned.write(made, settings, out)
+            beside = f", and {count - 1} others that it was compared with beside it" if count > 1 else ""
+            click.echo(f"plan written to {out}{beside}")
     except ActorflowError as e:
         raise click.ClickException(str(e)) from None
 
 
-def _plan_of(script: str, arguments: tuple[str, ...], settings: Settings) -> Plan:
+def _plan_of(
+    script: str, arguments: tuple[str, ...], settings: Settings
+) -> ShownPlan:
     """Run the script on a pretended cluster until its plan is ready; ends the process if the script fails."""
     from actorflow.control import cluster
     from actorflow.launch.entry import run_script
@@ -144,7 +159,7 @@ def _plan_of(script: str, arguments: tuple[str, ...], settings: Settings) -> Pla
     try:
         run_script(script, arguments)
     except PlanReady as ready:
-        return ready.plan
+        return ready.made
     except (Exception, SystemExit) as e:
         if isinstance(e, SystemExit) and e.code in (None, 0):
             raise click.ClickException(_no_plan(script, settings.plan_job)) from None

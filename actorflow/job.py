@@ -13,7 +13,7 @@ from actorflow.classic.config import FunctionConfig
 from actorflow.classic.job_body import ClassicJobBody
 from actorflow.live.observer import LiveObserver
 from actorflow.session.body import JobBody
-from actorflow.session.jobs import CompiledPlan, JobType
+from actorflow.session.jobs import CompiledPlan, JobOptions, JobType
 from actorflow.session.optimizer_steps import step_in_jobs
 from actorflow.session.plan_cache import PlanCache
 from actorflow.session.plan_keys import PlanKeys
@@ -41,7 +41,7 @@ class Job:
         function: Callable[..., Any],
         *,
         type: str = "train",
-        micro_batches: int = 1,
+        micro_batches: int | str | None = None,
         parallel: str | Mapping[str, int] | None = None,
         memory_budget: float | str | None = None,
         schedule: str = "auto",
@@ -53,13 +53,11 @@ class Job:
     ) -> None:
         if type not in ("train", "predict"):
             raise CallError(f'a job of type {type!r} was found; "train" or "predict" was expected')
-        if micro_batches < 1:
-            raise CallError(f"micro_batches={micro_batches} was found; 1 or more was expected")
         functools.update_wrapper(self, function)
         self.function = function
         self.type = JobType(type)
-        self.micro_batches = micro_batches
-        self.parallel, self.memory_budget = parallel, memory_budget
+        _check_count(micro_batches)
+        self.micro_batches, self.parallel, self.memory_budget = micro_batches, parallel, memory_budget
         self.goal = goal_of(parallel, memory_budget)
         self.schedule = schedule_name(schedule)
         self.mode = mode_of(compile)
@@ -69,6 +67,7 @@ class Job:
         self.function_config = function_config
         body = ClassicJobBody(function, self.name, self.type == JobType.TRAIN, function_config)
         self.body: JobBody = body
+        self.mirrored = body.mirrored
         if body.mirrored:
             self._check_mirrored()
         self.plans: PlanCache[CompiledPlan] = PlanCache(self.name)
@@ -79,7 +78,7 @@ class Job:
     def _check_mirrored(self) -> None:
         """Raise CallError for options that the mirrored view does not support."""
         given: list[tuple[str, object, object]] = [
-            ("micro_batches", self.micro_batches, 1),
+            ("micro_batches", self.micro_batches or 1, 1),
             ("parallel", self.parallel, None),
             ("memory_budget", self.memory_budget, None),
             ("schedule", str(self.schedule), ScheduleName.AUTO),
@@ -144,6 +143,14 @@ class Job:
             function_config=self.function_config,
         )
 
+    def options(self, auto: bool) -> JobOptions:
+        """How the job is to be parallel; ``auto``: what it does not say is left to the compiler."""
+        if self.mirrored:
+            return JobOptions(self.goal, 1)
+        goal = goal_of("auto", self.memory_budget) if auto and self.parallel is None else self.goal
+        count = "auto" if auto and self.micro_batches is None else self.micro_batches
+        return JobOptions(goal, None if count == "auto" else int(count or 1))
+
     @property
     def plan(self) -> Plan | None:
         """The plan of the last call (on the master: of all ranks); None before the first call."""
@@ -162,7 +169,7 @@ def global_function(
     type: str = "train",
     function_config: FunctionConfig | None = None,
     *,
-    micro_batches: int = 1,
+    micro_batches: int | str | None = None,
     parallel: str | Mapping[str, int] | None = None,
     memory_budget: float | str | None = None,
     schedule: str = "auto",
@@ -180,7 +187,7 @@ def global_function(
     *,
     type: str = "train",
     function_config: FunctionConfig | None = None,
-    micro_batches: int = 1,
+    micro_batches: int | str | None = None,
     parallel: str | Mapping[str, int] | None = None,
     memory_budget: float | str | None = None,
     schedule: str = "auto",
@@ -193,14 +200,15 @@ def global_function(
 
     The function is ordinary PyTorch over whole (logical) batches.  The modules, optimizers and tensors that it uses are
     found automatically; ``model`` and ``optimizer`` (one, a list or a dictionary of them) name those that are not
-    found. ``micro_batches`` is the number of equal micro-batches into which the batch is split.  The first batch must
-    be divisible by it; a later batch of another size, such as a shorter last one, is split into the largest possible
-    number up to it.  A predict job runs without gradients.
+    found. ``micro_batches`` is the number of equal micro-batches into which the batch is split, 1 by default; "auto"
+    chooses it.  The first batch must be divisible by it; a later batch of another size, such as a shorter last one, is
+    split into the largest possible number up to it.  A predict job runs without gradients.
 
     ``parallel`` controls the layout of the step where hints leave it open.  "data" (the default) splits the batch and
     keeps parameters whole; "tensor" keeps the batch whole and splits weights; "sequence" splits the positions of each
     sample (the dim along which attention looks, of any length) and keeps parameters whole; "expert" is "data" with the
-    experts of a mixture (stacked matrices) split over the devices; "auto" searches for the cheapest layout; a
+    experts of a mixture (stacked matrices) split over the devices; "auto" compares whole plans and takes the one whose
+    step is forecast to be shortest: mesh, pipeline stages, layouts and ZeRO, where hints leave them open; a
     dictionary such as ``{"data": 2, "tensor": 4}`` makes a mesh with one axis for each entry.  ``memory_budget``
     limits the memory of each device ("20GB", or a number of bytes); with it, "auto" is the default.
 
@@ -247,6 +255,14 @@ def global_function(
         )
 
     return make if first is None or isinstance(first, str) else make(first)
+
+
+def _check_count(micro_batches: object) -> None:
+    """Raise CallError unless this is what ``micro_batches`` may be."""
+    if micro_batches is None or micro_batches == "auto":
+        return
+    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+        raise CallError(f'micro_batches={micro_batches!r} was found; a number, 1 or more, or "auto" was expected')
 
 
 step_in_jobs(Job)

@@ -128,5 +128,5 @@ def _compiled_for(job: Job, devices: int, hardware: str, args: tuple[Any, ...], 
     try:
         Session(Alone(settings)).call(apart, args, kwargs)
     except PlanReady as ready:
-        return ready.plan
+        return ready.made.plan
     raise ShowError(f"job {job.name!r} was called inside a job, where it is a plain function and has no plan")

@@ -51,6 +51,7 @@ class LaunchFlags:
     on: str = ON.default
     interface: str | None = None
     log_dir: str | None = None
+    auto: bool = False
     live: bool = False
     bar: bool | None = None
     trace: str | None = None
@@ -145,6 +146,7 @@ def launcher_settings(
         fork=flags.fork,
         device_type=DeviceType(flags.device_type or ""),
         oversubscribe=flags.oversubscribe,
+        auto=flags.auto,
     )
 
 

@@ -8,6 +8,7 @@ from actorflow.show import formats
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan import text as plan_text
 from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.shown_plan import ShownPlan
 from actorflow_compiler.plan.summary import device_type
 from actorflow_scheduler import forecast_text
 from actorflow_scheduler.forecast import forecast
@@ -16,22 +17,25 @@ from actorflow_scheduler.replicas import replicated
 __all__ = ["show", "write"]
 
 
-def show(plan: Plan, settings: Settings, full: bool, replicas: int) -> str:
+def show(made: ShownPlan, settings: Settings, full: bool, replicas: int) -> str:
     """The plan with a short forecast, or (``full``) only the full forecast and the plan's notes.
 
     Raises LayoutError for a plan whose replicas cannot be multiplied.
     """
-    hardware = _hardware(settings, plan)
-    found = forecast(plan if replicas == 1 else replicated(plan, replicas), hardware)
+    plan, hardware = made.plan, _hardware(settings, made.plan)
+    found = forecast(made.forecast_of if replicas == 1 else replicated(plan, replicas), hardware)
     if full:
         notes = plan_text.notes_text(plan)
         return forecast_text.to_text(found, full=True) + (f"\n{notes}" if notes else "")
     return f"{plan_text.to_text(plan)}\n{forecast_text.to_text(found)}"
 
 
-def write(plan: Plan, settings: Settings, path: str) -> None:
-    """Write the plan to a file in the format of its ending.  Raises ShowError."""
-    formats.write(plan, _hardware(settings, plan), path)
+def write(made: ShownPlan, settings: Settings, path: str) -> int:
+    """Write the plan to a file in the format of its ending; returns how many files there are.  Raises ShowError.
+
+    Beside a page are those of the others that it was chosen among.
+    """
+    return len(formats.write_compared(made.plan, made.others, _hardware(settings, made.plan), path))
 
 
 def _hardware(settings: Settings, plan: Plan) -> Hardware:

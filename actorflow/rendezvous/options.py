@@ -301,6 +301,15 @@ TRACE = LaunchOption(
     variable="ACTORFLOW_TRACE",
     for_ranks=True,
 )
+AUTO = LaunchOption(
+    "auto",
+    _K.SWITCH,
+    "Choose the mesh, pipeline stages, layouts, ZeRO and micro-batches of jobs that do not say them, as "
+    'parallel="auto" and micro_batches="auto" do.',
+    default=False,
+    variable="ACTORFLOW_AUTO",
+    for_ranks=True,
+)
 LOCAL = LaunchOption(
     "local",
     _K.TOGGLE,
@@ -369,6 +378,7 @@ RUN_OPTIONS = (  # of ``actorflow run``, in the order of its help
     ON,
     INTERFACE,
     LOG_DIR,
+    AUTO,
     LIVE,
     BAR,
     TRACE,

@@ -81,6 +81,7 @@ class Settings:
     local: bool = LOCAL.default  # ranks of one machine use Unix sockets and shared memory
     fork: bool = FORK.default  # a launcher's ranks are forks of one process that has imported torch
     device_type: DeviceType = DeviceType.AUTO
+    auto: bool = False  # whole plans are chosen for jobs that do not say how they are to be parallel
     oversubscribe: bool = False  # several ranks may share a GPU
     nccl_timeout: float = NCCL_TIMEOUT.default  # seconds that a transfer may take
     log_dir: str = ""  # of the logs of ranks other than 0; empty, for a launcher: a new temporary folder
@@ -90,6 +91,7 @@ class Settings:
     launcher_pid: int = 0
     pretend: bool = False
     explain: str | None = None  # for ``actorflow plan``: names whose layouts its notes explain
+    looked_at: str = ""  # for ``actorflow plan``: what is wanted of the plan ("forecast", "plan" or "all")
     plan_job: str = ""  # the job whose plan is asked for; empty: the first train job
     hardware: str = ""  # path of a hardware file that plans are made for; empty: this machine
     measure: bool = False  # for ``actorflow plan``: measure this machine's costs first

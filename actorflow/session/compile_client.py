@@ -20,8 +20,14 @@ from actorflow.script_state.search_result import SearchResult
 from actorflow.session.adopt_variables import adopt_variables
 from actorflow.session.agreement import report_state
 from actorflow.session.body import PreparedCall
-from actorflow.session.compile_request import CompileRequest, located
-from actorflow.session.compiling import RankPlan, compile_on_all_ranks, compile_pretended, hints_of, own_devices
+from actorflow.session.compile_request import CompileRequest, LookedAt, located
+from actorflow.session.compiling import (
+    RankPlan,
+    compile_on_all_ranks,
+    compile_pretended,
+    hints_of,
+    own_devices,
+)
 from actorflow.session.context import PlanRuntime, SessionContext
 from actorflow.session.jobs import CompiledPlan, JobLike, JobType, bind_script
 from actorflow.session.lifecycle import Lifecycle
@@ -39,6 +45,7 @@ from actorflow_compiler.core.runs import Runs
 from actorflow_compiler.core.user_code import asks_for_types
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.plan.plan import Actor, OfInput, OfScalar, Plan, Variable, VariableKind
+from actorflow_compiler.plan.shown_plan import ShownPlan
 from actorflow_compiler.plan.source_rows import argument_rows
 from actorflow_compiler.plan.stamping import stamp_peers
 from actorflow_compiler.values.gradients import NO_GRADIENTS
@@ -105,15 +112,15 @@ class CompileClient:
         self._release.installed(compiled, used)
         return compiled
 
-    def pretend(self, job: JobLike, prepared: PreparedCall) -> Plan:
+    def pretend(self, job: JobLike, prepared: PreparedCall) -> ShownPlan:
         """The plan of a call in a pretended cluster; later plans keep the layouts that it decides."""
         found = self._context.look(job, prepared.held(), prepared.arguments)
         request = self._request(job, prepared, found, self._pretended)
         with self._context.aside():
-            plan = compile_pretended(request, self._context.world)
+            made = compile_pretended(request, self._context.world)
         self._context.jobs[job] = None
-        self._pretended.update({v.name: v for v in plan.variables})
-        return plan
+        self._pretended.update({v.name: v for v in made.plan.variables})
+        return made
 
     def _request(
         self, job: JobLike, prepared: PreparedCall, found: SearchResult, fixed: Mapping[str, Variable]
@@ -123,6 +130,7 @@ class CompileClient:
         kinds = () if context.runtime is None else context.runtime.kinds
         target = Target(settings.hardware, settings.measure, threads_of(settings.devices) if settings.pretend else 0)
         job.keys = PlanKeys(state)
+        options = job.options(settings.auto)
         return CompileRequest(
             name=job.name,
             function=prepared.captured(),
@@ -130,12 +138,13 @@ class CompileClient:
             state=state,
             hints=hints_of(state),
             train=job.type == JobType.TRAIN,
-            micro_batches=job.micro_batches,
-            goal=job.goal,
+            micro_batches=options.micro_batches or (None if job.last is None else job.last.plan.pieces),
+            goal=options.goal,
             fixed=dict(fixed),
             fresh=first_step_differs(state),
             later=job in context.jobs,
             explain=settings.explain,
+            looked_at=LookedAt(settings.looked_at or LookedAt.PLAN) if settings.pretend else None,
             target=target,
             schedule=job.schedule,
             mode=job.mode,

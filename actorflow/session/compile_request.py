@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +25,7 @@ from actorflow.script_state.seeds import SeedEffect, record_seed_effect
 from actorflow.script_state.side_effect_recorder import SideEffectRecorder
 from actorflow.script_state.side_effects import MANY_VALUES, Rebinding, SideEffect, takes_many_values
 from actorflow.session.number_reads import reads_as_constants, reads_of_capture
+from actorflow.session.planes import RankLocation
 from actorflow.session.step_effects import StepEffects
 from actorflow.session.undo import StopPoints
 from actorflow.standins.owned_tensor import real_value
@@ -49,9 +51,17 @@ from actorflow_compiler.values.host_programs import ValueDecisions
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
 from actorflow_compiler.values.variables import ScriptState, StateTensor
 
-__all__ = ["CapturedStep", "CompileRequest", "line_of", "located"]
+__all__ = ["CapturedStep", "CompileRequest", "LookedAt", "line_of", "located"]
 
 E = TypeVar("E", bound=ActorflowError)
+
+
+class LookedAt(enum.StrEnum):
+    """What people want of a plan that is not to be run."""
+
+    FORECAST = "forecast"  # only what each rank will do: one rank of each class is enough
+    PLAN = "plan"
+    ALL = "all"  # the plan, and those that it is chosen among
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class CompileRequest:
     state: ScriptState
     hints: ResolvedHints
     train: bool
-    micro_batches: int
+    micro_batches: int | None  # None: left to the compiler
     goal: Goal
     fixed: Mapping[str, Variable]  # layouts that earlier plans decided
     fresh: bool  # this is an optimizer's first step, which differs from later ones
@@ -82,7 +92,14 @@ class CompileRequest:
     standing: GradientState = NO_GRADIENTS  # which gradients exist now
     opens: bool = True  # whether numbers may be inputs of the plan; not if they decided what the function made
     beside: bool = True  # whether collectives run while ranks compute, as they do not in memory that CPUs share
+    locations: tuple[RankLocation, ...] = ()  # of the ranks, by which plans are compared; (): they are not known
+    looked_at: LookedAt | None = None  # what is wanted of a plan that is not to be run
     value: Callable[[StateTensor], Tensor] | None = None  # reads the current value of a tensor of the script
+
+    @property
+    def compared_on(self) -> tuple[object, ...]:
+        """What of ``locations`` and ``beside`` the choice among plans depends on; empty where nothing is left to it."""
+        return (self.locations, self.beside) if self.goal.search or self.micro_batches is None else ()
 
     @property
     def beside_in_budget(self) -> bool:
@@ -111,7 +128,7 @@ class CapturedStep:
         return StepRequest(
             UserStep(r.name, self.run, r.arguments.specs, r.state, r.train, line, r.own),
             devices,
-            Preferences(r.hints, r.micro_batches, r.goal, r.schedule, r.explain),
+            Preferences(r.hints, r.micro_batches or 1, r.goal, r.schedule, r.explain),
             History(r.fixed, r.fresh, r.later, r.standing),
             Listeners(doing, self.learn, self.numbers, self.value, self.checks),
         )

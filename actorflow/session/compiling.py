@@ -15,6 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
+from actorflow.auto_parallel.comparison import SHOWN, choice_note, considered
+from actorflow.auto_parallel.follow import following
+from actorflow.auto_parallel.search import PlanSearch
+from actorflow.auto_parallel.space import marked_for_zero, open_choices
 from actorflow.rendezvous.device_assignment import (
     NO_DEVICES,
     RankDevices,
@@ -27,18 +31,18 @@ from actorflow.script_state.arguments import shapes_text
 from actorflow.script_state.side_effect_recorder import RestartCapture
 from actorflow.script_state.side_effects import scheduler_counts
 from actorflow.session.agreement import StateReport, check_agreement, differing_variables, unused_on_all_ranks
-from actorflow.session.compile_request import CapturedStep, CompileRequest, located
+from actorflow.session.compile_request import CapturedStep, CompileRequest, LookedAt, located
 from actorflow.session.kept_capture import CaptureKey, Outspoken, find_capture, keep_capture, key_of_capture
 from actorflow.session.number_reads import every_number
 from actorflow.session.plan_keys import torch_modes
 from actorflow.session.plan_store import CAPTURES, KEPT, KeptPlan, PlanKey, PlanStore
 from actorflow.session.plan_summary import summary_lines
-from actorflow.session.planes import choose_planes, computes_beside, rank_locations
+from actorflow.session.planes import choose_planes, computes_beside, numbered, rank_locations, with_planes
 from actorflow.session.step_effects import StepEffects
 from actorflow.support.progress import Progress, show_progress
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest, TargetDevices
-from actorflow_compiler.compile import capture_step, lower_captured
+from actorflow_compiler.compile import capture_step, fold_captured, lower_captured
 from actorflow_compiler.core import errors
 from actorflow_compiler.core.digest import NoDigest
 from actorflow_compiler.core.errors import (
@@ -54,11 +58,14 @@ from actorflow_compiler.core.expressions import NumberSource
 from actorflow_compiler.core.garbage_collection import forgotten_at_the_end, young_only
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.linear_program import expect_programs, solver_apart
+from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
+from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import OfVariable, Plan, Variable, VariableKind
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
+from actorflow_compiler.plan.shown_plan import ShownPlan
 from actorflow_compiler.plan.stamping import begins_freely
 from actorflow_compiler.plan.text import to_text
 from actorflow_compiler.plan.variant import PLAIN, Variant
@@ -69,7 +76,7 @@ from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
 from actorflow_compiler.values.variables import ScriptState
 from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.proof import prove
-from actorflow_scheduler.schedule import schedule
+from actorflow_scheduler.schedule import schedule, schedule_folded
 
 __all__ = [
     "GatherScatter", "RankPlan", "compile_on_all_ranks", "compile_pretended", "hints_of", "kinds",
@@ -80,6 +87,7 @@ USABLE = 0.9  # of a device's memory: the buffers that ops need inside are not k
 LOG = logging.getLogger("actorflow.plans")  # says, on INFO, why a step is captured though its plan is kept
 PARTS = (  # the parts of compiling, in order, and their names for people
     ("capture", "capturing the step as a graph of ops"),
+    ("compare", "comparing plans"),
     ("place", "placing the ops"),
     ("infer", "choosing layouts"),
     ("box and lower", "inserting what moves data between them"),
@@ -112,6 +120,9 @@ class CompileResult:
     plan: Plan  # scheduled, of all ranks
     effects: StepEffects
     key: PlanKey | None = None  # what the plan was made from; None: it cannot be compared, or was not asked for
+    others: tuple[Plan | None, ...] = ()  # those after the first of ``plan.considered``; None: there is none
+    # listed rank → the ranks of its class, where the plan lists one of each, as for a forecast; None: it lists all
+    rank_classes: Mapping[int, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +183,16 @@ def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Seque
     on, devices = kinds(request, cluster.world), [one.devices for one in reports]
     check_devices(on, devices, request.defaults.settled)
     beside = computes_beside(cluster.machines, on)
-    request = replace(request, target=KEPT.with_costs(request.target, _main(on)), beside=beside)
-    result = make_plan(request, cluster.world, kept=KEPT)
-    _check_scopes(result.plan, on)
     locations = rank_locations(
         cluster.machines,
         on,
         [one.gpu_of_nccl for one in devices],
         [one.nccl for one in devices],
     )
+    target = KEPT.with_costs(request.target, _main(on))
+    request = replace(request, target=target, beside=beside, locations=numbered(locations))
+    result = make_plan(request, cluster.world, kept=KEPT)
+    _check_scopes(result.plan, on)
     plan = verify(choose_planes(result.plan, locations, request.target.hardware(_main(on))))
     written = written_by(plan)
     no_gradient = {v.name for v in plan.variables if v.name + GRADIENT_SUFFIX not in written}  # gradient not kept
@@ -258,6 +270,7 @@ def _make_plan(
     ``own`` are places whose numbers the step changes.  Raises RestartCapture if it changes other numbers, too.
     """
     step = CapturedStep(request, numbers, own)
+    made: _Made | None = None
     kept, spoken = (None, Outspoken()) if kept_step is None else (kept_step.kept, kept_step.spoken)
     what = f"compiling {request.name} for {world} device{'s' * (world != 1)}"
     with show_progress(what, f"compiled {request.name}", PARTS) as doing:
@@ -266,19 +279,22 @@ def _make_plan(
             known = replace(request.target, measure=False).hardware(kind)  # before there is a plan to measure
             asked = step.request(TargetDevices(world, kind, known), doing)
             with spoken.listening():
-                captured = capture_step(asked)
+                captured = capture_step(marked_for_zero(asked))
         key = None if kept is None else kept.key(request.name, lambda: _plan_depends_on(request, captured, asked))
         found = None if kept is None else _kept(kept, key, request, captured, asked)
         if found is not None:
             plan, hardware = found.plan, known
             doing.say_at_end(f"captured {request.name}, whose plan was kept in {found.folder},")
         else:
-            plan, hardware = _compiled(request, captured, asked, doing)
+            made = _compiled(request, captured, asked, doing)
+            plan, hardware = made.plan, made.hardware
             if kept is not None and key is not None:
                 kept.add(key, plan, request.target, kind)
         if told:
             doing.sum_up(lambda: summary_lines(plan, hardware))
     result = CompileResult(plan, step.effects(), key)
+    if made is not None:
+        result = replace(result, others=made.others, rank_classes=made.rank_classes)
     if kept_step is not None:
         kept_step.keep(captured, result)
     return result
@@ -343,13 +359,91 @@ class KeptStep:
         LOG.info("%s is captured at each start: %s", self._request.name, why)
 
 
-def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, doing: Progress) -> tuple[Plan, Hardware]:
-    """The scheduled plan of a captured step, and the hardware that it was scheduled for.
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What is made of a captured step."""
+
+    plan: Plan  # scheduled
+    hardware: Hardware  # that it was scheduled for
+    others: tuple[Plan | None, ...] = ()  # see ``CompileResult``
+    rank_classes: Mapping[int, Sequence[int]] | None = None  # see ``CompileResult``
+
+
+def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, doing: Progress) -> _Made:
+    """The scheduled plan of a captured step.
 
     It depends on what ``_plan_depends_on`` gives, on ``captured`` and ``asked``, and on nothing else.
     """
-    devices = asked.devices
-    if request.micro_batches > 1:
+    asked = following(captured, asked)
+    open_to_choice = open_choices(captured, asked, request.micro_batches is None)
+    if not open_to_choice.any:
+        return _made(request, captured, asked, doing)
+    doing("compare")
+    silent = replace(asked, listeners=replace(asked.listeners, doing=lambda _: None))
+    search = PlanSearch(
+        captured,
+        silent,
+        open_to_choice,
+        partial(_folded, request),
+        memory_limit(request.goal.budget, asked.devices.hardware.memory_bytes),
+        request.beside,
+        doing,
+        least=1 + SHOWN if request.looked_at else 1,
+    )
+    with _located_errors(request):
+        choice = search.run()
+    made = _made(request, choice.captured, replace(choice.request, listeners=asked.listeners), doing)
+    plan = replace(made.plan, notes=(*made.plan.notes, choice_note(choice)), considered=considered(choice))
+    others: list[Plan | None] = []
+    for one in choice.others[:SHOWN] if request.looked_at is LookedAt.ALL else ():
+        doing(f"the page of {one.strategy}")
+        wanted, marked = search.request_of(one.strategy), one.strategy.captured(captured)
+        drawn = one.forecast and _scheduled(request, marked, wanted, request.schedule, wanted.listeners.doing)[0]
+        others.append(drawn or None)
+    return replace(made, plan=plan, others=tuple(others))
+
+
+def _made(request: CompileRequest, captured: Capture, asked: StepRequest, doing: Callable[[str], None]) -> _Made:
+    """The scheduled plan of a captured step with nothing left to choose; for a forecast of one rank of each class."""
+    if request.looked_at is LookedAt.FORECAST:
+        folded, hardware = _folded(request, captured, asked, request.schedule)
+        return _Made(folded.plan, hardware, rank_classes=folded.rank_classes)
+    return _Made(*_scheduled(request, captured, asked, request.schedule, doing))
+
+
+def _folded(
+    request: CompileRequest, captured: Capture, asked: StepRequest, name: ScheduleName
+) -> tuple[FoldedPlan, Hardware]:
+    """The plan of a captured step, of one rank of each class, as it would run where the ranks are: for a forecast."""
+    devices, budget = asked.devices, asked.preferences.goal.budget
+    with _located_errors(request):
+        folded = fold_captured(captured, asked)
+
+    @functools.cache
+    def make(variant: Variant) -> FoldedPlan:
+        made = folded.cut(replace(variant, joined=request.mode.inductor))
+        return replace(made, plan=replace(_only_used(made.plan), mode=request.mode))
+
+    plan = make(PLAIN).plan
+    if not request.train:
+        _only_predicts(plan, request.function)
+    hardware = devices.hardware
+    if request.target.measure:
+        hardware = request.target.hardware(devices.type, lambda: (plan, make(Variant(weights=True)).plan))
+    memory = left_for_registers(plan, budget)
+    room = room_beside_variables(plan, budget, hardware.memory_bytes, request.fixed.values())
+    found = schedule_folded(make, hardware, memory, name, room, request.beside)
+    if request.locations:
+        found = replace(found, plan=with_planes(found.plan, request.locations))
+    return found, hardware
+
+
+def _scheduled(
+    request: CompileRequest, captured: Capture, asked: StepRequest, name: ScheduleName, doing: Callable[[str], None]
+) -> tuple[Plan, Hardware]:
+    """The plan of a captured step in a schedule, with nothing left to choose, and the hardware that it is for."""
+    devices, budget = asked.devices, asked.preferences.goal.budget
+    if asked.preferences.micro_batches > 1:
         expect_programs()  # which say how many slots registers have that hold several tokens of a step
     with _located_errors(request):
         lowered = lower_captured(captured, asked)
@@ -367,10 +461,10 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     if request.target.measure:
         hardware = request.target.hardware(devices.type, lambda: (plan, make(Variant(weights=True))), doing)
     doing("schedule")
-    memory = left_for_registers(plan, request.goal.budget)
-    room = room_beside_variables(plan, request.goal.budget, hardware.memory_bytes, request.fixed.values())
+    memory = left_for_registers(plan, budget)
+    room = room_beside_variables(plan, budget, hardware.memory_bytes, request.fixed.values())
     try:
-        return schedule(make, hardware, memory, request.schedule, room, request.beside), hardware
+        return schedule(make, hardware, memory, name, room, request.beside), hardware
     except DeadlockError as error:
         raise _deadlock_error(plan, error) from error
 
@@ -382,9 +476,11 @@ def _plan_depends_on(request: CompileRequest, captured: Capture, asked: StepRequ
     return {
         **step_parts(captured, asked),
         "how the job is to run": (
-            (request.train, request.goal, request.schedule, request.mode, measured), f"compile={str(request.mode)!r}"
+            (request.train, request.goal, request.micro_batches, request.schedule, request.mode, measured),
+            f"compile={str(request.mode)!r}",
         ),
         "whether collectives run while ranks compute": (request.beside_in_budget, ""),
+        "where the ranks are": (request.compared_on, ""),
         "modes of torch": (torch_modes(), ""),
     }  # fmt: skip
 
@@ -430,16 +526,20 @@ def _located_errors(request: CompileRequest) -> Iterator[None]:
 
 
 @forgotten_at_the_end()
-def compile_pretended(request: CompileRequest, world: int) -> Plan:
+def compile_pretended(request: CompileRequest, world: int) -> ShownPlan:
     """The plan for a pretended cluster; ranks of one node, as the hardware says, are assumed to share memory."""
     on = kinds(request, world)
-    request = replace(request, beside=bool(request.target.file) or "cuda" in on)
-    plan = make_plan(request, world, told=False).plan
     hardware = replace(request.target, measure=False).hardware(_main(on))
     size = hardware.node_size or world
     gpus = [f"GPU {rank}" * (kind == "cuda") for rank, kind in enumerate(on)]
     spots = rank_locations([f"node {rank // size}" for rank in range(world)], on, gpus, gpus)
-    return verify(choose_planes(plan, spots, hardware))
+    beside = bool(request.target.file) or "cuda" in on
+    request = replace(request, beside=beside, locations=numbered(spots))
+    made = make_plan(request, world, told=False)
+    if made.rank_classes is not None:
+        return ShownPlan(with_planes(made.plan, spots), rank_classes=made.rank_classes)
+    placed = [None if plan is None else verify(choose_planes(plan, spots, hardware)) for plan in made.others]
+    return ShownPlan(verify(choose_planes(made.plan, spots, hardware)), tuple(placed))
 
 
 def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | None:
@@ -452,6 +552,12 @@ def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | Non
     return {rank: int(budget) - taken for rank, taken in variable_bytes(plan).items()}
 
 
+def memory_limit(budget: float | None, memory: int | None) -> float | None:
+    """The bytes that a device may hold: its budget, or all but a part of its ``memory``; None if none is known."""
+    limits = [x for x in (budget, None if memory is None else memory * USABLE) if x is not None]
+    return min(limits, default=None)
+
+
 def room_beside_variables(
     plan: Plan, budget: float | None, memory: int | None, known: Iterable[Variable]
 ) -> dict[int, int] | None:
@@ -460,13 +566,13 @@ def room_beside_variables(
     That is the memory budget, or all but a part of the device's ``memory``, whichever is less, in bytes.  None if
     neither is known.
     """
-    limits = [x for x in (budget, None if memory is None else memory * USABLE) if x is not None]
-    if not limits:
+    limit = memory_limit(budget, memory)
+    if limit is None:
         return None
     own = {v.name for v in plan.variables}
     others = tuple(v for v in known if v.name not in own)
     taken = variable_bytes(replace(plan, variables=(*plan.variables, *others)))
-    return {rank: int(min(limits)) - nbytes for rank, nbytes in taken.items()}
+    return {rank: int(limit) - nbytes for rank, nbytes in taken.items()}
 
 
 def hints_of(state: ScriptState) -> ResolvedHints:

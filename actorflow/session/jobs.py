@@ -31,7 +31,7 @@ from actorflow_compiler.plan.plan import Plan
 if TYPE_CHECKING:
     from actorflow.session.compiling import CompileResult
 
-__all__ = ["CompiledPlan", "JobLike", "JobType", "bind_script"]
+__all__ = ["CompiledPlan", "JobLike", "JobOptions", "JobType", "bind_script"]
 
 
 class JobType(enum.StrEnum):
@@ -41,13 +41,19 @@ class JobType(enum.StrEnum):
     PREDICT = "predict"  # changes nothing, and has no gradients
 
 
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """How a job is to be parallel."""
+
+    goal: Goal
+    micro_batches: int | None  # None: left to the compiler
+
+
 class JobLike(Protocol):
     """The interface of a job to a session."""
 
     name: str
     type: JobType
-    micro_batches: int
-    goal: Goal
     schedule: ScheduleName
     mode: Mode
     function: Any
@@ -58,6 +64,9 @@ class JobLike(Protocol):
     plans: PlanCache[CompiledPlan]
     keys: PlanKeys | None
     last: CompiledPlan | None
+
+    def options(self, auto: bool) -> JobOptions:
+        """What the job says of how it is to be run; ``auto``: what it does not say is left to the compiler."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,10 @@ from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Collective, Comm, Plan, Plane, Send
 from actorflow_scheduler.call_order import order_calls
 
-__all__ = ["RankLocation", "choose_planes", "computes_beside", "meet_groups", "share", "rank_locations", "unshare"]
+__all__ = [
+    "RankLocation", "choose_planes", "computes_beside", "meet_groups", "numbered", "rank_locations", "share", "unshare",
+    "with_planes",
+]  # fmt: skip
 
 NEVER = timedelta(days=1)  # the control plane notices ranks that do not come
 
@@ -32,6 +35,11 @@ def choose_planes(plan: Plan, spots: Sequence[RankLocation], hardware: Hardware 
     in the message for small tensors.  All but NCCL stage tensors of GPUs through host memory; collectives with any on a
     GPU then use Gloo.
     """
+    return order_calls(with_planes(plan, spots), Plane.NCCL, hardware)
+
+
+def with_planes(plan: Plan, spots: Sequence[RankLocation]) -> Plan:
+    """A plan of some or all ranks with a data plane for each communication, as ``choose_planes`` gives it."""
 
     def plane(actor: Actor, comm: Comm) -> Plane:
         of = [spots[rank] for rank in comm.ranks]
@@ -41,7 +49,7 @@ def choose_planes(plan: Plan, spots: Sequence[RankLocation], hardware: Hardware 
         here = isinstance(comm, Send) or not any(spot.gpu for spot in of)
         return Plane.SHARED if near and here else comm.plane
 
-    return order_calls(_with_planes(plan, plane), Plane.NCCL, hardware)
+    return _with_planes(plan, plane)
 
 
 def computes_beside(machines: Sequence[str], kinds: Sequence[str]) -> bool:
@@ -108,6 +116,20 @@ def rank_locations(
         RankLocation(machine, gpu if kind == "cuda" else "", kind == "cuda" and bool(version))
         for machine, kind, gpu, version in zip(machines, kinds, gpus, nccl, strict=True)
     ]
+
+
+def numbered(locations: Sequence[RankLocation]) -> tuple[RankLocation, ...]:
+    """The locations with numbers in place of ids, so that those of ranks that lie alike in two runs are equal."""
+    machines: dict[str, str] = {"": ""}
+    gpus: dict[str, str] = {"": ""}
+    return tuple([
+        replace(
+            one,
+            machine=machines.setdefault(one.machine, str(len(machines))),
+            gpu=gpus.setdefault(one.gpu, str(len(gpus))),
+        )
+        for one in locations
+    ])
 
 
 def _with_planes(plan: Plan, plane: Callable[[Actor, Comm], Plane]) -> Plan:

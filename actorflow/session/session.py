@@ -37,7 +37,7 @@ from actorflow.variables.optimizer_state import count_as_stepped
 from actorflow_compiler.core.errors import ActorError, StateError
 from actorflow_compiler.core.expressions import Known
 from actorflow_compiler.custom_ops.random import SEED
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.shown_plan import ShownPlan
 from actorflow_compiler.values.checks import Check
 from actorflow_compiler.values.variables import ScriptState
 
@@ -47,11 +47,11 @@ CHECK_CONTENTS = 100  # calls of one plan between comparisons of the arguments' 
 
 
 class PlanReady(BaseException):
-    """Raised to end a script that is run only to get a plan."""
+    """Raised to end a script that is run only to get a plan, and the plans that it was chosen among."""
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(f"the plan of job {plan.name!r} is ready")
-        self.plan = plan
+    def __init__(self, made: ShownPlan) -> None:
+        super().__init__(f"the plan of job {made.plan.name!r} is ready")
+        self.made = made
 
 
 class Session:
@@ -287,9 +287,9 @@ class Session:
     def _pretend(self, job: JobLike, prepared: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compile for a pretended cluster; run the step eagerly if another job's plan was asked for."""
         wanted = self.context.settings.plan_job
-        plan = self._client.pretend(job, prepared)
+        made = self._client.pretend(job, prepared)
         if job.name == wanted or (not wanted and job.type == JobType.TRAIN):
-            raise PlanReady(plan)
+            raise PlanReady(made)
         with torch.set_grad_enabled(job.type == JobType.TRAIN):
             return job.body.eagerly(prepared, args, kwargs, self.context.world)
 

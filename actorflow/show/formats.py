@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from actorflow.show.dot import to_dot
@@ -19,18 +20,18 @@ from actorflow_scheduler import forecast_text
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.notation import to_csv
 
-__all__ = ["FORMATS", "check_place", "to_html", "to_text", "write"]
+__all__ = ["FORMATS", "check_place", "to_html", "to_text", "write", "write_compared"]
 
 
-def to_html(plan: Plan, hardware: Hardware) -> str:
-    """The page of a plan with its forecast."""
+def to_html(plan: Plan, hardware: Hardware, pages: Sequence[str] = ()) -> str:
+    """The page of a plan with its forecast; ``pages`` are the addresses of those of ``plan.considered``."""
     found = forecast(plan, hardware)
     tiles = [
         (seconds_text(found.period), "a step, as forecast"),
         (f"{found.bubble:.0%}", "bubble"),
         (bytes_text(max(r.total for r in found.ranks)), "peak memory of a rank"),
     ]
-    return page(plan, forecast_timeline(plan, hardware), tiles=tiles, memory=hardware.memory_bytes)
+    return page(plan, forecast_timeline(plan, hardware), tiles=tiles, memory=hardware.memory_bytes, pages=pages)
 
 
 def to_text(plan: Plan, hardware: Hardware) -> str:
@@ -62,6 +63,28 @@ def check_place(path: str | Path) -> Path:
     if why:
         raise ShowError(why)
     return path
+
+
+def write_compared(plan: Plan, others: Sequence[Plan | None], hardware: Hardware, path: str | Path) -> list[Path]:
+    """Write the page of a plan, and beside it those of the plans it was chosen among, to which its chart leads.
+
+    plan.html has plan-2.html and so on beside it.  Files of other formats are written for the plan alone.  Returns the
+    files.  Raises ShowError as ``check_place`` does.
+    """
+    place = check_place(path)
+    if place.suffix != ".html" or not others:
+        return [write(plan, hardware, place)]
+    names = [place.name]
+    for number, other in enumerate(others, 2):
+        names.append("" if other is None else f"{place.stem}-{number}{place.suffix}")
+    made = []
+    for name, one in zip(names, (plan, *others), strict=True):
+        if one is not None:
+            file = check_place(place.with_name(name))
+            one = replace(one, considered=plan.considered)
+            file.write_text(to_html(one, hardware, names), encoding="utf-8")
+            made.append(file)
+    return made
 
 
 def write(plan: Plan, hardware: Hardware, path: str | Path) -> Path:

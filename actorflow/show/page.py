@@ -12,6 +12,7 @@ from typing import Any
 from actorflow.show.actors import actor_graph
 from actorflow.show.charts import memory_chart, time_axis, timeline_chart
 from actorflow.show.communications import communication_table
+from actorflow.show.considered import considered_chart, considered_table
 from actorflow.show.details import details, part_details
 from actorflow.show.modules import FoldedGraph, first_shown, fold_levels, module_graph
 from actorflow.show.styles import kinds_css
@@ -53,10 +54,12 @@ def page(
     sections: Sequence[Section] = (),
     tiles: Sequence[tuple[str, str]] = (),
     memory: int | None = None,
+    pages: Sequence[str] = (),
 ) -> str:
     """The page of a whole plan, with the forecast and measured timelines that are given.
 
-    ``sections`` come first; ``tiles`` are pairs (figure, its label); ``memory`` is a rank's memory in bytes.
+    ``sections`` come first; ``tiles`` are pairs (figure, its label); ``memory`` is a rank's memory in bytes; ``pages``
+    are the addresses of the pages of ``plan.considered``, empty where there is none.
     """
     timelines = [t for t in (forecast, measured) if t is not None]
     drawn = forecast or measured
@@ -71,7 +74,7 @@ def page(
     data = details(plan, {*listed, *(s.rank for t in timelines for s in t.spans)}, durations)
     charts = _charts(plan, forecast, measured, memory)
     both = forecast is not None and measured is not None
-    found = [*sections, *_chart_sections(charts, both, critical=forecast is not None)]
+    found = [*sections, *_compared(plan, pages), *_chart_sections(charts, both, critical=forecast is not None)]
     if plan.origins.parts:
         levels = fold_levels(plan.origins)
         data["parts"] = part_details(plan, levels)
@@ -106,6 +109,16 @@ def page(
         data=_json(data),
         charts=_json({"axis": time_axis(timelines), "charts": charts}),
     )
+
+
+def _compared(plan: Plan, pages: Sequence[str]) -> list[Section]:
+    """The plans that this one was chosen among, if there are any."""
+    if not any(one.seconds for one in plan.considered):
+        return []
+    pages = pages or [""] * len(plan.considered)
+    drawn = considered_chart(plan.considered, pages) + considered_table(plan.considered, pages)
+    said = "Each dot is a plan that was compiled and forecast; the large one was chosen. A dot opens its plan's page."
+    return [Section("plans", "Plans compared", drawn, said)]
 
 
 def _summary(plan: Plan) -> list[tuple[str, str]]:

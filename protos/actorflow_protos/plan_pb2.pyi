@@ -369,8 +369,22 @@ class Origins(_message.Message):
     flows: _containers.RepeatedCompositeFieldContainer[Flow]
     def __init__(self, places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepsOf, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., flows: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ...) -> None: ...
 
+class ConsideredPlan(_message.Message):
+    __slots__ = ("text", "seconds", "nbytes", "moved", "why")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    seconds: float
+    nbytes: int
+    moved: int
+    why: str
+    def __init__(self, text: _Optional[str] = ..., seconds: _Optional[float] = ..., nbytes: _Optional[int] = ..., moved: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
 class Plan(_message.Message):
-    __slots__ = ("name", "world", "pieces", "bodies", "actors", "registers", "variables", "results", "orders", "constants", "notes", "summary", "ranks", "calls", "origins", "mode")
+    __slots__ = ("name", "world", "pieces", "bodies", "actors", "registers", "variables", "results", "orders", "constants", "notes", "summary", "ranks", "calls", "origins", "mode", "considered")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +401,7 @@ class Plan(_message.Message):
     CALLS_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    CONSIDERED_FIELD_NUMBER: _ClassVar[int]
     name: str
     world: int
     pieces: int
@@ -403,4 +418,5 @@ class Plan(_message.Message):
     calls: _containers.RepeatedCompositeFieldContainer[Order]
     origins: Origins
     mode: str
-    def __init__(self, name: _Optional[str] = ..., world: _Optional[int] = ..., pieces: _Optional[int] = ..., bodies: _Optional[_Iterable[_Union[Body, _Mapping]]] = ..., actors: _Optional[_Iterable[_Union[Actor, _Mapping]]] = ..., registers: _Optional[_Iterable[_Union[Register, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., constants: _Optional[_Iterable[_Union[Constant, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., origins: _Optional[_Union[Origins, _Mapping]] = ..., mode: _Optional[str] = ...) -> None: ...
+    considered: _containers.RepeatedCompositeFieldContainer[ConsideredPlan]
+    def __init__(self, name: _Optional[str] = ..., world: _Optional[int] = ..., pieces: _Optional[int] = ..., bodies: _Optional[_Iterable[_Union[Body, _Mapping]]] = ..., actors: _Optional[_Iterable[_Union[Actor, _Mapping]]] = ..., registers: _Optional[_Iterable[_Union[Register, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., constants: _Optional[_Iterable[_Union[Constant, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., origins: _Optional[_Union[Origins, _Mapping]] = ..., mode: _Optional[str] = ..., considered: _Optional[_Iterable[_Union[ConsideredPlan, _Mapping]]] = ...) -> None: ...

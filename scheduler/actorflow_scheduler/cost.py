@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import FLOATS, ITEM_BYTES
 from actorflow_compiler.core.sbp import numel
+from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import (
     Actor,
     ActorKind,
     Box,
+    Collective,
     CollectiveKind,
     CombineKind,
     FromRegister,
@@ -25,7 +27,7 @@ from actorflow_compiler.plan.plan import (
     Target,
     TensorSpec,
 )
-from actorflow_compiler.plan.summary import variable_shape
+from actorflow_compiler.plan.summary import sent_bytes, variable_shape
 from actorflow_scheduler.work_digest import work_digest
 
 AT_ONCE = 65536  # bytes up to which Gloo's all-reduce sends everything to everyone; above, it uses a ring
@@ -143,6 +145,22 @@ def moved_bytes(plan: Plan, actor: Actor) -> float:
         sent += item * sum(_elements(b) for m, b in enumerate(exchange.send) if m != me)
         received += item * sum(_elements(b) for m, b in enumerate(exchange.receive) if m != me)
     return max(sent, received)
+
+
+def moved_by_all(folded: FoldedPlan) -> int:
+    """The bytes that all ranks together send in an iteration, from those of one rank of each class.
+
+    What an all-reduce sends counts once for each group, as in ``Plan.summary``.
+    """
+    plan, total = folded.plan, 0.0
+    for number, nbytes in sent_bytes(plan).items():
+        actor = plan.actor(number)
+        alike = folded.rank_classes[actor.rank]
+        times = float(len(alike))
+        if isinstance(actor.comm, Collective) and actor.comm.kind == CollectiveKind.ALL_REDUCE:
+            times /= len(set(actor.comm.ranks).intersection(alike))
+        total += nbytes * times
+    return round(total)
 
 
 def register_bytes(plan: Plan) -> dict[int, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from actorflow_compiler.core.hardware import Hardware
-from actorflow_compiler.plan.plan import OfInput, Plan
+from actorflow_compiler.plan.plan import Actor, OfInput, Plan, Send
 from actorflow_scheduler.cost import Durations, max_workspace_bytes, variable_bytes
 from actorflow_scheduler.critical_path import critical_path
 from actorflow_scheduler.firing_times import FiringTimes
@@ -51,6 +51,8 @@ class Forecast:
     bubble: float  # fraction of the period in which a compute queue runs nothing, mean over the ranks
     ranks: tuple[RankForecast, ...]  # one for each class of ranks, sorted by the first rank
     critical: tuple[tuple[int, str, float], ...]  # (rank, queue, fraction of the critical path), largest first
+    # (what is done, fraction of the critical path), largest first; the time in which a token is under way is its send's
+    spent: tuple[tuple[str, float], ...] = ()
     fed: bool = False  # whether sources take arguments of the call; the time to read these is not in the forecast
 
     @property
@@ -92,8 +94,10 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
     )
     idle = [(len(r.ranks), 1 - r.busy[COMPUTING]) for r in ranks if COMPUTING in r.busy]
     blame: Counter[tuple[int, str]] = Counter()
+    spent: Counter[str] = Counter()
     for actor, time in critical_path(firings, span):
         blame[plan.actor(actor).rank, plan.actor(actor).queue] += time
+        spent[_doing(plan.actor(actor), hardware)] += time
     return Forecast(
         name=plan.name,
         hardware=hardware,
@@ -105,8 +109,20 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
         bubble=sum(n * share for n, share in idle) / (sum(n for n, _ in idle) or 1),
         ranks=ranks,
         critical=tuple((rank, queue, time / span) for (rank, queue), time in blame.most_common()),
+        spent=tuple((what, time / span) for what, time in spent.most_common()),
         fed=any(isinstance(operand, OfInput) for actor in whole.actors for operand in actor.operands),
     )
+
+
+def _doing(actor: Actor, hardware: Hardware) -> str:
+    """What an actor does, for people: computing, or a kind of communication and where it takes place."""
+    comm = actor.comm
+    if comm is None:
+        return "computing" if actor.body is not None else "handing on"
+    where = ""
+    if hardware.node_size is not None and hardware.inside is not None:
+        where = " between nodes" if hardware.link(comm.ranks) == hardware.slowest else " inside a node"
+    return ("sends" if isinstance(comm, Send) else f"{comm.kind.replace('_', '-')}s") + where
 
 
 def run_until_steady(plan: Plan, times: Durations, whole: Plan) -> tuple[FiringTimes, int]:

@@ -394,7 +394,8 @@ def test_an_item_without_a_module_is_tied_by_what_it_reads() -> None:
     ("parallel", "budget", "expected"),
     [
         (None, None, DATA),
-        (None, "2GB", Goal(("auto",), 2e9)),
+        (None, "2GB", Goal(("auto",), 2e9, search=True)),
+        ("auto", None, Goal(("auto",), search=True)),
         ("tensor", "1.5GiB", Goal(("tensor",), 1.5 * 2**30)),
         ({"data": 2, "tensor": 4}, 1000, Goal(("data", "tensor"), 1000.0, mesh=(2, 4))),
     ],

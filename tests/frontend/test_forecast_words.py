@@ -9,6 +9,7 @@ from actorflow.commands import planned
 from actorflow.rendezvous.device_assignment import idle_oversubscribe
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.hardware import CPU_CORE
+from actorflow_compiler.plan.shown_plan import ShownPlan
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.forecast_text import MEANT, to_text
 from actorflow_scheduler.notation import LETTERS
@@ -30,8 +31,8 @@ def test_the_orders_end_with_what_their_words_mean() -> None:
 
 def test_notes_stand_below_the_full_forecast_as_they_stand_in_the_plan() -> None:
     plan = replace(shown_plans.view().plan, notes=("traced with the CPU's kernels",))
-    assert "notes     traced with the CPU's kernels\n" in planned.show(plan, HERE, full=True, replicas=1)
-    assert "notes" not in planned.show(replace(plan, notes=()), HERE, full=True, replicas=1)
+    assert "notes     traced with the CPU's kernels\n" in planned.show(ShownPlan(plan), HERE, full=True, replicas=1)
+    assert "notes" not in planned.show(ShownPlan(replace(plan, notes=())), HERE, full=True, replicas=1)
 
 
 def test_sharing_gpus_where_there_is_none_is_said_to_have_no_effect() -> None:

@@ -151,6 +151,32 @@ def prune(graph: Graph) -> Graph:
     return Graph(inputs, nodes, {v: graph.metas[v] for v in alive}, graph.results, graph.updates)
 
 
+def without(graph: Graph, gives_back: Callable[[Node], bool]) -> Graph:
+    """The same step with the ops that only give back what they read, their first argument, left out."""
+    same: dict[int, int] = {}
+
+    def at(value: int) -> Ref:
+        return Ref(same.get(value, value))
+
+    nodes: list[Node] = []
+    for n in graph.nodes:
+        n = with_other_reads(n, same)
+        if gives_back(n):
+            same[n.outs[0]] = n.args[0].index
+        else:
+            nodes.append(n)
+    results = tuple(at(r).index for r in graph.results)
+    updates = tuple((old, at(new).index) for old, new in graph.updates)
+    return replace(graph, nodes=tuple(nodes), results=results, updates=updates)
+
+
+def with_other_reads(n: Node, same: Mapping[int, int]) -> Node:
+    """The node with the values that it reads renumbered by ``same``."""
+    if not same.keys() & set(n.reads()):
+        return n
+    return n.reading(lambda value: Ref(same.get(value, value)))
+
+
 def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: False) -> Graph:
     """Common subexpressions: of nodes that compute the same thing in the same place, keep the first.
 

@@ -35,6 +35,7 @@ class Goal:
     taken: float = 0.0  # bytes of it that variables of other jobs need
     mesh: tuple[int, ...] = ()  # of all devices, where no placement is given; (): one axis
     mirrored: bool = False  # devices compute with values of their own (mirrored.py): nothing may be split
+    search: bool = False  # meshes, stages and ZeRO are open, too: whole plans are compared before layouts are inferred
 
     def mode(self, axis: int) -> ParallelMode:
         """The mode of a mesh axis."""
@@ -80,10 +81,10 @@ def goal_of(parallel: object, memory_budget: object) -> Goal:
     """
     budget = None if memory_budget is None else _bytes(memory_budget)
     if parallel is None:
-        return DATA if budget is None else Goal((ParallelMode.AUTO,), budget)
+        return DATA if budget is None else Goal((ParallelMode.AUTO,), budget, search=True)
     known = tuple(mode.value for mode in ParallelMode)
     if isinstance(parallel, str) and parallel in known:
-        return Goal((ParallelMode(parallel),), budget)
+        return Goal((ParallelMode(parallel),), budget, search=parallel == ParallelMode.AUTO)
     if (
         isinstance(parallel, Mapping)
         and parallel

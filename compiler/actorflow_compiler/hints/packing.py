@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from actorflow_compiler.core.errors import CallError
-from actorflow_compiler.core.ops import Phase, Ref
-from actorflow_compiler.graph.graph import Graph, InputKind, Node
+from actorflow_compiler.core.ops import Phase
+from actorflow_compiler.graph.graph import Graph, InputKind, Node, without
 from actorflow_compiler.hints.tags import tracing
 
 IN_PIECES, WHOLE = "actorflow.in_pieces", "actorflow.whole"
@@ -72,34 +71,7 @@ def marker_of(n: Node) -> PieceMarker:
 
 def without_markers(graph: Graph) -> Graph:
     """The same step with every marker replaced by the value that it marks."""
-    same: dict[int, int] = {}
-
-    def at(value: int) -> Ref:
-        return Ref(same.get(value, value))
-
-    def kept() -> Iterator[Node]:
-        for n in graph.nodes:
-            n = with_other_reads(n, same)
-            if n.op in MARKERS:
-                same[n.outs[0]] = n.args[0].index
-            else:
-                yield n
-
-    nodes = tuple(kept())
-    results = tuple(at(r).index for r in graph.results)
-    updates = tuple((old, at(new).index) for old, new in graph.updates)
-    return replace(graph, nodes=nodes, results=results, updates=updates)
-
-
-def with_other_reads(n: Node, same: dict[int, int]) -> Node:
-    """The node with the values that it reads renumbered by ``same``."""
-    if not same.keys() & set(n.reads()):
-        return n
-
-    def at(value: int) -> Ref:
-        return Ref(same.get(value, value))
-
-    return n.reading(at)
+    return without(graph, lambda n: n.op in MARKERS)
 
 
 def nearest_divisors(size: int, count: int) -> list[int]:

@@ -70,7 +70,7 @@ def cut_automatically(
             f"{asked.origin} cuts the whole step, but a scope puts {by_hand.op}{where} on {by_hand.placement}; "
             f"one of both was expected: take the flow.scope.placement out, or place all modules by patterns"
         )
-    units = _VisitCosts(captured, pieces, everywhere.size / min(len(placements), everywhere.size), hardware, elsewhere)
+    units = VisitCosts(captured, pieces, everywhere.size / min(len(placements), everywhere.size), hardware, elsewhere)
     notes: tuple[str, ...] = ()
     if not units.costs and fixed:  # for example an optimizer's step: it runs where its state is
         return AutomaticStages(captured.graph)
@@ -173,8 +173,12 @@ def _follow(
     return tuple(first), tuple(where)
 
 
-class _VisitCosts:
-    """The visits of a graph and their costs; ``devices`` is how many share a stage, and the batch."""
+class VisitCosts:
+    """The visits of a graph and their costs; ``devices`` is how many share a stage, and the batch.
+
+    ``costs`` has one unit for each visit, ``work`` the seconds of each node of the graph; None for those that are
+    cheap to repeat.
+    """
 
     def __init__(
         self, captured: Capture, pieces: int, devices: float, hardware: Hardware, elsewhere: Collection[str] = ()
@@ -183,7 +187,7 @@ class _VisitCosts:
         self.pieces, self.devices, self.hardware = pieces, devices, hardware
         self.names = {i.value: i.name for i in self.graph.inputs if i.kind == InputKind.VARIABLE}
         self.held: set[int] = set(self.names)  # values that depend on state
-        work = [self._seconds_of(n) for n in self.graph.nodes]
+        self.work = work = [self._seconds_of(n) for n in self.graph.nodes]
         nodes = list(zip(self.graph.nodes, work, strict=True))
         self.visits = sorted({n.visit for n, w in nodes if n.phase == Phase.FORWARD and w and n.op not in CHEAP_OPS})
         self.unit = [self._unit_of(n, w) for n, w in nodes]  # of each node

@@ -387,6 +387,17 @@ class Summary:
     moved: tuple[tuple[str, int], ...] = ()  # (kind of communication, bytes in an iteration)
 
 
+@dataclass(frozen=True, slots=True)
+class ConsideredPlan:
+    """A plan that was compared with others when this one was chosen."""
+
+    text: str  # how it shares the step: "data 2, tensor 2, 8 micro-batches"
+    seconds: float = 0.0  # of a step, as forecast; 0: there is no such plan
+    nbytes: int = 0  # the most that a device holds
+    moved: int = 0  # bytes of communication in a step
+    why: str = ""  # why it is worse; empty for the plan that was chosen
+
+
 @dataclass(frozen=True)
 class Plan:
     """A whole plan, or the part of it that some ranks need (``for_rank``).
@@ -412,6 +423,7 @@ class Plan:
     calls: tuple[Order, ...] = ()
     origins: Origins = field(default_factory=Origins)  # for people only
     mode: Mode = Mode.EAGER  # how ranks run bodies
+    considered: tuple[ConsideredPlan, ...] = ()  # this one and the next best, if it was chosen; for people only
 
     @cached_property
     def _actors(self) -> dict[int, Actor]:
@@ -504,6 +516,7 @@ class Plan:
             registers=registers,
             orders=tuple(o for o in self.orders if o.rank == rank),
             ranks=(rank,),
+            considered=(),
             calls=tuple(o for o in self.calls if o.rank == rank),
             origins=Origins(self.origins.places, tuple(s for s in self.origins.steps if s.actor in mine)),
         )

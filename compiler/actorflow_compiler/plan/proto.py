@@ -29,6 +29,7 @@ from actorflow_compiler.plan.plan import (
     Collective,
     CollectiveKind,
     Comm,
+    ConsideredPlan,
     Constant,
     Exchange,
     FromRegister,
@@ -108,6 +109,10 @@ def to_proto(plan: Plan) -> pb.Plan:
             calls=map(_order, plan.calls),
             origins=_origins(plan.origins),
             mode=plan.mode,
+            considered=(
+                pb.ConsideredPlan(text=c.text, seconds=c.seconds, nbytes=c.nbytes, moved=c.moved, why=c.why)
+                for c in plan.considered
+            ),
         )
     except (TypeError, ValueError) as error:
         raise PlanError(f"plan {plan.name!r} holds a value that a message cannot carry: {error}") from error
@@ -137,6 +142,7 @@ def from_proto(message: pb.Plan) -> Plan:
             calls=tuple(map(_to_order, message.calls)),
             origins=_to_origins(message.origins),
             mode=_member(Mode, message.mode or Mode.EAGER, "bodies", "mode"),  # empty before there were modes
+            considered=tuple(ConsideredPlan(c.text, c.seconds, c.nbytes, c.moved, c.why) for c in message.considered),
         )
     except LayoutError as error:
         raise PlanError(f"plan {message.name!r} cannot be read: {error}") from error

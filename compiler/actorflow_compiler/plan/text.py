@@ -16,7 +16,7 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.runs import Runs
 from actorflow_compiler.core.sbp import show
-from actorflow_compiler.core.units import bytes_text, columns, flop_text, ranges_text, rows_text
+from actorflow_compiler.core.units import bytes_text, columns, flop_text, ranges_text, rows_text, seconds_text
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import (
     LAST,
@@ -110,8 +110,22 @@ def to_text(plan: Plan) -> str:
 
 
 def notes_text(plan: Plan) -> str:
-    """The plan's notes as lines; empty if there are none."""
-    return "".join(f"{line.rstrip()}\n" for line in _rows("notes", plan.notes))
+    """The plans that were compared and the plan's notes, as lines; empty if there are none."""
+    rows = (*_rows("plans", considered_lines(plan)), *_rows("notes", plan.notes))
+    return "".join(f"{line.rstrip()}\n" for line in rows)
+
+
+def considered_lines(plan: Plan) -> list[str]:
+    """The table of plans that were compared: time of a step, memory of a device, bytes that move, and why not."""
+    rows = [
+        [
+            c.text,
+            *((seconds_text(c.seconds), bytes_text(c.nbytes), bytes_text(c.moved)) if c.seconds else ("–", "–", "–")),
+            c.why or "chosen",
+        ]
+        for c in plan.considered
+    ]
+    return columns([["", "step", "memory", "moved", ""], *rows], "<>>><") if rows else []
 
 
 class _Text:
@@ -165,6 +179,7 @@ class _Text:
         if plan.mode is not Mode.EAGER:
             yield from _rows("bodies", [f"{plan.mode}: {plan.mode.text}"])
         yield from _rows("moved", columns([[kind, bytes_text(n)] for kind, n in found.moved], "<>") or ["nothing"])
+        yield from _rows("plans", considered_lines(plan))
         yield from _rows("notes", plan.notes)
 
     def variables(self) -> Iterator[str]:

@@ -17,13 +17,22 @@ from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, substitute_all
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Sbp, Split, local_shape
 from actorflow_compiler.custom_ops.random import UNIFORM, in_pieces
-from actorflow_compiler.graph.graph import CALL_INPUTS, Graph, Input, InputKind, Node, call_of, prune, verify
+from actorflow_compiler.graph.graph import (
+    CALL_INPUTS,
+    Graph,
+    Input,
+    InputKind,
+    Node,
+    call_of,
+    prune,
+    verify,
+    with_other_reads,
+)
 from actorflow_compiler.hints.packing import (
     IN_PIECES,
     MARKERS,
     count_pieces,
     marker_of,
-    with_other_reads,
     without_markers,
 )
 from actorflow_compiler.rewriting.piecewise import PER_PIECE, PIECEWISE, S0, PerPiece, TimeLayout, split_of_batch

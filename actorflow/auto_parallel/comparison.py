@@ -1,0 +1,56 @@
+"""Tell people what a search has chosen, what it was compared with, and why the others are worse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from actorflow.auto_parallel.search import Choice, Compared
+from actorflow_compiler.core.units import seconds_text
+from actorflow_compiler.plan.plan import ConsideredPlan
+from actorflow_scheduler.forecast import Forecast
+
+SHOWN = 10  # strategies beside the one that is taken
+
+
+def choice_note(choice: Choice) -> str:
+    """A note on what was chosen among how many."""
+    compiled = 1 + len(choice.others)
+    stopped = f"; the search ended early, as {choice.stopped}" if choice.stopped else ""
+    return (
+        f"{choice.best.strategy} was chosen, the best of {compiled} plan{'s' * (compiled != 1)} that were compiled of "
+        f"{choice.possible} that are possible, in {seconds_text(choice.seconds)}{stopped}"
+    )
+
+
+def considered(choice: Choice) -> tuple[ConsideredPlan, ...]:
+    """What was chosen, and the best of the others, each with the reason why it is worse."""
+    shown = (choice.best, *choice.others[:SHOWN])
+    return tuple(_considered(one, "" if one is choice.best else why_worse(one, choice.best)) for one in shown)
+
+
+def _considered(one: Compared, why: str) -> ConsideredPlan:
+    if one.forecast is None:
+        return ConsideredPlan(str(one.strategy), why=why)
+    return ConsideredPlan(str(one.strategy), one.seconds, one.nbytes, one.moved, why)
+
+
+def why_worse(one: Compared, best: Compared) -> str:
+    """Why a strategy is not the chosen one: it does not fit, or what of its step takes longer."""
+    if one.refused:
+        return one.refused.partition(";")[0]
+    assert one.forecast is not None
+    assert best.forecast is not None
+    more = max(_lost(one.forecast, best.forecast), key=lambda found: found[0], default=(0.0, ""))
+    if one.seconds <= best.seconds:
+        return "no faster, and needs more memory"
+    return more[1]
+
+
+def _lost(one: Forecast, best: Forecast) -> Iterator[tuple[float, str]]:
+    """(seconds that a forecast loses against the best one, on what) for each of the things that devices do."""
+    known = dict(best.spent)
+    for what, share in one.spent:
+        yield share * one.period - known.get(what, 0.0) * best.period, f"{share:.0%} of the step in {what}"
+    idle = one.bubble * one.period - best.bubble * best.period
+    if one.micro_batches > 1:
+        yield idle, f"devices wait for {one.bubble:.0%} of the step"

@@ -1,0 +1,41 @@
+"""Keep to what an earlier plan has chosen: where its variables are decides meshes and stages of later plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actorflow.auto_parallel.strategy import ORIGIN
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.capture.request import StepRequest
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.hints.hints import StagesHint
+
+
+def following(captured: Capture, request: StepRequest) -> StepRequest:
+    """The request, with the mesh and the stages that earlier plans have given the step's variables, if they have.
+
+    Only where the request leaves these to the compiler.
+    """
+    asked, fixed = request.preferences, request.history.fixed
+    places = dict.fromkeys(fixed[name].placement for name in captured.kinds if name in fixed)
+    open_here = asked.goal.search and not request.mirrored
+    if not open_here or not places or asked.hints.placements or asked.hints.stages or asked.hints.homes:
+        return request
+    goal, hints = asked.goal, asked.hints
+    if len(places) > 1:
+        stages = tuple(sorted(places, key=lambda place: place.ranks))
+        if not _are_stages(stages):
+            return request
+        hints = replace(hints, stages=StagesHint(len(stages), stages, ORIGIN))
+    else:
+        (place,) = places
+        if place.size != request.devices.world:
+            return request
+        goal = replace(goal, mesh=place.hierarchy)
+    return replace(request, preferences=replace(asked, goal=goal, hints=hints))
+
+
+def _are_stages(places: tuple[Placement, ...]) -> bool:
+    """Whether no rank is in two of these placements, and all have the same mesh."""
+    ranks = [rank for place in places for rank in place.ranks]
+    return len(set(ranks)) == len(ranks) and len({place.hierarchy for place in places}) == 1

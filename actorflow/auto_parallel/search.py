@@ -1,0 +1,249 @@
+"""Search for the strategy whose plan takes the shortest step within the memory of each device.
+
+Strategies are ordered by estimate, the promising ones are compiled, scheduled and forecast, and the best of these are
+varied in micro-batches and ZeRO.  A strategy that cannot beat the best forecast is left out by its lower bound.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from actorflow.auto_parallel.estimate import Estimator, StepProfile, StrategyEstimate
+from actorflow.auto_parallel.space import OpenChoices, parameters_of, strategies
+from actorflow.auto_parallel.strategy import Strategy
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.capture.request import StepRequest
+from actorflow_compiler.core.errors import CallError, LayoutError, PlanError
+from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.core.schedule_names import ScheduleName
+from actorflow_compiler.core.units import bytes_text
+from actorflow_compiler.plan.folded import FoldedPlan
+from actorflow_scheduler.cost import moved_by_all
+from actorflow_scheduler.forecast import Forecast, forecast
+
+SHAPES = 8  # meshes and stages that are compiled, each with what is estimated to be best for it
+VARIED = 6  # further ones, beside the best, with other micro-batches or ZeRO
+FINAL = 2  # of pipelines: how many the full search of schedules decides among
+ENOUGH = 45.0  # seconds
+
+Schedule = Callable[[Capture, StepRequest, ScheduleName], tuple[FoldedPlan, Hardware]]
+Shape = tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A strategy that was compiled, and the forecast of its plan; or why there is no plan that fits."""
+
+    strategy: Strategy
+    forecast: Forecast | None = None
+    moved: int = 0  # bytes of communication in a step
+    refused: str = ""
+    @property
+    def seconds(self) -> float:
+        """The forecast time of a step; infinite where there is none."""
+        return float("inf") if self.forecast is None else self.forecast.period
+
+    @property
+    def nbytes(self) -> int:
+        """The most bytes that a device holds."""
+        return 0 if self.forecast is None else max(rank.total for rank in self.forecast.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The result of a search: the strategy that is taken, and those that it was compared with, the best first."""
+
+    best: Compared
+    request: StepRequest  # with the strategy's preferences
+    captured: Capture  # as the strategy needs it
+    others: tuple[Compared, ...]
+    possible: int  # strategies that there were
+    seconds: float  # that the search took
+    stopped: str = ""  # why it ended before its time
+
+
+@dataclass(slots=True)
+class PlanSearch:
+    """The search over the strategies of one captured step.
+
+    ``captured`` has its gradients marked if ZeRO is open (``strategy.zero_hints`` of stage 2 while it was captured).
+    ``schedule`` makes the scheduled plan of a capture and a request, of one rank of each class.  ``budget`` is how many
+    bytes each device may hold, None if that is not known.  ``beside`` says whether devices compute while they
+    communicate, ``doing`` is told what is compiled.
+    """
+
+    captured: Capture
+    request: StepRequest
+    choices: OpenChoices
+    schedule: Schedule
+    budget: float | None
+    beside: bool
+    doing: Callable[[str], None] = lambda _: None
+    least: int = 1  # strategies that are compiled even if they cannot be the best, so that people can compare them
+    enough: float = ENOUGH  # seconds after which no further strategy is compiled
+    compared: dict[Strategy, Compared] = field(default_factory=dict)
+    estimates: dict[Strategy, StrategyEstimate] = field(default_factory=dict)
+    begun: float = field(default_factory=time.monotonic)
+
+    def run(self) -> Choice:
+        """The best strategy that was found.
+
+        Raises LayoutError, which says what was tried, if no plan fits.  An interrupt (Ctrl-C) ends the search with the
+        best so far, if there is one.
+        """
+        order = self._estimated()
+        stopped = ""
+        try:
+            self._compare_shapes(order)
+            self._vary(order)
+            self._settle_schedules()
+            self._compare_more(order)
+        except KeyboardInterrupt:
+            if self._best() is None:
+                raise
+            stopped = "it was interrupted"
+        best = self._best()
+        if best is None:
+            raise LayoutError(self._refusal())
+        if not stopped and self._is_late():
+            stopped = f"{self.enough:.0f} s were over"
+        others = sorted((c for c in self.compared.values() if c is not best), key=lambda c: c.seconds)
+        return Choice(
+            best,
+            self.request_of(best.strategy),
+            best.strategy.captured(self.captured),
+            tuple(others),
+            len(order),
+            time.monotonic() - self.begun,
+            stopped,
+        )
+
+    def request_of(self, strategy: Strategy) -> StepRequest:
+        """The request for the step with a strategy's preferences."""
+        asked = self.request
+        preferences = strategy.preferences(asked.preferences, parameters_of(asked), self.budget)
+        return replace(asked, preferences=preferences)
+
+    # ---- inside
+
+    def _estimated(self) -> list[Strategy]:
+        """All strategies, those that seem to fit first, by their estimates."""
+        devices, asked = self.request.devices, self.request.preferences
+        profile = StepProfile.of(self.captured, devices.hardware)
+        estimator = Estimator(profile, devices.hardware, devices.world, self.beside)
+        parts = len(profile.units)
+        for s in strategies(self.choices, asked, devices.hardware, devices.world, profile.batch, parts):
+            self.estimates[s] = estimator.of(s)
+        return sorted(self.estimates, key=lambda s: (self._seems_over(s), self.estimates[s].seconds, s))
+
+    def _seems_over(self, strategy: Strategy) -> float:
+        """By how much a strategy seems to exceed the memory, as a factor; 0 if it does not."""
+        ratio = 0.0 if self.budget is None else self.estimates[strategy].nbytes / self.budget
+        return ratio if ratio > 1 else 0.0
+
+    def _compare_shapes(self, order: Sequence[Strategy]) -> None:
+        """Compile the strategy of each shape that is estimated to be best, and if it does not fit the smallest one."""
+        shapes: dict[Shape, list[Strategy]] = {}
+        for s in order:
+            shapes.setdefault((s.stages, s.mesh, tuple(map(str, s.modes))), []).append(s)
+        for number, alike in enumerate(shapes.values()):
+            best = self._best()
+            if best is not None and (number >= SHAPES or self._is_late()):
+                return
+            worth = [s for s in alike if best is None or not self._is_worse(s, best)]
+            if worth and self.compare(worth[0]).refused:
+                smallest = min(worth, key=lambda s: (self.estimates[s].nbytes, self.estimates[s].seconds))
+                if smallest not in self.compared:
+                    self.compare(smallest)
+
+    def _vary(self, order: Sequence[Strategy]) -> None:
+        """Compile neighbours of the best strategy until none is better: other micro-batches, other stages of ZeRO."""
+        left = VARIED
+        while left and (best := self._best()) is not None:
+            near = [s for s in self._neighbours(best.strategy, order) if s not in self.compared]
+            near = [s for s in near if not self._is_worse(s, best)]
+            for s in near[:left]:
+                if self._is_late():
+                    return
+                self.compare(s)
+                left -= 1
+            if self._best() is best:
+                return
+
+    def _compare_more(self, order: Sequence[Strategy]) -> None:
+        """Compile further ones, up to the number that is to be compared in any case."""
+        for s in order:
+            if len(self.compared) >= self.least or self._is_late():
+                return
+            if s not in self.compared:
+                self.compare(s)
+
+    def _neighbours(self, of: Strategy, order: Iterable[Strategy]) -> Iterator[Strategy]:
+        """The strategies that differ in one step of micro-batches or in ZeRO, in the order of estimates."""
+        pieces = sorted({s.micro_batches for s in self.estimates if replace(s, micro_batches=of.micro_batches) == of})
+        at = pieces.index(of.micro_batches)
+        counts = set(pieces[max(0, at - 1) : at + 2])
+        for s in order:
+            others = s.micro_batches in counts and replace(s, micro_batches=of.micro_batches) == of
+            if s != of and (others or replace(s, zero=of.zero) == of):
+                yield s
+
+    def _settle_schedules(self) -> None:
+        """Forecast the best pipelines again, with the schedules that the search of orders finds for them."""
+        if self.request.preferences.schedule is not ScheduleName.AUTO:
+            return
+        for one in sorted(self.compared.values(), key=lambda c: c.seconds)[:FINAL]:
+            if one.forecast is not None and (one.strategy.stages or 1) > 1 and not self._is_late():
+                self.compare(one.strategy, ScheduleName.AUTO)
+
+    def compare(self, strategy: Strategy, name: ScheduleName | None = None) -> Compared:
+        """Compile, schedule and forecast a strategy.
+
+        Pipelines are 1F1B unless the request or ``name`` says otherwise.
+        """
+        request = self.request_of(strategy)
+        self.doing(f"comparing plans: {strategy}")
+        pipeline = (strategy.stages or 1) > 1 and strategy.micro_batches > 1
+        named = request.preferences.schedule
+        if name is not None or named is not ScheduleName.AUTO or not pipeline:
+            name = name or named
+        else:
+            name = ScheduleName.ONE_F_ONE_B
+        try:
+            plan, hardware = self.schedule(strategy.captured(self.captured), request, name)
+            found = forecast(plan, hardware)
+            moved = moved_by_all(plan)
+            over = self.budget is not None and max(rank.total for rank in found.ranks) > self.budget
+            refused = "it does not fit the memory" if over else ""
+            result = Compared(strategy, found, moved, refused)
+        except (LayoutError, PlanError, CallError) as error:
+            result = Compared(strategy, refused=str(error))
+        self.compared[strategy] = result
+        return result
+
+    def _best(self) -> Compared | None:
+        """The fastest that fits."""
+        fit = [c for c in self.compared.values() if not c.refused]
+        return min(fit, key=lambda c: (c.seconds, c.nbytes, c.strategy), default=None)
+
+    def _is_worse(self, strategy: Strategy, best: Compared) -> bool:
+        """Whether a strategy need not be compiled, as it cannot be better than the best one."""
+        return len(self.compared) >= self.least and self.estimates[strategy].least >= best.seconds
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self.begun > self.enough
+
+    def _refusal(self) -> str:
+        """The text of an error that says why there is no plan: of the plan that needs least, what it needs."""
+        count = f"{len(self.compared)} plan{'s' * (len(self.compared) != 1)}"
+        least = min((c for c in self.compared.values() if c.forecast is not None), key=lambda c: c.nbytes, default=None)
+        if least is not None:
+            return (
+                f"none of {count} fits {bytes_text(int(self.budget or 0))} on each device; the least that was found "
+                f"needs {bytes_text(least.nbytes)} ({least.strategy}); use more devices, a smaller batch, or a larger "
+                f"budget"
+            )
+        smallest = min(self.compared, key=lambda s: self.estimates[s].nbytes)
+        return f"none of {count} that were tried is possible; {smallest}: {self.compared[smallest].refused}"

@@ -1,0 +1,125 @@
+"""The strategies that are possible for a step, where its hints and its request leave them open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from actorflow.auto_parallel.strategy import MARKED, Strategy, zero_hints
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.capture.request import Preferences, StepRequest
+from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.graph.graph import InputKind
+from actorflow_compiler.hints.goal import ParallelMode
+from actorflow_compiler.hints.packing import MARKERS
+from actorflow_compiler.plan.plan import VariableKind
+
+ZERO = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenChoices:
+    """What of a strategy is to be chosen for a step."""
+
+    mesh: bool
+    stages: bool
+    zero: bool
+    micro_batches: bool
+
+    @property
+    def any(self) -> bool:
+        """Whether there is something to choose."""
+        return self.mesh or self.stages or self.zero or self.micro_batches
+
+
+def open_choices(captured: Capture, request: StepRequest, micro_batches: bool) -> OpenChoices:
+    """What is open: what neither hints, nor earlier plans, nor arguments of the job have decided.
+
+    ``micro_batches`` says whether their number is left to the compiler.
+    """
+    asked, graph = request.preferences, captured.graph
+    placed = bool(asked.hints.placements or asked.hints.homes) or any(n.placement is not None for n in graph.nodes)
+    decided = placed or bool(asked.hints.layouts) or any(v in request.history.fixed for v in captured.kinds)
+    several = request.devices.world > 1
+    free = asked.goal.search and several and not request.mirrored and not decided
+    markers = any(n.op in MARKERS for n in graph.nodes)
+    batched = any(i.kind == InputKind.BATCH for i in graph.inputs)
+    return OpenChoices(
+        mesh=free,
+        stages=free and asked.hints.stages is None,
+        zero=free and may_split_state(asked, request),
+        micro_batches=micro_batches and batched and not markers and not request.mirrored,
+    )
+
+
+def may_split_state(asked: Preferences, request: StepRequest) -> bool:
+    """Whether ZeRO is open for a step, as far as that is known before it is captured."""
+    return (
+        asked.goal.search
+        and request.devices.world > 1
+        and request.step.train
+        and not request.mirrored
+        and not (asked.hints.zero or asked.hints.layouts or asked.hints.placements or request.history.fixed)
+    )
+
+
+def marked_for_zero(request: StepRequest) -> StepRequest:
+    """The request to capture a step with: gradients are marked where ZeRO, which the marks are for, is open."""
+    asked = request.preferences
+    if not may_split_state(asked, request):
+        return request
+    hints = replace(asked.hints, zero=zero_hints(parameters_of(request), MARKED))
+    return replace(request, preferences=replace(asked, hints=hints))
+
+
+def parameters_of(request: StepRequest) -> tuple[str, ...]:
+    """The names of the step's parameters, which ZeRO may split."""
+    return tuple(n for n, held in request.step.state.held.items() if held.kind == VariableKind.PARAMETER)
+
+
+def strategies(
+    choices: OpenChoices, asked: Preferences, hardware: Hardware, world: int, batch: int, parts: int
+) -> Iterator[Strategy]:
+    """All strategies that the open choices allow.
+
+    ``batch`` is the number of samples that are cut into micro-batches, ``parts`` the number of the parts of the model
+    that stages may be made of.
+    """
+    pieces = divisors(batch) if choices.micro_batches else (asked.micro_batches,)
+    if not choices.mesh:
+        yield from (Strategy(micro_batches=m) for m in pieces)
+        return
+    given = asked.hints.stages
+    for stages in divisors(world) if given is None else (given.count,):
+        if given is None and stages > max(1, parts):
+            continue
+        each = max(1, world // stages)
+        said = stages if given is None else None
+        for mesh, modes in _meshes(each, hardware):
+            zero = ZERO if choices.zero and modes[0] == ParallelMode.DATA and mesh[0] > 1 else (0,)
+            for z in zero:
+                for m in pieces:
+                    found = Strategy(said, mesh, modes, z if choices.zero else None, m)
+                    if m == 1 or batch // m >= found.replicas:
+                        yield found
+
+
+def _meshes(each: int, hardware: Hardware) -> Iterator[tuple[tuple[int, ...], tuple[ParallelMode, ...]]]:
+    """The meshes of ``each`` devices, and what their axes share; tensors are split within a node."""
+    yield (each,), (ParallelMode.DATA,)
+    if each == 1:
+        return
+    yield (each,), (ParallelMode.AUTO,)
+    node = hardware.node_size or each
+    for inner in divisors(each)[1:]:
+        if inner > node or node % inner:
+            continue
+        if inner == each:
+            yield (inner,), (ParallelMode.TENSOR,)
+        else:
+            yield (each // inner, inner), (ParallelMode.DATA, ParallelMode.TENSOR)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """The divisors of a number, ascending."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)

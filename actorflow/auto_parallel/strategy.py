@@ -1,0 +1,73 @@
+"""A strategy: how a step is shared among devices and micro-batches, as far as layouts do not decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.capture.request import Preferences
+from actorflow_compiler.graph.graph import without
+from actorflow_compiler.hints.constrain import CONSTRAIN
+from actorflow_compiler.hints.goal import ParallelMode
+from actorflow_compiler.hints.hints import StagesHint, ZeroHint
+from actorflow_compiler.hints.zero import GRADIENT
+
+ORIGIN = 'parallel="auto"'  # of the hints that a strategy gives
+MARKED = 2  # the ZeRO stage from which gradients are marked while a step is captured
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Strategy:
+    """How a step is shared among devices and micro-batches.
+
+    What is None is as the request for the step has it: the user has said it, or it is not to be changed.
+    """
+
+    stages: int | None = None  # of the pipeline
+    mesh: tuple[int, ...] | None = None  # of the devices of each stage
+    modes: tuple[ParallelMode, ...] = ()  # of the mesh's axes; () where there is no mesh
+    zero: int | None = None  # stage of ZeRO on the first axis, 0 to 3
+    micro_batches: int = 1
+
+    def preferences(self, given: Preferences, parameters: Collection[str], budget: float | None) -> Preferences:
+        """The request's preferences with this strategy in place of what they leave open.
+
+        ``parameters`` are the names of those that ZeRO may split; ``budget`` is the bytes that a device may hold.
+        """
+        goal, hints = replace(given.goal, budget=budget, search=False), given.hints
+        if self.mesh is not None:
+            goal = replace(goal, mesh=self.mesh, modes=self.modes)
+        if self.stages is not None:
+            asked = StagesHint(self.stages, (), ORIGIN) if self.stages > 1 else None
+            hints = replace(hints, stages=asked)
+        if self.zero is not None:
+            hints = replace(hints, zero=zero_hints(parameters, self.zero))
+        return replace(given, goal=goal, hints=hints, micro_batches=self.micro_batches)
+
+    def captured(self, marked: Capture) -> Capture:
+        """The step without the marks on gradients that were made while it was captured, unless they are needed."""
+        if self.zero is None or self.zero >= MARKED:
+            return marked
+        graph = without(marked.graph, lambda n: n.op == CONSTRAIN and n.args[1].startswith(GRADIENT))
+        return replace(marked, graph=graph)
+
+    @property
+    def replicas(self) -> int:
+        """Into how many parts the batch is split at the same time, as far as this says."""
+        return self.mesh[0] if self.mesh and self.modes[0] != ParallelMode.TENSOR else 1
+
+    def __str__(self) -> str:
+        said = [f"{self.stages} stages"] if self.stages and self.stages > 1 else []
+        if self.mesh is not None:
+            said += [f"{mode} {size}" for mode, size in zip(self.modes, self.mesh, strict=True) if size > 1]
+        if self.zero:
+            said.append(f"ZeRO {self.zero}")
+        if self.micro_batches > 1:
+            said.append(f"{self.micro_batches} micro-batches")
+        return ", ".join(said) or "one device"
+
+
+def zero_hints(parameters: Collection[str], stage: int) -> Mapping[str, ZeroHint]:
+    """ZeRO of a stage for parameters, along the first axis of their mesh; none for stage 0."""
+    return {name: ZeroHint(stage, 0, ORIGIN) for name in parameters} if stage else {}

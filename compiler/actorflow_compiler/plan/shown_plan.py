@@ -1,0 +1,24 @@
+"""A plan that people look at, and that is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from actorflow_compiler.plan.folded import FoldedPlan
+from actorflow_compiler.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPlan:
+    """A plan to be looked at, with those that it was chosen among."""
+
+    plan: Plan
+    others: tuple[Plan | None, ...] = ()  # those after the first of ``plan.considered``; None: there is no such plan
+    # listed rank → the ranks of its class, where the plan lists one of each, as for a forecast; None: it lists all
+    rank_classes: Mapping[int, Sequence[int]] | None = None
+
+    @property
+    def forecast_of(self) -> Plan | FoldedPlan:
+        """What is to be forecast: the plan, or if it lists only one rank of each class all that it stands for."""
+        return self.plan if self.rank_classes is None else FoldedPlan(self.plan, self.rank_classes)

@@ -1,0 +1,257 @@
+"""``parallel="auto"``: whole plans are compared, and whichever is taken trains as the eager script does."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import warm
+from actorflow.auto_parallel.comparison import SHOWN, choice_note, considered
+from actorflow.auto_parallel.search import PlanSearch
+from actorflow.auto_parallel.space import divisors, marked_for_zero, open_choices, strategies
+from actorflow.auto_parallel.strategy import Strategy
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.capture.request import StepRequest
+from actorflow_compiler.compile import capture_step, fold_captured, lower_captured
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link
+from actorflow_compiler.core.sbp import Split
+from actorflow_compiler.core.schedule_names import ScheduleName
+from actorflow_compiler.hints.goal import ParallelMode, goal_of
+from actorflow_compiler.hints.hints import place, zero
+from actorflow_compiler.plan.folded import FoldedPlan
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.values.variables import real_optimizer_state
+from actorflow_scheduler.cost import variable_bytes
+from actorflow_scheduler.forecast import forecast
+from actorflow_scheduler.schedule import schedule, schedule_folded
+from cluster.runs import Run
+from models import CASES, Case
+from trained import Layout, request_of, train, train_eagerly
+
+SIZE, STEPS = 8, 3
+FAST_NODES = Hardware(node_size=2, inside=Link(4e11, 1e-6), bytes_per_s=1e7, latency_s=1e-4)
+
+
+def folded(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[FoldedPlan, Hardware]:
+    """The scheduled plan of one rank of each class, for the search."""
+    step, hardware = fold_captured(captured, request), request.devices.hardware
+    return schedule_folded(step.cut, hardware, room_for_registers(step.cut().plan, request), name), hardware
+
+
+def scheduled(captured: Capture, request: StepRequest) -> Plan:
+    """The scheduled plan of all ranks, to train by."""
+    lowered = lower_captured(captured, request)
+    return schedule(lowered.cut, request.devices.hardware, room_for_registers(lowered.cut(), request))
+
+
+def room_for_registers(plan: Plan, request: StepRequest) -> dict[int, int] | None:
+    budget = request.preferences.goal.budget
+    if budget is None or plan.pieces == 1:
+        return None
+    return {rank: int(budget) - taken for rank, taken in variable_bytes(plan).items()}
+
+
+def search_of(
+    case: Case, world: int, budget: float | None = None, least: int = 1, layout: Layout | None = None
+) -> tuple[PlanSearch, torch.optim.Optimizer]:
+    """The search over all strategies of a case, with micro-batches open."""
+    asked = replace(layout or Layout(world), world=world, goal=goal_of("auto", budget))
+    request, optimizer = request_of(case, asked, SIZE)
+    captured = capture_step(marked_for_zero(request))
+    choices = open_choices(captured, request, micro_batches=True)
+    search = PlanSearch(captured, request, choices, folded, budget, beside=False, least=least, enough=math.inf)
+    return search, optimizer
+
+
+def all_strategies(search: PlanSearch) -> list[Strategy]:
+    return sorted(search.estimates or dict.fromkeys(search._estimated()))
+
+
+@functools.cache
+def eagerly(name: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    return train_eagerly(CASES[name], [SIZE] * STEPS, 1)
+
+
+def check_trains(name: str, search: PlanSearch, optimizer: torch.optim.Optimizer, strategy: Strategy) -> Plan:
+    """Train by the plan of a strategy; it must do what the eager script does."""
+    plan = scheduled(strategy.captured(search.captured), search.request_of(strategy))
+    state = search.request.step.state
+    values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
+    for v in plan.variables:
+        values.setdefault(v.name, torch.zeros(v.shape, dtype=getattr(torch, v.dtype)))
+    losses, found = train(CASES[name], plan, values, optimizer, [SIZE] * STEPS)
+    expected, parameters = eagerly(name)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=2e-5, atol=1e-6)
+    torch.testing.assert_close(found, parameters, rtol=1e-3, atol=1e-5)
+    return plan
+
+
+SPACE = [(name, world, n) for name in ("mlp", "gpt") for world in (2, 4) for n in range(60)]
+
+
+@pytest.mark.matrix(every=40)
+@pytest.mark.parametrize(("name", "world", "number"), SPACE)
+def test_every_strategy_of_the_space_trains_as_the_eager_script_does(name: str, world: int, number: int) -> None:
+    search, optimizer = search_of(CASES[name], world)
+    every = all_strategies(search)
+    assert len(every) <= 60
+    if number < len(every):
+        check_trains(name, search, optimizer, every[number])
+
+
+def test_a_step_without_marks_is_what_is_captured_without_them() -> None:
+    search, _ = search_of(CASES["gpt"], 2)
+    plain = capture_step(search.request)
+    assert str(search.captured.graph) != str(plain.graph)
+    dropped = Strategy(zero=1).captured(search.captured).graph
+    assert [(n.op, n.phase, n.where) for n in dropped.nodes] == [(n.op, n.phase, n.where) for n in plain.graph.nodes]
+    assert Strategy(zero=2).captured(search.captured) is search.captured
+
+
+def test_the_space_has_data_tensor_and_pipeline_parallelism_and_all_of_them() -> None:
+    search, _ = search_of(CASES["gpt"], 4)
+    every = {str(s) for s in all_strategies(search)}
+    assert {
+        "data 4", "data 4, ZeRO 3", "tensor 4", "auto 4", "data 2, tensor 2", "data 2, tensor 2, ZeRO 1",
+        "2 stages, data 2, ZeRO 2, 4 micro-batches", "2 stages, tensor 2, 8 micro-batches", "4 stages, 8 micro-batches",
+    } <= every  # fmt: skip
+    assert "data 4, 4 micro-batches" not in every  # a micro-batch would have fewer samples than devices
+
+
+def test_tensors_are_split_within_a_node_only() -> None:
+    choices = open_choices(*(lambda s: (s.captured, s.request))(search_of(CASES["mlp"], 4)[0]), micro_batches=False)
+    asked = search_of(CASES["mlp"], 4)[0].request.preferences
+    found = {s.mesh for s in strategies(choices, asked, FAST_NODES, 4, SIZE, 1) if ParallelMode.TENSOR in s.modes}
+    assert found == {(2, 2)}
+
+
+@pytest.mark.parametrize(("name", "world"), [("mlp", 2), pytest.param("gpt", 4, marks=pytest.mark.slow)])
+def test_what_is_chosen_is_the_fastest_that_was_compared_and_trains_as_well(name: str, world: int) -> None:
+    search, optimizer = search_of(CASES[name], world)
+    choice = search.run()
+    assert all(choice.best.seconds <= other.seconds for other in choice.others if not other.refused)
+    assert choice.request.preferences.micro_batches == choice.best.strategy.micro_batches
+    check_trains(name, search, optimizer, choice.best.strategy)
+
+
+def test_a_strategy_that_was_left_out_is_not_faster() -> None:
+    search, _ = search_of(CASES["mlp"], 4)
+    best = search.run().best
+    for strategy in all_strategies(search)[::5]:
+        assert strategy in search.compared or search.compare(strategy).seconds >= 0.9 * best.seconds
+
+
+@pytest.mark.slow
+def test_a_slow_network_between_nodes_makes_stages_of_them() -> None:
+    search, _ = search_of(CASES["gpt"], 4, layout=Layout(4, hardware=FAST_NODES))
+    best = search.run().best.strategy
+    assert (best.stages, best.mesh) == (2, (2,))
+
+
+def test_a_budget_is_kept_and_the_next_best_are_told_with_the_reason() -> None:
+    free = search_of(CASES["mlp"], 2)[0].run()
+    budget = 0.9 * free.best.nbytes
+    search, optimizer = search_of(CASES["mlp"], 2, budget, least=1 + SHOWN)
+    choice = search.run()
+    assert choice.best.nbytes <= budget
+    assert choice_note(choice).startswith(f"{choice.best.strategy} was chosen, the best of {1 + len(choice.others)} ")
+    first, *others = considered(choice)
+    assert (first.text, first.why) == (str(choice.best.strategy), "")
+    assert len(others) == SHOWN
+    assert all(other.why for other in others)
+    assert all(other.seconds >= first.seconds or "memory" in other.why for other in others if other.seconds)
+    check_trains("mlp", search, optimizer, choice.best.strategy)
+
+
+def test_a_budget_that_nothing_fits_is_refused_with_what_is_needed() -> None:
+    search, _ = search_of(CASES["mlp"], 2, 1000.0)
+    with pytest.raises(LayoutError, match=r"none of \d+ plans .*memory budget of 1 KB .*least that was found needs"):
+        search.run()
+
+
+def test_an_interrupt_ends_the_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, _ = search_of(CASES["mlp"], 4)
+    compare = PlanSearch.compare
+
+    def interrupted(self: PlanSearch, strategy: Strategy, name: ScheduleName | None = None) -> object:
+        if len(self.compared) == 2:
+            raise KeyboardInterrupt
+        return compare(self, strategy, name)
+
+    monkeypatch.setattr(PlanSearch, "compare", interrupted)
+    choice = search.run()
+    assert choice.stopped == "it was interrupted"
+    assert len(choice.others) == 1
+    monkeypatch.setattr(PlanSearch, "compare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        search_of(CASES["mlp"], 4)[0].run()
+
+
+@pytest.mark.matrix(every=6)
+@pytest.mark.parametrize(("world", "number"), [(world, number) for world in (2, 4) for number in range(60)])
+def test_what_is_compared_is_the_forecast_of_the_plan_that_would_run(world: int, number: int) -> None:
+    search, _ = search_of(CASES["mlp"], world)
+    every = all_strategies(search)
+    if number >= len(every):
+        return
+    found = search.compare(every[number], ScheduleName.AUTO)
+    plan = scheduled(every[number].captured(search.captured), search.request_of(every[number]))
+    expected = forecast(plan, CPU_CORE)
+    assert found.forecast is not None
+    assert found.seconds == pytest.approx(expected.period, rel=1e-6)
+    assert found.nbytes == max(rank.total for rank in expected.ranks)
+    assert found.moved == sum(nbytes for _, nbytes in plan.summary.moved)
+
+
+# ---- hints are kept
+
+
+def test_hints_of_stages_and_zero_are_kept() -> None:
+    search, _ = search_of(CASES["gpt"], 4, layout=Layout(4, prepare=lambda model: place(model, stages=2)))
+    assert {search.request_of(s).preferences.hints.stages.count for s in all_strategies(search)} == {2}  # type: ignore[union-attr]
+    assert {s.mesh for s in all_strategies(search)} >= {(2,)}
+    search, _ = search_of(CASES["gpt"], 2, layout=Layout(2, prepare=lambda model: zero(model, stage=3)))
+    found = {z.stage for s in all_strategies(search) for z in search.request_of(s).preferences.hints.zero.values()}
+    assert found == {3}
+
+
+def test_layouts_that_are_hinted_leave_only_micro_batches_open() -> None:
+    search, _ = search_of(CASES["mlp"], 2, layout=Layout(2, hints={r".*weight": Split(0)}))
+    assert all_strategies(search) == [Strategy(micro_batches=m) for m in divisors(SIZE)]
+
+
+def test_one_device_has_only_micro_batches_to_choose() -> None:
+    search, _ = search_of(CASES["mlp"], 1)
+    assert search.run().best.strategy == Strategy(micro_batches=1)
+    assert search.request.devices.hardware is CPU_CORE
+
+
+# ---- a run
+
+
+def ran(folder: Path, *options: str, budget: str = "") -> dict[str, Any]:
+    """What a run of the script wrote."""
+    out = folder / "out.json"
+    script = Path(__file__).parent / "scripts" / "chosen_plan.py"
+    run = Run(folder, script, *options, "--log-dir", str(folder), "--", str(out), budget, python=warm.python())
+    assert run.wait() == 0, run.output
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+@pytest.mark.parametrize("budget", [pytest.param("", marks=pytest.mark.slow), "700KB"])
+def test_a_run_with_auto_trains_as_one_device_also_with_other_jobs_and_batches(tmp_path: Path, budget: str) -> None:
+    expected = ran(tmp_path, "--devices", "1")
+    found = ran(tmp_path, "--devices", "2", "--auto", budget=budget)
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4, abs=1e-5)
+    assert found["state"] == pytest.approx(expected["state"], rel=1e-4)
+    if budget:  # which no plan without micro-batches or stages fits
+        assert (found["stages"], found["pieces"]) != (1, 1)
