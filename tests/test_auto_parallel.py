@@ -142,6 +142,7 @@ def test_what_is_chosen_is_the_fastest_that_was_compared_and_trains_as_well(name
     check_trains(name, search, optimizer, choice.best.strategy)
 
 
+@pytest.mark.slow
 def test_a_strategy_that_was_left_out_is_not_faster() -> None:
     search, _ = search_of(CASES["mlp"], 4)
     best = search.run().best
@@ -195,7 +196,7 @@ def test_an_interrupt_ends_the_search_with_the_best_so_far(monkeypatch: pytest.M
         search_of(CASES["mlp"], 4)[0].run()
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=20)
 @pytest.mark.parametrize(("world", "number"), [(world, number) for world in (2, 4) for number in range(60)])
 def test_what_is_compared_is_the_forecast_of_the_plan_that_would_run(world: int, number: int) -> None:
     search, _ = search_of(CASES["mlp"], world)
@@ -209,6 +210,21 @@ def test_what_is_compared_is_the_forecast_of_the_plan_that_would_run(world: int,
     assert found.seconds == pytest.approx(expected.period, rel=1e-6)
     assert found.nbytes == max(rank.total for rank in expected.ranks)
     assert found.moved == sum(nbytes for _, nbytes in plan.summary.moved)
+
+
+def test_unequal_devices_share_by_their_speeds() -> None:
+    unequal = Hardware(flops_per_s=1e7, speeds=(1.0, 0.25))  # arithmetic takes longer than all else
+    search, optimizer = search_of(CASES["mlp"], 2, layout=Layout(2, hardware=unequal))
+    choice = search.run()
+    shared = [c for c in (choice.best, *choice.others) if c.strategy.stages == 1]
+    assert shared
+    assert all(c.strategy.weights == ((4, 1),) and "shares by speed" in str(c.strategy) for c in shared)
+    best = min(shared, key=lambda c: c.seconds)
+    assert best.seconds < 0.7 * search.compare(replace(best.strategy, weights=())).seconds
+    check_trains("mlp", search, optimizer, best.strategy)
+    mixed = Hardware(speeds=(1.0, 1.0, 0.5, 0.25))  # the slower one of the second pair counts
+    search, _ = search_of(CASES["mlp"], 4, layout=Layout(4, hardware=mixed))
+    assert {s.weights for s in all_strategies(search) if s.mesh == (2, 2)} == {(), ((4, 1), (1, 1))}
 
 
 # ---- hints are kept

@@ -120,7 +120,7 @@ class Estimator:
         free = ParallelMode.AUTO in modes
         replicas = width // split
         skew = self.unevenness(p)
-        work = profile.seconds * skew / (p * width)
+        work = profile.seconds * skew / (p * width) / self._pace(bool(strategy.weights) or p > 1)
         near, far = hardware.link(tuple(range(split))), hardware.link(tuple(range(0, width, split)))
         inside = 0.0
         if split > 1:
@@ -137,9 +137,14 @@ class Estimator:
         if free:
             exposed = min(exposed, profile.products * 2 / p / width * (width - 1) / far.bytes_per_s)
         update = profile.update / (p * split * (replicas if zero else 1))
-        least = profile.arithmetic / (p * width) * (1 + FILL * (p - 1) / pieces)
+        least = profile.arithmetic / (p * width) / self._pace(True) * (1 + FILL * (p - 1) / pieces)
         held = self._held(p, split, replicas, pieces, 3 if free else zero)
         return StrategyEstimate(period + exposed + update, least, held)
+
+    def _pace(self, balanced: bool) -> float:
+        """How fast the devices are by as many of speed 1: where they wait for the slowest, or are ``balanced``."""
+        speeds = [self.hardware.speed(rank) for rank in range(self.world)]
+        return sum(speeds) / len(speeds) if balanced else min(speeds)
 
     def _held(self, stages: int, split: int, replicas: int, pieces: int, zero: int) -> float:
         """Bytes that a device of the first stage holds."""

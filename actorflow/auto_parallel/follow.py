@@ -31,7 +31,7 @@ def following(captured: Capture, request: StepRequest) -> StepRequest:
         (place,) = places
         if place.size != request.devices.world:
             return request
-        goal = replace(goal, mesh=place.hierarchy)
+        goal = replace(goal, mesh=place.hierarchy, weights=place.weights)
     return replace(request, preferences=replace(asked, goal=goal, hints=hints))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from actorflow.auto_parallel.strategy import MARKED, Strategy, zero_hints
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import Preferences, StepRequest
-from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.core.hardware import Hardware, balanced_weights
 from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.hints.packing import MARKERS
@@ -97,11 +99,11 @@ def strategies(
         said = stages if given is None else None
         for mesh, modes in _meshes(each, hardware):
             zero = ZERO if choices.zero and modes[0] == ParallelMode.DATA and mesh[0] > 1 else (0,)
-            for z in zero:
-                for m in pieces:
-                    found = Strategy(said, mesh, modes, z if choices.zero else None, m)
-                    if m == 1 or batch // m >= found.replicas:
-                        yield found
+            shares = {(), _weights(mesh, hardware)} if stages == 1 else {()}
+            for weights, z, m in itertools.product(sorted(shares), zero, pieces):
+                found = Strategy(said, mesh, modes, z if choices.zero else None, m, weights)
+                if m == 1 or batch // m >= found.replicas:
+                    yield found
 
 
 def _meshes(each: int, hardware: Hardware) -> Iterator[tuple[tuple[int, ...], tuple[ParallelMode, ...]]]:
@@ -118,6 +120,18 @@ def _meshes(each: int, hardware: Hardware) -> Iterator[tuple[tuple[int, ...], tu
             yield (inner,), (ParallelMode.TENSOR,)
         else:
             yield (each // inner, inner), (ParallelMode.DATA, ParallelMode.TENSOR)
+
+
+def _weights(mesh: tuple[int, ...], hardware: Hardware) -> tuple[tuple[int, ...], ...]:
+    """Weights of the mesh's first axis by the speeds of the devices along it, of which the slowest count; () if alike.
+
+    The first axis has groups of neighbouring ranks, which share what one of its parts is.
+    """
+    each = math.prod(mesh[1:])
+    groups = [range(k * each, (k + 1) * each) for k in range(mesh[0])]
+    slowest = [min(group, key=hardware.speed) for group in groups]
+    weights = balanced_weights(hardware, slowest)
+    return () if weights is None else (weights, *((1,) * size for size in mesh[1:]))
 
 
 def divisors(number: int) -> tuple[int, ...]:

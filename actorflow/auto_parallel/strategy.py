@@ -29,6 +29,7 @@ class Strategy:
     modes: tuple[ParallelMode, ...] = ()  # of the mesh's axes; () where there is no mesh
     zero: int | None = None  # stage of ZeRO on the first axis, 0 to 3
     micro_batches: int = 1
+    weights: tuple[tuple[int, ...], ...] = ()  # of the mesh's axes, by which unequal devices share; (): all alike
 
     def preferences(self, given: Preferences, parameters: Collection[str], budget: float | None) -> Preferences:
         """The request's preferences with this strategy in place of what they leave open.
@@ -37,7 +38,7 @@ class Strategy:
         """
         goal, hints = replace(given.goal, budget=budget, search=False), given.hints
         if self.mesh is not None:
-            goal = replace(goal, mesh=self.mesh, modes=self.modes)
+            goal = replace(goal, mesh=self.mesh, modes=self.modes, weights=self.weights)
         if self.stages is not None:
             asked = StagesHint(self.stages, (), ORIGIN) if self.stages > 1 else None
             hints = replace(hints, stages=asked)
@@ -61,6 +62,8 @@ class Strategy:
         said = [f"{self.stages} stages"] if self.stages and self.stages > 1 else []
         if self.mesh is not None:
             said += [f"{mode} {size}" for mode, size in zip(self.modes, self.mesh, strict=True) if size > 1]
+        if self.weights:
+            said.append("shares by speed")
         if self.zero:
             said.append(f"ZeRO {self.zero}")
         if self.micro_batches > 1:

@@ -120,8 +120,8 @@ def _doing(actor: Actor, hardware: Hardware) -> str:
     if comm is None:
         return "computing" if actor.body is not None else "handing on"
     where = ""
-    if hardware.node_size is not None and hardware.inside is not None:
-        where = " between nodes" if hardware.link(comm.ranks) == hardware.slowest else " inside a node"
+    if hardware.node_size is not None:
+        where = " inside a node" if len({rank // hardware.node_size for rank in comm.ranks}) == 1 else " between nodes"
     return ("sends" if isinstance(comm, Send) else f"{comm.kind.replace('_', '-')}s") + where
 
 

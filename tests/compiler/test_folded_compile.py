@@ -102,9 +102,9 @@ def _mlp(world: int, size: int = 8, width: int = 32, **options: object) -> StepR
 
 QUICK: dict[str, Callable[[], StepRequest]] = {
     "zero 3, uneven": lambda: _mlp(4, zero=3, width=34),
-    "stages of meshes": lambda: _mlp(8, 8, mode={"data": 2, "tensor": 2}, stages=2, pieces=4),
 }
 LONG: dict[str, Callable[[], StepRequest]] = {
+    "stages of meshes": lambda: _mlp(8, 8, mode={"data": 2, "tensor": 2}, stages=2, pieces=4),
     "data, an uneven batch": lambda: _mlp(4, 6),
     "data and tensor on two nodes, zero 1": lambda: _mlp(8, mode={"data": 2, "tensor": 4}, zero=1),
     "stages that do not fit the nodes": lambda: _mlp(12, 12, stages=2, pieces=2),

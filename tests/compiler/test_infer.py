@@ -149,7 +149,8 @@ def test_a_vocabulary_that_does_not_divide_is_split_as_one_that_does() -> None:
     assert odd.seconds <= 1.01 * even.seconds
 
 
-@pytest.mark.parametrize("name", [pytest.param("odd vocabulary", marks=pytest.mark.slow), "lstm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["odd vocabulary", "lstm"])
 def test_what_is_found_trains_as_one_device(name: str) -> None:
     case = in_float64(gpt_2(1, VOCABULARY + 1) if name == "odd vocabulary" else CASES[name])
     losses, expected = train_eagerly(case, [8, 8], 1)

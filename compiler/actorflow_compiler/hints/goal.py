@@ -34,6 +34,7 @@ class Goal:
     budget: float | None = None  # bytes that one device may hold
     taken: float = 0.0  # bytes of it that variables of other jobs need
     mesh: tuple[int, ...] = ()  # of all devices, where no placement is given; (): one axis
+    weights: tuple[tuple[int, ...], ...] = ()  # of the mesh's axes, by which unequal devices share; (): all alike
     mirrored: bool = False  # devices compute with values of their own (mirrored.py): nothing may be split
     search: bool = False  # meshes, stages and ZeRO are open, too: whole plans are compared before layouts are inferred
 

@@ -36,8 +36,9 @@ def place(captured: Capture, request: StepRequest) -> PlacedStep:
     ranks = computing(world, homes, captured.graph, hints)
     # with automatic stages each of them is the mesh that is asked for
     mesh = (len(ranks),) if hints.stages else asked.goal.mesh_of(len(ranks), world)
-    unplaced = Placement(devices.type, ranks, mesh)
-    everywhere = unplaced if len(ranks) == world else Placement(devices.type, tuple(range(world)), (world,))
+    unplaced = Placement(devices.type, ranks, mesh, () if hints.stages else asked.goal.weights)
+    several = mesh if len(ranks) == world else (world,)
+    everywhere = Placement(devices.type, tuple(range(world)), several)
     if request.mirrored:
         refuse_parallel(request.step.name, captured.graph, hints, fixed, everywhere)
     owners = {n: v.placement for n, v in fixed.items() if captured.parameter.get(n, n) not in homes}
