@@ -15,10 +15,11 @@ SHOWN = 10  # strategies beside the one that is taken
 def choice_note(choice: Choice) -> str:
     """A note on what was chosen among how many."""
     compiled = 1 + len(choice.others)
+    over = f"; by its forecast {choice.best.refused}, and no other plan needs less" if choice.best.refused else ""
     stopped = f"; the search ended early, as {choice.stopped}" if choice.stopped else ""
     return (
         f"{choice.best.strategy} was chosen, the best of {compiled} plan{'s' * (compiled != 1)} that were compiled of "
-        f"{choice.possible} that are possible, in {seconds_text(choice.seconds)}{stopped}"
+        f"{choice.possible} that are possible, in {seconds_text(choice.seconds)}{over}{stopped}"
     )
 
 

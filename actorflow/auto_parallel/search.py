@@ -27,6 +27,7 @@ SHAPES = 8  # meshes and stages that are compiled, each with what is estimated t
 VARIED = 6  # further ones, beside the best, with other micro-batches or ZeRO
 FINAL = 2  # of pipelines: how many the full search of schedules decides among
 ENOUGH = 45.0  # seconds
+NEAR = 0.1  # of the budget, by which a forecast of memory may be wrong
 
 Schedule = Callable[[Capture, StepRequest, ScheduleName], tuple[FoldedPlan, Hardware]]
 Shape = tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]
@@ -104,7 +105,7 @@ class PlanSearch:
             if self._best() is None:
                 raise
             stopped = "it was interrupted"
-        best = self._best()
+        best = self._best() or self._nearest()
         if best is None:
             raise LayoutError(self._refusal())
         if not stopped and self._is_late():
@@ -227,6 +228,12 @@ class PlanSearch:
         """The fastest that fits."""
         fit = [c for c in self.compared.values() if not c.refused]
         return min(fit, key=lambda c: (c.seconds, c.nbytes, c.strategy), default=None)
+
+    def _nearest(self) -> Compared | None:
+        """Where none fits by its forecast: that with the least memory, if it is near the budget."""
+        most = (1 + NEAR) * (self.budget or 0)
+        made = [c for c in self.compared.values() if c.forecast is not None and c.nbytes <= most]
+        return min(made, key=lambda c: (c.nbytes, c.seconds, c.strategy), default=None)
 
     def _is_worse(self, strategy: Strategy, best: Compared) -> bool:
         """Whether a strategy need not be compiled, as it cannot be better than the best one."""

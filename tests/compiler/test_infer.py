@@ -162,11 +162,13 @@ def test_what_is_found_trains_as_one_device(name: str) -> None:
 
 
 def test_data_parallelism_asks_the_solver_only_where_more_than_gradients_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_template = report_of(gpt(1), Layout(2))
+    mesh = Layout(4, goal=goal_of({"data": 2, "tensor": 2}, None))
+    by_template = report_of(gpt(1), mesh)
     assert by_template.bound is None
     monkeypatch.setattr(choosing, "WORTH", 0.0)
     monkeypatch.setattr(choosing, "ASTRAY", 0.0)
-    solved = report_of(gpt(1), Layout(2))
+    assert report_of(gpt(1), Layout(2)).bound is None  # of the only axis each device reads its own rows of the batch
+    solved = report_of(gpt(1), mesh)
     assert solved.bound is not None
     assert solved.bound <= solved.seconds <= by_template.seconds
 

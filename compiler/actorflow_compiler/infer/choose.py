@@ -103,7 +103,10 @@ class _AxisChoice:
         return best.choice, report
 
     def astray(self, search: Search) -> bool:
-        """Whether a data parallel choice moves so much beside gradients that the solver may well save its own time."""
+        """Whether a data parallel choice moves so much beside gradients that the solver may well save its own time.
+
+        Only along one of several axes: where it is the only one, each device reads its own rows of the batch.
+        """
         boxed = sum(
             self.p.edge(v, search.have[v], need)
             for v, needs in search.needs.items()
@@ -112,6 +115,7 @@ class _AxisChoice:
         )
         return (
             self.p.mode == ParallelMode.DATA
+            and any(len(where.hierarchy) > 1 for where in self.p.placement.values())
             and not self.p.mirrored
             and boxed > max(WORTH, ASTRAY * self.seconds(search))
         )

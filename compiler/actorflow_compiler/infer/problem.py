@@ -312,7 +312,7 @@ class Problem:
         if count == 1:
             return 0.0
         held = sum(m.nbytes for m, layout in zip(call.outs, s.outs, strict=True) if m and not isinstance(layout, Split))
-        total = held * BYTE_HELD + _in_blocks(s) * BLOCKS
+        total = held * BYTE_HELD
         if s.inner and self.inner_cost is not None:
             moved, times = self.inner_cost(call, s, parts)
             prices = self.prices(where, where)

@@ -65,7 +65,8 @@ def relax(
     cost = np.array(program.cost)
     if len(cost) > LARGEST:
         return RelaxedSolution((), None, 0.0, len(cost))
-    kept = cost <= np.inf if best is None else cost <= best * (1 + ROUNDING)
+    sums = best is not None and cost.min(initial=0.0) >= 0  # else what costs more may be made up for
+    kept = cost <= (best * (1 + ROUNDING) if sums and best is not None else np.inf)
     scale = COST / max(about, LEAST)
     found = solve(program.linear(kept, scale, budget))
     if found is None:
