@@ -188,12 +188,16 @@ def test_an_interrupt_ends_the_search_with_the_best_so_far(monkeypatch: pytest.M
         return compare(self, strategy, name)
 
     monkeypatch.setattr(PlanSearch, "compare", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search_of(CASES["mlp"], 4)[0].run()
+    search.may_stop = True
     choice = search.run()
     assert choice.stopped == "it was interrupted"
     assert len(choice.others) == 1
+    search.compared.clear()  # where nothing has been found yet
     monkeypatch.setattr(PlanSearch, "compare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        search_of(CASES["mlp"], 4)[0].run()
+        search.run()
 
 
 @pytest.mark.matrix(every=20)

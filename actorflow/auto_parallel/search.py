@@ -83,6 +83,7 @@ class PlanSearch:
     beside: bool
     doing: Callable[[str], None] = lambda _: None
     least: int = 1  # strategies that are compiled even if they cannot be the best, so that people can compare them
+    may_stop: bool = False  # an interrupt (Ctrl-C) ends the search with the best so far, and not the process
     enough: float = ENOUGH  # seconds after which no further strategy is compiled
     compared: dict[Strategy, Compared] = field(default_factory=dict)
     estimates: dict[Strategy, StrategyEstimate] = field(default_factory=dict)
@@ -91,8 +92,8 @@ class PlanSearch:
     def run(self) -> Choice:
         """The best strategy that was found.
 
-        Raises LayoutError, which says what was tried, if no plan fits.  An interrupt (Ctrl-C) ends the search with the
-        best so far, if there is one.
+        Raises LayoutError, which says what was tried, if no plan fits, and KeyboardInterrupt if the search may not be
+        stopped or has found nothing yet.
         """
         order = self._estimated()
         stopped = ""
@@ -102,7 +103,7 @@ class PlanSearch:
             self._settle_schedules()
             self._compare_more(order)
         except KeyboardInterrupt:
-            if self._best() is None:
+            if not self.may_stop or self._best() is None:
                 raise
             stopped = "it was interrupted"
         best = self._best() or self._nearest()

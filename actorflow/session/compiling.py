@@ -87,7 +87,6 @@ USABLE = 0.9  # of a device's memory: the buffers that ops need inside are not k
 LOG = logging.getLogger("actorflow.plans")  # says, on INFO, why a step is captured though its plan is kept
 PARTS = (  # the parts of compiling, in order, and their names for people
     ("capture", "capturing the step as a graph of ops"),
-    ("compare", "comparing plans"),
     ("place", "placing the ops"),
     ("infer", "choosing layouts"),
     ("box and lower", "inserting what moves data between them"),
@@ -378,7 +377,6 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     open_to_choice = open_choices(captured, asked, request.micro_batches is None)
     if not open_to_choice.any:
         return _made(request, captured, asked, doing)
-    doing("compare")
     silent = replace(asked, listeners=replace(asked.listeners, doing=lambda _: None))
     search = PlanSearch(
         captured,
@@ -389,6 +387,7 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
         request.beside,
         doing,
         least=1 + SHOWN if request.looked_at else 1,
+        may_stop=request.looked_at is not None,
     )
     with _located_errors(request):
         choice = search.run()
