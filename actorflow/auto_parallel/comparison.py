@@ -43,7 +43,7 @@ def why_worse(one: Compared, best: Compared) -> str:
     assert best.forecast is not None
     more = max(_lost(one.forecast, best.forecast), key=lambda found: found[0], default=(0.0, ""))
     if one.seconds <= best.seconds:
-        return "no faster, and needs more memory"
+        return "no faster, and needs no less memory"
     return more[1]
 
 
