@@ -71,6 +71,9 @@ class Strategy:
         return ", ".join(said) or "one device"
 
 
+UNMARKED = Strategy(zero=0)  # as which a step is captured where ZeRO turns out not to be open
+
+
 def zero_hints(parameters: Collection[str], stage: int) -> Mapping[str, ZeroHint]:
     """ZeRO of a stage for parameters, along the first axis of their mesh; none for stage 0."""
     return {name: ZeroHint(stage, 0, ORIGIN) for name in parameters} if stage else {}

@@ -18,7 +18,8 @@ import torch
 from actorflow.auto_parallel.comparison import SHOWN, choice_note, considered
 from actorflow.auto_parallel.follow import following
 from actorflow.auto_parallel.search import PlanSearch
-from actorflow.auto_parallel.space import marked_for_zero, open_choices
+from actorflow.auto_parallel.space import marked_for_zero, may_split_state, open_choices
+from actorflow.auto_parallel.strategy import UNMARKED
 from actorflow.rendezvous.device_assignment import (
     NO_DEVICES,
     RankDevices,
@@ -375,6 +376,8 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     """
     asked = following(captured, asked)
     open_to_choice = open_choices(captured, asked, request.micro_batches is None)
+    if may_split_state(asked.preferences, asked) and not open_to_choice.zero:  # they were marked in vain
+        captured = UNMARKED.captured(captured)
     if not open_to_choice.any:
         return _made(request, captured, asked, doing)
     silent = replace(asked, listeners=replace(asked.listeners, doing=lambda _: None))

@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -239,7 +240,8 @@ def small_graph(seed: int) -> Graph:
     return Graph(inputs, tuple(nodes), dict.fromkeys(range(7), SQUARE), (6,), ((1, 5),))
 
 
-def problem_of(graph: Graph, mode: str) -> Problem:
+def first_problem(of: Callable[[], object]) -> Problem:
+    """The problem of the first axis that is laid out meanwhile."""
     made = []
 
     def keep(problem: Problem, *rest: object) -> object:
@@ -248,11 +250,15 @@ def problem_of(graph: Graph, mode: str) -> Problem:
 
     before, axes.choose = axes.choose, keep
     try:
-        fixed = FixedLayouts({"w": (PLACE, (None,))}, {"x": (Split(0),)}, {6: PLACE})
-        infer(graph, fixed, PLACE, 1, Goal((mode,)))
+        of()
     finally:
         axes.choose = before
     return made[0]
+
+
+def problem_of(graph: Graph, mode: str) -> Problem:
+    fixed = FixedLayouts({"w": (PLACE, (None,))}, {"x": (Split(0),)}, {6: PLACE})
+    return first_problem(lambda: infer(graph, fixed, PLACE, 1, Goal((mode,))))
 
 
 def price(problem: Problem, options: tuple[int, ...]) -> float:
@@ -356,18 +362,7 @@ def peak(problem: Problem, options: tuple[int, ...]) -> float:
 
 def problem_of_case(case: Case, layout: Layout) -> Problem:
     """The problem of the first axis of a case."""
-    made = []
-
-    def keep(problem: Problem, *rest: object) -> object:
-        made.append(problem)
-        return before(problem, *rest)  # type: ignore[arg-type]
-
-    before, axes.choose = axes.choose, keep
-    try:
-        planned(case, layout)
-    finally:
-        axes.choose = before
-    return made[0]
+    return first_problem(lambda: planned(case, layout))
 
 
 def test_the_relaxation_knows_when_nothing_fits() -> None:
