@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,14 @@ def make() -> Iterator[Callable[..., Worker]]:
     yield worker
     for found in made:
         found.close()
+
+
+def until_said(worker: Worker, text: str) -> None:
+    """Wait until ``explain`` has the text: the thread that has done a call's last task still has to say so."""
+    end = time.monotonic() + SOON
+    while text not in worker.explain():
+        assert time.monotonic() < end, worker.explain()
+        time.sleep(0.001)
 
 
 def single(op: str = "actorflow.hold", name: str = "single", slots: int = 1) -> Plan:
@@ -630,7 +639,7 @@ def test_a_token_of_a_plan_that_does_not_come_keeps_no_thread_waiting(monkeypatc
         worker.deliver(0, Ready(0, 1, 0, 8, None))
         board.plane(0).send(1, [torch.tensor([3.0, 4.0])])
         assert worker.issue(0).result(0, SOON).tolist() == [3.0, 4.0]
-        assert "thread receive:0: idle" in worker.explain()
+        until_said(worker, "thread receive:0: idle")
         worker.install(7, receiving().for_rank(1))
         for number in range(2):
             board.plane(0).send(1, [torch.full((2,), float(number))])
@@ -712,7 +721,7 @@ def test_a_sender_waits_for_credit(make: Callable[..., Worker]) -> None:
     ready = [Ready(0, 1, i, 8, (v.numpy().tobytes(),)) for i, v in enumerate(values)]
     assert wire.wait_for(1) == [(1, ready[0])]
     assert not calls[1].done
-    assert "waits for a slot of register 1 (full, 1 of 1)" in worker.explain()
+    until_said(worker, "waits for a slot of register 1 (full, 1 of 1)")
     worker.deliver(1, Credit(0, 1))
     calls[1].wait(SOON)
     assert wire.wait_for(2) == [(1, ready[0]), (1, ready[1])]
