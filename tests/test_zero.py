@@ -13,8 +13,9 @@ from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.cutting import gathers
+from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import distribute, zero
-from actorflow_compiler.plan.plan import SUM, Collective, CollectiveKind, Plan, Register
+from actorflow_compiler.plan.plan import SUM, Collective, CollectiveKind, OfVariable, Plan, Register
 from actorflow_compiler.plan.summary import summarise
 from actorflow_scheduler.timeline import simulate
 from gpt import GPT
@@ -60,9 +61,68 @@ def test_it_composes_with_tensor_parallelism_on_another_mesh_axis() -> None:
     check(SMALL["clipped gpt"], layout, 8)
     plan, *_ = plan_of(SMALL["clipped gpt"], layout, 8)
     lies = {v.name: v.sbp for v in plan.variables}
-    assert lies["model.blocks.0.up.weight"] == (Split(0), Split(0))
+    assert lies["model.blocks.0.up.weight"] == (Split(1), Split(0))  # not the dim that the other axis splits
     assert lies["model.blocks.0.down.weight"] == (Split(0), Split(1))
     assert lies["optimizer.model.blocks.0.down.weight.exp_avg"] == (Split(0), Split(1))
+
+
+class Uneven(nn.Sequential):
+    """Pixels float32[n, 64] through layers whose sizes divide by nothing to the logits of ten digits."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(64, 33), nn.ReLU(), nn.Linear(33, 31), nn.ReLU(), nn.Linear(31, 10))
+
+
+BESIDE = {  # case → its weights that are split along a tensor axis, where that is not found
+    "mlp": {r"(first|head)\.(weight|bias)": (None, Split(0)), r"second\.weight": (None, Split(1))},
+    "clipped gpt": {r".*(qkv|up)\.weight": (None, Split(0)), r".*(projection|down)\.weight": (None, Split(1))},
+    "uneven": {r"0\.(weight|bias)": (None, Split(0)), r"2\.weight": (None, Split(1)), r"4\.weight": (None, Split(0))},
+}
+CROSSED = {**SMALL, "uneven": replace(CASES["mlp"], make=Uneven)}
+
+
+def crossed(name: str, mesh: tuple[int, int], stage: int, hinted: bool) -> Layout:
+    """ZeRO along the first axis of a mesh, beside a tensor axis by hints or found."""
+
+    def prepare(model: nn.Module) -> None:
+        zero(model, stage)
+        if hinted:
+            distribute(model, BESIDE[name])
+
+    data, tensor = mesh
+    if hinted:
+        ranks = torch.arange(data * tensor).reshape(mesh).tolist()
+        return Layout(data * tensor, mesh=placement("cpu", ranks), prepare=prepare)
+    return Layout(data * tensor, goal=goal_of({"data": data, "tensor": tensor}, None), prepare=prepare)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hinted", [True, False], ids=["hinted", "found"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (3, 2)], ids=str)
+@pytest.mark.parametrize("name", BESIDE)
+def test_every_stage_trains_as_the_eager_script_does_beside_a_tensor_axis(
+    name: str, mesh: tuple[int, int], stage: int, hinted: bool
+) -> None:
+    check(CROSSED[name], crossed(name, mesh, stage, hinted), 12)
+
+
+@pytest.mark.parametrize("hinted", [True, False], ids=["hinted", "found"])
+def test_what_zero_moves_beside_a_tensor_axis_stays_in_groups_of_the_data_axis(hinted: bool) -> None:
+    layout = crossed("clipped gpt", (2, 2), 3, hinted)
+    plan, *_ = plan_of(SMALL["clipped gpt"], layout, 8)
+    weights = [v for v in plan.variables if v.name.endswith("weight") and v.kind == "parameter" and len(v.shape) == 2]
+    assert all(isinstance(v.sbp[0], Split) and v.sbp[0] != v.sbp[1] for v in weights)
+    assert any(v.sbp == (Split(1), Split(0)) for v in weights)
+    names = {v.name for v in weights}
+    gathered = [
+        a.comm.ranks
+        for a in plan.actors
+        if isinstance(a.comm, Collective) and any(isinstance(o, OfVariable) and o.name in names for o in a.operands)
+    ]
+    assert {tuple(ranks) for ranks in gathered} == {(0, 2), (1, 3)}
+    if not hinted:
+        check(SMALL["clipped gpt"], layout, 8)
 
 
 @pytest.mark.parametrize("stage", [1, 2])

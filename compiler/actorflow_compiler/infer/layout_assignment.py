@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
+from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, Split
 from actorflow_compiler.graph.graph import Graph, InputKind
@@ -19,6 +20,7 @@ from actorflow_compiler.infer.reports import explanation_lines, report_lines
 from actorflow_compiler.infer.variables import (
     apply_zero,
     assign_variable_layouts,
+    better_for_zero,
     gather_at_use,
     is_hinted,
     open_axes,
@@ -57,14 +59,30 @@ def assign_layouts(
 
     Raises LayoutError for hints that do not fit, and for a memory budget that no layout fits.
     """
+    found = _assigned(pieces, placed, captured, request, {})
+    hints, history, hardware = request.preferences.hints, request.history, request.devices.hardware
+    better = better_for_zero(found.variables, captured.parameter, hints, history.fixed, hardware)
+    if not better:
+        return found
+    try:
+        return _assigned(pieces, placed, captured, request, better)
+    except LayoutError:  # the budget holds the first layouts, and none with the other dims
+        return found
+
+
+def _assigned(
+    pieces: MicroBatchedStep, placed: PlacedStep, captured: Capture, request: StepRequest, inferred: Mapping[str, NdSbp]
+) -> StepLayouts:
+    """The layouts, where ZeRO splits what is best beside the layouts that parameters were ``inferred`` to have."""
     hints, fixed = request.preferences.hints, request.history.fixed
     goal, graph = request.preferences.goal, pieces.graph
     hinted = is_hinted(graph, hints)
     hints = hints if request.mirrored else split_experts(graph, placed.owners, hints, goal)
-    variables = assign_variable_layouts(captured, graph, placed.owners, hints, fixed)
+    hardware = request.devices.hardware
+    variables = assign_variable_layouts(captured, graph, placed.owners, hints, fixed, hardware, inferred)
     lie = {v.name: open_axes(v, captured.parameter.get(v.name), hints, fixed, goal) for v in variables}
     goal = replace(goal.with_hints(hints.axes), mirrored=bool(request.mirrored))
-    graph = apply_zero(graph, variables, hints.zero)
+    graph = apply_zero(graph, variables, hints.zero, captured.parameter, hardware, inferred)
     if ParallelMode.AUTO in goal.modes:  # variables that may be split are gathered once for each phase
         graph = gather_at_use(graph, {name: (None,) for name, layout in lie.items() if None in layout})
     gathered = {r: graph.metas[r].nbytes <= TO_EVERYBODY for r in graph.results}
@@ -85,7 +103,7 @@ def assign_layouts(
         goal,
         inner_cost,
         request.preferences.explain,
-        request.devices.hardware,
+        hardware,
     )
     notes = (*notes_on(graph), *report_lines(layouts.reports), *explanation_lines(layouts.reports))
     graph, layouts = decompose_inner(graph, layouts)

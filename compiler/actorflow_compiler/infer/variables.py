@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
+from types import MappingProxyType
 
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import ITEM_BYTES, Meta, Phase, Ref
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import (
-    B,
-    Sbp,
-    Split,
-    check_fits,
-    device_count,
-    even_shares,
-    largest,
-    local_shape,
-    numel,
-    show,
-)
+from actorflow_compiler.core.sbp import B, NdSbp, Sbp, Split, check_fits, largest, local_shape, numel, show
 from actorflow_compiler.core.views import CHEAP_OPS
 from actorflow_compiler.graph.graph import Graph, InputKind, Node, prune, verify
 from actorflow_compiler.hints.constrain import CONSTRAIN, Wish, show_wish
 from actorflow_compiler.hints.goal import WHOLE_VARIABLES, Goal
 from actorflow_compiler.hints.hints import LayoutHint, ResolvedHints, ZeroHint
 from actorflow_compiler.hints.zero import GRADIENT
+from actorflow_compiler.infer.zero_split import zero_split
 from actorflow_compiler.plan.plan import Variable, VariableKind
 from actorflow_compiler.plan.region import device_shape
 from actorflow_compiler.values.gradients import KEPT_GRADIENT
 from actorflow_compiler.values.variables import WITH_PARAMETERS
 
+NOTHING: Mapping[str, NdSbp] = MappingProxyType({})
 CASTS = frozenset({"aten._to_copy.default"})  # casts of autocast, done on a part before it is gathered
 
 # ---- variables
@@ -45,12 +38,15 @@ def assign_variable_layouts(
     owners: Mapping[str, Placement],
     hints: ResolvedHints,
     fixed: Mapping[str, Variable],
+    hardware: Hardware,
+    inferred: Mapping[str, NdSbp] = NOTHING,
 ) -> tuple[Variable, ...]:
     """Placement and layout of every variable: as an earlier plan has fixed it, as hinted, or broadcast.
 
     Optimizer state and gradients of a parameter's shape have the parameter's layout, and are also split over ZeRO's
-    axis where the parameter is not.  Raises LayoutError for a hint that does not fit its tensor, its placement's mesh,
-    or what an earlier plan has fixed.
+    axis where the parameter is not.  The links of ``hardware``, and the layouts that were ``inferred`` for parameters
+    before, decide which dim ZeRO splits.  Raises LayoutError for a hint that does not fit its tensor, its placement's
+    mesh, or what an earlier plan has fixed.
     """
     found: dict[str, Variable] = {}
     metas: dict[str, Meta] = {i.name: graph.metas[i.value] for i in graph.inputs if i.kind == InputKind.VARIABLE}
@@ -63,7 +59,7 @@ def assign_variable_layouts(
             hint = hints.layouts.get(name)
             wish = fit_hint(name, meta, hint, placement)
             if zero is not None and zero.stage == 3:
-                wish = add_zero(wish, meta.shape, zero, placement)
+                wish = _with_zero(wish, meta.shape, zero, placement, hardware, fixed.get(name), inferred.get(name, ()))
         else:
             parameter = found[captured.parameter[name]]
             zero, hint = hints.zero.get(parameter.name), hints.optimizer.get(parameter.name)
@@ -75,7 +71,9 @@ def assign_variable_layouts(
             ):  # a plan takes variables in the layout that the plan before left
                 lies = fixed.get(name, parameter).sbp  # state and parameter differ if inference chose both
                 wish = tuple(e if e or lie == B else lie for e, lie in zip(wish, lies, strict=True))
-                wish = wish if zero is None else add_zero(wish, meta.shape, zero, placement)
+                if zero is not None:
+                    beside = inferred.get(parameter.name, ())
+                    wish = _with_zero(wish, meta.shape, zero, placement, hardware, fixed.get(name), beside)
         if name in fixed:
             found[name] = check_fixed(fixed[name], wish, hint, zero)
         else:
@@ -117,10 +115,23 @@ def fit_hint(name: str, meta: Meta, hint: LayoutHint | None, placement: Placemen
     return tuple(out)
 
 
-def add_zero(wish: Wish, shape: Sequence[int], zero: ZeroHint, placement: Placement) -> Wish:
+def _with_zero(
+    wish: Wish, shape: Sequence[int], zero: ZeroHint, placement: Placement, hardware: Hardware,
+    fixed: Variable | None, inferred: NdSbp,
+) -> Wish:  # fmt: skip
+    """As ``add_zero``; a variable that an earlier plan has split along ZeRO's axis stays so, along whichever dim."""
+    if fixed is not None and wish[zero.axis : zero.axis + 1] == (None,) and isinstance(fixed.sbp[zero.axis], Split):
+        return (*wish[: zero.axis], fixed.sbp[zero.axis], *wish[zero.axis + 1 :])
+    return add_zero(wish, shape, zero, placement, hardware, inferred)
+
+
+def add_zero(
+    wish: Wish, shape: Sequence[int], zero: ZeroHint, placement: Placement, hardware: Hardware, inferred: NdSbp = ()
+) -> Wish:
     """The wish with ZeRO's split on its axis, if that axis is free and a dim is large enough.
 
-    Raises LayoutError if the placement has no such axis.
+    ``inferred`` are layouts along other axes which the wish leaves open.  Raises LayoutError if the placement has no
+    such axis.
     """
     axes = placement.hierarchy
     if zero.axis >= len(axes):
@@ -130,18 +141,36 @@ def add_zero(wish: Wish, shape: Sequence[int], zero: ZeroHint, placement: Placem
         )
     if wish[zero.axis] is not None or axes[zero.axis] == 1:
         return wish
-    splits = [(e.dim, parts) for e, parts in zip(wish, placement.axes, strict=True) if isinstance(e, Split)]
-    along = [[parts for dim, parts in splits if dim == d] for d in range(len(shape))]
-    cut = [math.prod(map(device_count, some)) for some in along]
-    parts = placement.axes[zero.axis]
-    exact = [even_shares(parts) * math.prod(map(even_shares, some)) for some in along]
-    even = [d for d, n in enumerate(shape) if n and n % exact[d] == 0]
-    large = sorted(
-        (d for d, n in enumerate(shape) if n // cut[d] >= device_count(parts)), key=lambda d: (cut[d], -shape[d])
-    )
-    dims = even[:1] or large[:1]
-    split = Split(dims[0]) if dims else None
+    beside = tuple(e or other for e, other in zip_longest(wish, inferred))
+    split = zero_split(beside, shape, zero.axis, placement, hardware)
     return (*wish[: zero.axis], split, *wish[zero.axis + 1 :])
+
+
+def better_for_zero(
+    variables: Sequence[Variable],
+    parameter: Mapping[str, str],
+    hints: ResolvedHints,
+    fixed: Mapping[str, Variable],
+    hardware: Hardware,
+) -> dict[str, NdSbp]:
+    """The layouts of parameters beside which ZeRO would rather split another dim than it does; empty if there are none.
+
+    ``variables`` have the layouts that were inferred; ``parameter`` says of optimizer state whose it is.
+    """
+    by_name = {v.name: v for v in variables}
+    found: dict[str, NdSbp] = {}
+    for v in variables:
+        of = by_name.get(parameter.get(v.name, v.name))
+        zero = hints.zero.get(of.name) if of is not None and v.name not in fixed and v.shape == of.shape else None
+        if of is None or zero is None:
+            continue
+        hint = hints.layouts.get(v.name) if v is of else hints.optimizer.get(of.name)
+        asked = hint is not None and any(hint.wish[zero.axis : zero.axis + 1])
+        if isinstance(now := v.sbp[zero.axis], Split) and not asked:
+            beside = tuple(None if k == zero.axis else e for k, e in enumerate(of.sbp))
+            if zero_split(beside, v.shape, zero.axis, v.placement, hardware) != now:
+                found[of.name] = of.sbp
+    return found
 
 
 def check_fixed(variable: Variable, wish: Wish, hint: LayoutHint | None, zero: ZeroHint | None) -> Variable:
@@ -197,18 +226,39 @@ def is_hinted(graph: Graph, hints: ResolvedHints) -> bool:
 # ---- ZeRO in the graph
 
 
-def apply_zero(graph: Graph, variables: Sequence[Variable], zero: Mapping[str, ZeroHint]) -> Graph:
-    """The graph with gradients constrained to ZeRO's split, and parameters of stage 3 gathered at each use."""
+def apply_zero(
+    graph: Graph,
+    variables: Sequence[Variable],
+    zero: Mapping[str, ZeroHint],
+    parameter: Mapping[str, str],
+    hardware: Hardware,
+    inferred: Mapping[str, NdSbp] = NOTHING,
+) -> Graph:
+    """The graph with gradients constrained to ZeRO's split, and parameters of stage 3 gathered at each use.
+
+    A gradient is split as the parameter is, or else as the optimizer's state (``parameter``: of which parameter).
+    """
     if not zero:
         return graph
     by_name = {v.name: v for v in variables}
+    split: dict[str, Sbp] = {}  # parameter → the split of its optimizer's state along ZeRO's axis
+    for v in variables:
+        of = by_name.get(parameter.get(v.name, ""))
+        entry = v.sbp[zero[of.name].axis] if of is not None and of.name in zero and of.shape == v.shape else B
+        if of is not None and isinstance(entry, Split):
+            split.setdefault(of.name, entry)
     nodes = []
     for n in graph.nodes:
         if n.op == CONSTRAIN and n.args[1].startswith(GRADIENT):
             variable = by_name[n.args[1].removeprefix(GRADIENT)]
             wish: Wish = (None,)
             if n.placement == variable.placement:
-                wish = _gradient_wish(variable, zero[variable.name])
+                z = zero[variable.name]
+                wish = tuple(e if isinstance(e, Split) else None for e in variable.sbp)
+                if wish[z.axis] is None and variable.name in split:
+                    wish = (*wish[: z.axis], split[variable.name], *wish[z.axis + 1 :])
+                wish = add_zero(wish, variable.shape, z, variable.placement, hardware, inferred.get(variable.name, ()))
+                wish = tuple(e if axis == z.axis else None for axis, e in enumerate(wish))
             # gradients are boxed in buckets for readers of the optimizer's phase; this op fires for each micro-batch
             n = replace(n, args=(n.args[0], show_wish(wish), n.args[2]), phase=Phase.OPTIMIZER)
         nodes.append(n)
@@ -217,12 +267,6 @@ def apply_zero(graph: Graph, variables: Sequence[Variable], zero: Mapping[str, Z
         if z.stage == 3 and name in by_name and isinstance(by_name[name].sbp[z.axis], Split):
             used[name] = (*(None,) * z.axis, B)
     return gather_at_use(replace(graph, nodes=tuple(nodes)), used)
-
-
-def _gradient_wish(variable: Variable, zero: ZeroHint) -> Wish:
-    known: Wish = tuple(e if isinstance(e, Split) else None for e in variable.sbp)
-    wish = add_zero(known, variable.shape, zero, variable.placement)
-    return tuple(e if axis == zero.axis else None for axis, e in enumerate(wish))
 
 
 def gather_at_use(graph: Graph, used: Mapping[str, Wish]) -> Graph:
