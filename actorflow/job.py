@@ -206,7 +206,8 @@ def global_function(
 
     ``parallel`` controls the layout of the step where hints leave it open.  "data" (the default) splits the batch and
     keeps parameters whole; "tensor" keeps the batch whole and splits weights; "sequence" splits the positions of each
-    sample (the dim along which attention looks, of any length) and keeps parameters whole; "expert" is "data" with the
+    sample (the dim along which attention looks, of any length) and keeps parameters whole; "ring" is "sequence" with
+    keys and values that are passed on from device to device where attention allows it; "expert" is "data" with the
     experts of a mixture (stacked matrices) split over the devices; "auto" compares whole plans and takes the one whose
     step is forecast to be shortest: mesh, pipeline stages, layouts and ZeRO, where hints leave them open; a
     dictionary such as ``{"data": 2, "tensor": 4}`` makes a mesh with one axis for each entry.  ``memory_budget``

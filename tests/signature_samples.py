@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.custom_ops.causal_attention import causal_attention
+from actorflow_compiler.custom_ops.ring_attention import ring_attention
 from signature_samples_more import MORE
 from signature_values import b, f, n, seed
 
@@ -187,6 +188,31 @@ def _causal_attention(backward: bool) -> Iterator[Any]:
             continue
         out, sums = causal_attention(q, k, v, rows, 0.3)
         yield [f(*out.shape), q, k, v, out, sums, rows, 0.3]
+
+
+def _ring_attention(backward: bool) -> Iterator[Any]:
+    """The first step, and one after it in which a device has no keys, another has all of them."""
+    for batch, heads, groups, blocks, first in (
+        (5, 3, 3, (3, 0, 2, 0), True),
+        (2, 6, 3, (3, 1), True),
+        (3, 4, 4, (0, 0, 3, 0), False),
+        (2, 4, 2, (2, 1, 3, 0, 0, 0), False),
+        (1, 3, 3, (3, 0), False),
+    ):
+        devices = len(blocks) // 2
+        q, (k, v) = f(batch, heads, 4 * devices, 8), (f(batch, groups, 3 * devices, 8) for _ in range(2))
+        out, sums = ring_attention(q, k, v, None, None, (3, 0) * devices, 0.3)
+        before = (None, None) if first else (out, sums)
+        if not backward:
+            yield [q, k, v, *before, blocks, 0.3]
+            continue
+        yield [f(*out.shape), q, k, v, out, sums, None if first else f(*q.shape), blocks, 0.3]
+
+
+def _evened(back: bool) -> Iterator[Any]:
+    for shape, rows in (((5, 3, 5, 4), (3, 2)), ((2, 6, 4), (2, 1, 1)), ((1, 4, 3, 2), (3,))):
+        most = max(rows)
+        yield [f(*shape[:2], most * len(rows) if back else shape[2], *shape[3:]), rows, most]
 
 
 def _layer_norm(backward: bool) -> Iterator[Any]:
@@ -598,6 +624,15 @@ SAMPLES: dict[str, Any] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda: _attention(True),
     "actorflow.causal_attention": lambda: _causal_attention(False),
     "actorflow.causal_attention_backward": lambda: _causal_attention(True),
+    "actorflow.ring_attention": lambda: _ring_attention(False),
+    "actorflow.ring_attention_backward": lambda: _ring_attention(True),
+    "actorflow.pass_on": lambda: [
+        [f(5, 3, 6, 4), f(5, 3, 4), 2],
+        [f(2, 3, 6, 4), f(2, 6, 8, 5), 3],
+        [f(1, 4, 3, 2), f(1, 4, 3), 1],
+    ],
+    "actorflow.even_out": lambda: _evened(False),
+    "actorflow.cut_back": lambda: _evened(True),
     "native_layer_norm": lambda: _layer_norm(False),
     "native_layer_norm_backward": lambda: _layer_norm(True),
     "_fused_rms_norm": lambda: _rms_norm(False),

@@ -14,13 +14,15 @@ from actorflow_compiler.custom_ops import layout as layout_ops
 from actorflow_compiler.custom_ops import mirrored as mirrored_ops
 from actorflow_compiler.custom_ops import optimizers, quantiles
 from actorflow_compiler.custom_ops import random as random_ops
+from actorflow_compiler.custom_ops import ring_attention as ring_ops
 from actorflow_compiler.custom_ops import split_classes as class_ops
 from actorflow_compiler.numbers import ops as number_ops
 from actorflow_compiler.substitutes import ctc_loss, fixed_sizes, loss_scaling, observers
 
 Kernel = Callable[..., Any]
 OPS: dict[str, Kernel] = {
-    **ctc_loss.OPS, **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **attention_ops.OPS, **optimizers.OPS,
+    **ctc_loss.OPS, **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **attention_ops.OPS, **ring_ops.OPS,
+    **optimizers.OPS,
     **quantiles.OPS, **fixed_sizes.OPS, **mirrored_ops.OPS, **loss_scaling.OPS, **number_ops.OPS, **observers.OPS,
     "uniform": random_ops.uniform,
 }  # fmt: skip

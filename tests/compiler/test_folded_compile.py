@@ -113,6 +113,8 @@ LONG: dict[str, Callable[[], StepRequest]] = {
     "zero 3 in stages": lambda: _gpt(8, stages=2, pieces=2, zero=3),
     "a vocabulary that is split": lambda: _gpt(4, mode="tensor"),
     "data and tensor": lambda: _gpt(8, mode={"data": 2, "tensor": 4}),
+    "around a ring": lambda: _gpt(4, mode={"ring": 4}),
+    "data, around uneven rings": lambda: _gpt(6, mode={"data": 2, "ring": 3}),
     "auto": lambda: _gpt(4, mode="auto"),
     "stages of meshes, zero 1": lambda: _gpt(8, mode={"data": 2, "tensor": 2}, stages=2, pieces=4, zero=1),
     "four stages": lambda: _gpt(8, stages=4, pieces=4),

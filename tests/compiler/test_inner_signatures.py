@@ -12,14 +12,18 @@ from torch import Tensor
 
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import Parts, Sbp, Split, device_count, even_shares, local_shape
+from actorflow_compiler.custom_ops.ring_attention import PASS_ON
 from actorflow_compiler.graph.graph import call_of
 from actorflow_compiler.infer.inner_decompositions import BODIES
 from actorflow_compiler.infer.inner_signatures import decompose, inner_cost
+from actorflow_compiler.infer.ring_decompositions import RING_BODIES
 from actorflow_compiler.signatures import OpCall, Signature, local_op, shard, signatures, unshard
 from actorflow_compiler.signatures.inner import LINES
+from actorflow_compiler.signatures.ring_signatures import WRITTEN_OUT
 from signature_checks import Instance, close, instance, meta, run
 from signature_samples import f
 
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
 INFINITE = [-math.inf] * 7
 ROWS = torch.tensor([[0.0, -math.inf, 3.0, 1.0, -math.inf, 2.0, 0.5], INFINITE, [1e4, -1e4, 0.0, 9e3, 1.0, 2.0, 1e4]])
 
@@ -43,11 +47,13 @@ def on_parts(case: Instance, signature: Signature, parts: Parts) -> list[Tensor]
         call, operands = call_of(n, body.graph.metas)
         reads = [obtain(v, need) for v, need in zip(operands, chosen.ins, strict=True)]
         made = []
-        for index in range(device_count(parts)):
+        for index in range(device_count(parts) if n.op != PASS_ON else 0):
             op, args, kwargs, metas = local_op(call, chosen, parts, index)
             outs = [r for r in run(op, args, kwargs, [r[index] for r in reads]) if r is not None]
             assert tuple(map(meta, outs)) == metas, n
             made.append(outs)
+        if n.op == PASS_ON:  # around the ring
+            made = [[reads[0][index - 1]] for index in range(device_count(parts))]
         used = [(o, s) for o, s in zip(n.outs, chosen.outs, strict=True) if o >= 0]
         for k, (o, layout) in enumerate(used):
             assert layout is not None
@@ -97,6 +103,15 @@ def rms_norm() -> list[Instance]:
     return [*forward, Instance(call, operands, gradients)]
 
 
+def attention(q: Tensor, keys: int, heads: int, causal: bool) -> tuple[Instance, Instance]:
+    """Attention, and its gradients."""
+    k, v = (f(q.shape[0], heads, keys, q.shape[3]).to(q.dtype) for _ in range(2))
+    forward = instance(f"{ATTENTION}.default", [q, k, v, 0.0, causal], {"scale": 0.3})
+    grad = f(*q.shape).to(q.dtype)
+    args = [grad, q, k, v, *forward.results, 0.0, causal]
+    return forward, instance(f"{ATTENTION}_backward.default", args, {"scale": 0.3})
+
+
 def samples() -> dict[str, Instance]:
     found = {}
     for op in ("_softmax", "_log_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax_backward_data"):
@@ -120,6 +135,14 @@ def samples() -> dict[str, Instance]:
     for shape, normal, affine in (((5, 3, 6), 1, True), ((2, 5), 1, False), ((4, 3, 5), 2, True), ((7,), 1, True)):
         found[f"layer_norm {shape}"] = layer_norm(False, shape, normal, affine)
         found[f"layer_norm_backward {shape}"] = layer_norm(True, shape, normal, affine)
+    for length, keys, causal, dtype in (
+        (12, 12, True, torch.float64), (11, 11, True, torch.float64), (11, 7, False, torch.float64),
+        (6, 12, False, torch.float64), (12, 12, True, torch.bfloat16), (11, 11, False, torch.bfloat16),
+    ):  # fmt: skip
+        for heads in (4, 2):
+            name = f"attention {length} {keys} {causal} {dtype} {heads}"
+            forward, backward = attention(f(2, 4, length, 8).to(dtype), keys, heads, causal)
+            found[name], found[f"{name} backward"] = forward, backward
     for k, case in enumerate(rms_norm()):
         found[f"rms_norm {k}"] = case
     return found
@@ -129,7 +152,8 @@ SAMPLES = samples()
 
 
 def test_every_line_has_a_body_and_a_sample() -> None:
-    assert LINES.keys() == BODIES.keys() == {case.call.op for case in SAMPLES.values()}
+    bodies = BODIES.keys() | RING_BODIES.keys()
+    assert LINES.keys() | WRITTEN_OUT == bodies == {case.call.op for case in SAMPLES.values()}
 
 
 BY_WEIGHTS = [pytest.param(weights, marks=pytest.mark.slow) for weights in ((2, 1), (1, 2))]
@@ -140,7 +164,10 @@ BY_WEIGHTS = [pytest.param(weights, marks=pytest.mark.slow) for weights in ((2, 
 def test_an_op_written_out_gives_on_parts_what_the_whole_op_gives(name: str, parts: Parts) -> None:
     case = SAMPLES[name]
     found = inner(case, parts)
-    assert found or max(n for m in case.call.ins for n in m.shape) < parts
+    if not isinstance(parts, int) and case.call.op in WRITTEN_OUT:
+        assert not found
+    else:
+        assert found or max(n for m in case.call.ins for n in m.shape) < parts
     for s in found:
         expected = [x for x in case.results if x is not None]
         for ours, theirs in zip(on_parts(case, s, parts), expected, strict=True):

@@ -17,12 +17,14 @@ NOT_READ = {  # only the shape of this operand counts, so it may be a sum of ter
     "aten.zero.default": 0,
     "aten.zeros_like.default": 0,
     "aten.native_layer_norm_backward.default": 6,
+    "actorflow.pass_on": 1,
     **dict.fromkeys(("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"), 1),
     **{op: 1 for op in TABLE if "backward" in op and ("pool" in op or "_pad" in op)},
 }
 TRUE = {  # right as well, but not worth a line for each number of dims, or true of some strides only
     ("aten.as_strided.default", "operand 0"),
     ("actorflow.finite", "operand 0"),  # but where finite terms overflow when they are added up, and no sample's do
+    *(("actorflow.pass_on", f"{letter} may be split") for letter in "SE"),  # of what is not read
     ("aten.channel_shuffle.default", "all dims may be split"),
     ("aten.native_channel_shuffle.default", "all dims may be split"),
 }

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, cheapest_route, direct_hop, groups_along
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.runs import length
 from actorflow_compiler.core.sbp import B, NdSbp, P, Split, largest, local_size, share
+from actorflow_compiler.plan.plan import Box
 from actorflow_compiler.plan.region import boxes, coordinates, count, device_at, intersect, region
 
 Shape = tuple[int, ...]
@@ -75,6 +77,42 @@ class AlignedHop(Hop):
         at = coordinates(others, index)  # both meshes have one shape
         axes = [range(n) if k in self.free else (at[k],) for k, n in enumerate(others.hierarchy)]
         return (device_at(others, where) for where in itertools.product(*axes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RingHop(AlignedHop):
+    """A hop by which each device takes all that the one before it along the axis ``free`` has, around in a ring."""
+
+    def sources(self, t: int) -> Sequence[int]:
+        """As ``Hop.sources``."""
+        return (self._next(t, -1),)
+
+    def targets(self, s: int) -> Sequence[int]:
+        """As ``Hop.targets``."""
+        return (self._next(s, 1),)
+
+    def pair(self, t: int, s: int) -> tuple[BoxCopy, ...]:
+        """As ``Hop.pair``."""
+        if s != self._next(t, -1):
+            return ()
+        size = tuple(map(length, region(self.shape, self.target_sbp, self.target, t)))
+        box = Box((0,) * len(size), size)
+        return (BoxCopy(box, box),)
+
+    def _next(self, index: int, step: int) -> int:
+        at, (axis,) = list(coordinates(self.source, index)), self.free
+        at[axis] = (at[axis] + step) % self.source.hierarchy[axis]
+        return device_at(self.source, at)
+
+
+@kept_while_compiling(maxsize=1 << 10)
+def ring_hop(shape: Shape, place: Placement, sbp: NdSbp, axis: int) -> RingHop:
+    """The hop that passes each device's block of a value of this shape and layout to the next one along a mesh axis."""
+    moved = sum(count(region(shape, sbp, place, index)) for index in range(place.size))
+    groups = groups_along(place, (axis,))
+    return RingHop(
+        HopKind.ALL_TO_ALL, place, place, sbp, groups, elements=moved, shape=shape, source_sbp=sbp, free=(axis,)
+    )
 
 
 def aligned_route(

@@ -53,7 +53,7 @@ class ItemCopier:
 
 def renamed(item: ProgramItem, rename: Mapping[int, int]) -> ProgramItem:
     """The item with other numbers for some of the values that it reads and writes."""
-    if not any(v in rename for v in (*item.reads, *item.writes)):
+    if not any(v in rename for v in (*item.reads, *item.writes, *item.after)):
         return item
     steps = {
         rank: tuple(
@@ -65,6 +65,7 @@ def renamed(item: ProgramItem, rename: Mapping[int, int]) -> ProgramItem:
     return replace(
         item,
         reads=tuple(rename.get(v, v) for v in item.reads),
+        after=tuple(rename.get(v, v) for v in item.after),
         writes=tuple(rename.get(v, v) for v in item.writes),
         steps=steps,
     )
@@ -86,7 +87,7 @@ def repeat_views(program: LoweredProgram, levels: Sequence[int]) -> tuple[Lowere
             return v
         view = program.items[m]
         if (
-            not _is_view(view)
+            not is_view(view)
             or view.placement != reader.placement
             or view.phase == Phase.SOURCE
             or _segment(view, levels[m]) == here
@@ -101,6 +102,8 @@ def repeat_views(program: LoweredProgram, levels: Sequence[int]) -> tuple[Lowere
         return made[(v, here)]
 
     for item, level in zip(program.items, levels, strict=True):
+        if item.after:  # the values that these are views of are there as early
+            item = replace(item, after=tuple(_viewed(v, program.items, maker) for v in item.after))
         if item.kind is ItemKind.COMPUTE:
             rename = {v: local(v, item, level) for v in item.reads}
             item = renamed(item, {v: n for v, n in rename.items() if v != n})
@@ -109,11 +112,19 @@ def repeat_views(program: LoweredProgram, levels: Sequence[int]) -> tuple[Lowere
     return _drop_unread(copies.program(out), new_levels)
 
 
+def _viewed(value: int, items: Sequence[ProgramItem], maker: Mapping[int, int]) -> int:
+    """The value that a value is a view of, or itself."""
+    while value in maker and is_view(view := items[maker[value]]) and len(view.reads) == 1:
+        (value,) = view.reads
+    return value
+
+
 def _segment(item: ProgramItem, level: int) -> tuple[object, ...]:
     return item.phase, item.placement, item.stage, item.pieces, level
 
 
-def _is_view(item: ProgramItem) -> bool:
+def is_view(item: ProgramItem) -> bool:
+    """Whether an item makes a view, or something else that costs nothing, on every rank."""
     return (
         item.kind is ItemKind.COMPUTE
         and len(item.writes) == 1

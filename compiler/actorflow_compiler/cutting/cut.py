@@ -66,6 +66,7 @@ class ActorDraft:
     items: list[ProgramItem] = field(default_factory=list)
     comm: Comm | None = None
     moves: list[tuple[int, int]] = field(default_factory=list)  # of a comm: (operand, target)
+    after: list[int] = field(default_factory=list)  # of a comm: values that are made before it begins
     result: int | None = None  # of a sink
     level: int = 0  # see ``segment.py``
     gathers: bool = False  # variables, for forward or backward ops
@@ -142,6 +143,7 @@ class _Cutter:
         for number, draft in enumerate(self.drafts):
             actors.append(self.actor(number, draft, at, writes, bodies, registers))
         registers += self.variable_registers(actors, len(registers))
+        registers += self.waiting_registers(len(registers))
         program = self.program
         done, useful = program.flops_done, program.flops
         summary = Summary(flops=useful, redundant_flops=(done - useful) / done if done else 0.0)
@@ -248,6 +250,7 @@ class _Cutter:
             if one.moves and isinstance(one.comm, Collective) and isinstance(comm, Collective):  # no all-reduce has any
                 one.comm = replace(one.comm, exchanges=one.comm.exchanges + comm.exchanges)
             one.moves += [(v, w) for v, w in zip(item.reads, item.writes, strict=True)]
+            one.after += item.after
             to = comm.to_rank if isinstance(comm, Send) else rank
             self.maker.update({(w, to): self.number[key] for w in item.writes})
 
@@ -506,6 +509,16 @@ class _Cutter:
             reads = tuple(Read(r, actors[r].rate // (rate // fill)) for r in others)
             found.append(Register(first + len(found), writer, reads, (), slots=1, initial=1, fill=fill))
         return found
+
+    def waiting_registers(self, first: int) -> list[Register]:
+        """Registers without tensors that let communications wait for values that they do not move."""
+        found: dict[tuple[int, int], None] = {}
+        for number, draft in enumerate(self.drafts):
+            for value in draft.after:
+                maker = self.maker.get((self.find(value, draft.rank), draft.rank), number)
+                if self.drafts[maker].rate == draft.rate and maker != number:
+                    found[maker, number] = None
+        return [Register(first + k, maker, (Read(waits),), ()) for k, (maker, waits) in enumerate(found)]
 
     def variable_users(
         self, actors: Sequence[Actor]

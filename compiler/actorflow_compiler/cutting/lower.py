@@ -6,16 +6,17 @@ A *local value* has one number on all ranks that hold a part of it; its shape ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from actorflow_compiler.boxing.aligned import NotAlignedError, aligned_route
+from actorflow_compiler.boxing.aligned import NotAlignedError, aligned_route, ring_hop
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, route
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol, substitute_all
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, Parts, local_shape, show
+from actorflow_compiler.custom_ops.ring_attention import PASS_ON, RING, RING_BACKWARD, all_alike
 from actorflow_compiler.cutting.listed_ranks import EVERY_RANK, ListedRanks, RankClasses
 from actorflow_compiler.cutting.redundant import RedundantOp
 from actorflow_compiler.graph.flops import dtype_of_flops, flops_of
@@ -73,6 +74,7 @@ class ProgramItem:
     line: str = ""  # of the user's script
     flops_dtype: str = ""  # of the operands, by bytes; empty where there are no FLOPs
     groups: frozenset[tuple[int, ...]] = frozenset()  # of a collective, also those of ranks that are not listed
+    after: tuple[int, ...] = ()  # of a communication: values that are made before it begins, beside what it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,9 @@ class _Lowering:
                     f"{n.where}:{n.op.split('.')[1]}" if n.where else n.op.split(".")[1],
                 )
                 self.maker[o] = ((n.phase, n.stage), n.pieces)
-        if n.op in JOINS:
+        if n.op == PASS_ON and any(s.inner for s in self.layouts.chosen[k]):
+            self.pass_on(k, n, n.placement, call, reads)
+        elif n.op in JOINS:
             self.join(n, n.placement, reads[0])
         elif n.op == CONSTRAIN:  # another name for the same parts
             ranks = self.listed.of(n.placement)
@@ -276,6 +280,16 @@ class _Lowering:
             )  # fmt: skip
         else:
             self.compute(k, n, n.placement, call, reads)
+
+    def pass_on(self, k: int, n: Node, placement: Placement, call: OpCall, reads: Sequence[int]) -> None:
+        """Lower an op by which each device's block of a value goes to the next device of a ring."""
+        (axis,) = (axis for axis, s in enumerate(self.layouts.chosen[k]) if s.inner)
+        hop = ring_hop(call.ins[0].shape, placement, self.layouts.value[n.outs[0]], axis)
+        if self.classes is not None:
+            self.classes.moves(hop)
+        when = (n.phase, n.stage)
+        self.collective(hop, reads[0], n.outs[0], _HopContext(placement, placement, when, when, n.pieces))
+        self.items[-1] = replace(self.items[-1], after=(reads[1],), where=n.where, line=n.line)
 
     def join(self, n: Node, placement: Placement, read: int) -> None:
         """Lower an op that joins the pieces of a value."""
@@ -290,6 +304,9 @@ class _Lowering:
 
     def compute(self, k: int, n: Node, placement: Placement, call: OpCall, reads: Sequence[int]) -> None:
         """Lower an op to what each rank computes, and count its FLOPs."""
+        if self.classes is not None and n.op in (RING, RING_BACKWARD) and not all_alike(call.args[-2]):
+            for axis, s in enumerate(self.layouts.chosen[k]):
+                self.classes.of(placement)[axis].update(range(placement.hierarchy[axis]) if s.inner else ())
         steps, each = {}, {}
         alike: dict[int, tuple[tuple[Step, ...], float]] = {}  # ranks that run the same have the same steps
         for index, rank in self.listed.among(placement):
@@ -408,26 +425,30 @@ class _Lowering:
         if self.classes is not None:
             self.classes.moves(hop)
         if hop.groups:
-            groups = self.groups(hop)
-            ids = [self.count() for _ in range(groups.count)]
-            comms = {
-                rank: Collective(CollectiveKind(hop.kind), ids[number], group, self.exchanges(hop, rank, group))
-                for number, group, ranks in groups.listed
-                for rank in ranks
-            }
-            self.apart = self.apart or hop.groups[0][0] not in self.listed  # the first one's bytes count for buckets
-            phase, stage = context.made_in
-            self.items.append(
-                ProgramItem(
-                    ItemKind.COMM, phase, context.source, context.pieces, (value,), (out,), comms=comms, stage=stage,
-                    groups=groups.all,
-                )
-            )  # fmt: skip
-            if not context.pieces:
-                self.collected.add(out)
+            self.collective(hop, value, out, context)
         else:
             self.copy(hop, value, out, context)
         return out
+
+    def collective(self, hop: Hop, value: int, out: int, context: _HopContext) -> None:
+        """A hop that is a collective in each of its groups."""
+        groups = self.groups(hop)
+        ids = [self.count() for _ in range(groups.count)]
+        comms = {
+            rank: Collective(CollectiveKind(hop.kind), ids[number], group, self.exchanges(hop, rank, group))
+            for number, group, ranks in groups.listed
+            for rank in ranks
+        }
+        self.apart = self.apart or hop.groups[0][0] not in self.listed  # the first one's bytes count for buckets
+        phase, stage = context.made_in
+        self.items.append(
+            ProgramItem(
+                ItemKind.COMM, phase, context.source, context.pieces, (value,), (out,), comms=comms, stage=stage,
+                groups=groups.all,
+            )
+        )  # fmt: skip
+        if not context.pieces:
+            self.collected.add(out)
 
     def groups(self, hop: Hop) -> _Groups:
         """The groups of a hop; those with as many ranks of each class have one number."""

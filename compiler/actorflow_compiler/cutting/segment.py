@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 
 from actorflow_compiler.core.ops import Meta, Phase
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.custom_ops.ring_attention import RING, RING_BACKWARD
 from actorflow_compiler.cutting.buckets import BUCKET, fill_buckets
-from actorflow_compiler.cutting.copies import repeat_views
+from actorflow_compiler.cutting.copies import is_view, repeat_views
 from actorflow_compiler.cutting.gathers import chunks
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.cutting.optimizer_parts import optimizer_parts
@@ -29,6 +30,7 @@ from actorflow_compiler.cutting.recompute import recompute
 from actorflow_compiler.cutting.split_backward import split_backward
 from actorflow_compiler.plan.variant import PLAIN, Variant
 
+IN_PARTS = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)  # phases whose segments may be cut
 PHASE_ORDER = {phase: i for i, phase in enumerate(Phase)}  # as they are declared
 
 
@@ -40,7 +42,7 @@ class Segment:
     placement: Placement
     pieces: bool  # whether it fires for each micro-batch
     level: int
-    part: int = 0  # a backward pass and an optimizer are cut into parts by buckets of gradients
+    part: int = 0  # buckets of gradients cut a backward pass and an optimizer into parts; so do steps around a ring
     stage: int = 0
     joined: bool = False  # the forward segment of the same level is part of it
 
@@ -97,9 +99,9 @@ def _with_buckets(program: LoweredProgram, chunk: Mapping[int, int]) -> tuple[Lo
 def _joined(segments: Sequence[Segment | None]) -> list[Segment | None]:
     """Join each forward segment with the first backward segment of the same level: nothing happens between them."""
     backward = {s for s in segments if s is not None and s.phase == Phase.BACKWARD and s.part == 0}
-    both = {
-        replace(s, phase=Phase.BACKWARD): s for s in segments if s is not None and s.phase == Phase.FORWARD
-    }.keys() & backward  # fmt: skip
+    forward = {replace(s, phase=Phase.BACKWARD) for s in segments if s is not None and s.phase == Phase.FORWARD}
+    several = {replace(s, part=0) for s in forward if s.part}  # in several parts
+    both = (forward - several) & backward
     found: list[Segment | None] = []
     for s in segments:
         one = s if s is None or s.phase != Phase.FORWARD else replace(s, phase=Phase.BACKWARD)
@@ -108,28 +110,72 @@ def _joined(segments: Sequence[Segment | None]) -> list[Segment | None]:
 
 
 def _parts(program: LoweredProgram, levels: Sequence[int]) -> list[int]:
-    """For each op the part of its backward segment; for each communication the last part that it waits for."""
+    """For each op the part of its segment; for each communication the last part that it waits for.
+
+    A step of attention around a ring begins a part, and in the backward pass ends it: what it attends to is passed on,
+    and gradients of the step before arrive, while it computes.
+    """
     part_of: dict[int, int] = {}
+    level_of: dict[int, int] = {}
     reduced = {v for i in program.items if i.kind is ItemKind.COMM for v in i.reads}
     joined = {v for i in program.items if i.kind is ItemKind.JOIN and i.writes[0] in reduced for v in i.reads}
     filled: dict[Segment, tuple[int, int]] = {}  # segment without part → (part, bytes of gradients in it)
     parts = []
-    for item, level in zip(program.items, levels, strict=True):
-        if item.kind is not ItemKind.COMPUTE or item.phase not in (Phase.BACKWARD, Phase.WEIGHT):
-            parts.append(
-                0 if item.kind is ItemKind.COMPUTE else max((part_of.get(v, 0) for v in item.reads), default=0)
-            )
+    attending = _attending(program)
+    for k, (item, level) in enumerate(zip(program.items, levels, strict=True)):
+        if item.kind is not ItemKind.COMPUTE or item.phase not in IN_PARTS:
+            before = [part_of.get(v, 0) for v in item.reads]
+            before += [part_of.get(v, 0) for v in item.after if level_of.get(v) == level]
+            parts.append(0 if item.kind is ItemKind.COMPUTE else max(before, default=0))
             part_of.update(dict.fromkeys(item.writes if item.kind is ItemKind.JOIN else (), parts[-1]))
             continue
         here = Segment(item.phase, item.placement, item.pieces, level, stage=item.stage)
         part, size = filled.get(here, (0, 0))
+        if k in attending.views:
+            parts.append(-1)  # that of its first reader
+            continue
+        attends = k in attending.steps
+        if attends and here in filled:
+            part, size = part + 1, 0
+        level_of.update(dict.fromkeys(item.writes, level))
         parts.append(part)
         part_of.update(dict.fromkeys(item.writes, part))
-        size += sum(
-            _bytes(program.metas, v, item.placement) for v in item.writes if v in (joined if item.pieces else reduced)
-        )
-        filled[here] = (part + 1, 0) if size >= BUCKET else (part, size)
+        filling = () if item.phase == Phase.FORWARD else joined if item.pieces else reduced
+        size += sum(_bytes(program.metas, v, item.placement) for v in item.writes if v in filling)
+        full = size >= BUCKET or (attends and item.phase == Phase.BACKWARD)
+        filled[here] = (part + 1, 0) if full else (part, size)
+    first: dict[int, int] = {}  # value → the first part that reads it
+    for k in reversed(range(len(parts))) if attending.views else ():
+        item = program.items[k]
+        parts[k] = min(first.get(v, parts[k]) for v in item.writes) if k in attending.views else parts[k]
+        for v in item.reads if item.kind is ItemKind.COMPUTE else ():
+            first[v] = min(parts[k], first.get(v, parts[k]))
     return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Attending:
+    """Items, by position."""
+
+    steps: frozenset[int]  # of attention around a ring
+    views: frozenset[int]  # that are made for these steps, and moved nowhere
+
+
+def _attending(program: LoweredProgram) -> _Attending:
+    steps: set[int] = set()
+    views: set[int] = set()
+    read: set[int] = set()
+    moved = {v for item in program.items if item.kind is not ItemKind.COMPUTE for v in item.reads}
+    for k in range(len(program.items) - 1, -1, -1):
+        item = program.items[k]
+        if any(s.op in (RING, RING_BACKWARD) for some in item.steps.values() for s in some):
+            steps.add(k)
+        elif item.phase in IN_PARTS and is_view(item) and item.writes[0] in read - moved:
+            views.add(k)
+        else:
+            continue
+        read.update(item.reads)
+    return _Attending(frozenset(steps), frozenset(views))
 
 
 def _bytes(metas: Mapping[tuple[int, int], Meta], value: int, placement: Placement) -> int:
@@ -169,7 +215,7 @@ def _lowest(
         place = (item.placement, item.stage)
         if k in chunk:
             level = max(level, begun.setdefault(chunk[k], highest.get(place, 0)))
-        for v in item.reads:
+        for v in (*item.reads, *item.after):
             if v not in made:
                 continue
             before, maker = made[v]

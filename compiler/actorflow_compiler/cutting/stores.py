@@ -111,7 +111,7 @@ class SegmentGraph:
         for item, segment, level in every:
             comm = ("comm", item.phase, item.pieces, item.stage, level) if item.kind is ItemKind.COMM else None
             own = comm or (segment if any(item.steps.values()) else None)
-            before = self._read(item.reads, own)
+            before = self._read((*item.reads, *item.after), own)
             passed = own is None or (comm is None and not all(item.steps.values()))
             makers = (before if passed else frozenset()) | (frozenset() if own is None else {own})
             self._makers.update(dict.fromkeys(item.writes, makers))

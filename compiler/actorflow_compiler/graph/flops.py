@@ -19,6 +19,8 @@ def flops_of(call: OpCall) -> float:
     name = call.op.split(".")[1]
     if name.startswith(("_scaled_dot_product", "causal_attention")):
         return _attention(call, backward="backward" in name)
+    if name.startswith("ring_attention"):
+        return _ring(call, backward="backward" in name)
     rule = _RULES.get(name)
     return 2.0 * rule(call) if rule is not None else 0.0
 
@@ -35,6 +37,14 @@ def dtype_of_flops(call: OpCall) -> str:
 def _attention(call: OpCall, backward: bool) -> float:
     query, key = (call.ins[i + backward].shape for i in range(2))
     return (10.0 if backward else 4.0) * numel(query) * key[-2]
+
+
+def _ring(call: OpCall, backward: bool) -> float:
+    """Attention of each device's block of queries to the keys that are there."""
+    query, blocks = call.ins[backward].shape, call.args[-2]
+    assert isinstance(blocks, tuple)
+    keys = sum(n for n in blocks[::2] if isinstance(n, int))
+    return (10.0 if backward else 4.0) * numel(query) / (len(blocks) // 2) * keys
 
 
 def _product(call: OpCall, first: int = 0) -> float:

@@ -18,12 +18,14 @@ class ParallelMode(StrEnum):
     DATA = "data"  # split the batch, and keep variables whole
     TENSOR = "tensor"  # keep the batch whole, and split weights
     SEQUENCE = "sequence"  # split the positions of each sample, and keep variables whole
+    RING = "ring"  # as SEQUENCE, and pass keys and values around a ring where attention looks at all positions
     EXPERT = "expert"  # split the batch, and keep variables whole but for experts, of which each device has some
     AUTO = "auto"  # take what costs least
 
 
 # modes in which inference splits no variable
-WHOLE_VARIABLES = frozenset({ParallelMode.DATA, ParallelMode.SEQUENCE, ParallelMode.EXPERT})
+WHOLE_VARIABLES = frozenset({ParallelMode.DATA, ParallelMode.SEQUENCE, ParallelMode.RING, ParallelMode.EXPERT})
+ALONG_SEQUENCE = frozenset({ParallelMode.SEQUENCE, ParallelMode.RING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Goal:
 
     def batch(self, cut: Sbp) -> tuple[Sbp | None, ...]:
         """The preferred layout of a batch for each axis; None, and axes beyond those named, are left open."""
-        preferred = {ParallelMode.TENSOR: B, ParallelMode.SEQUENCE: None}
+        preferred = {ParallelMode.TENSOR: B, ParallelMode.SEQUENCE: None, ParallelMode.RING: None}
         return tuple(preferred.get(mode, cut) for mode in self.modes)
 
 
@@ -74,7 +76,7 @@ DATA = Goal()
 def goal_of(parallel: object, memory_budget: object) -> Goal:
     """The goal that a user's ``parallel=`` and ``memory_budget=`` state.
 
-    ``parallel``: "data", "tensor", "sequence", "expert", "auto", or a dictionary with the size of a mesh axis
+    ``parallel``: "data", "tensor", "sequence", "ring", "expert", "auto", or a dictionary with the size of a mesh axis
     for each, such as ``{"data": 2, "tensor": 4}``; None is "data", and "auto" under a budget.  ``memory_budget``: what
     one device may hold, a number of bytes or "20GB" (powers of 1000; GiB for powers of 1024).
 

@@ -20,11 +20,14 @@ from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.op_call import GRAPHS, GRAPHS_STAY
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.sbp import B, NdSbp, Parts, Sbp, Split, device_count, largest
+from actorflow_compiler.custom_ops.ring_attention import PASS_ON
 from actorflow_compiler.graph.graph import Graph, Node, call_of, verify
 from actorflow_compiler.infer.axes import GraphLayouts
 from actorflow_compiler.infer.inner_decompositions import BODIES, Cuts
+from actorflow_compiler.infer.ring_decompositions import RING_BODIES
 from actorflow_compiler.rewriting.expand import instantiate, trace
 from actorflow_compiler.signatures import OpCall, Signature, local_call, signatures
+from actorflow_compiler.signatures.ring_signatures import STEPS
 
 NARROW = (torch.float16, torch.bfloat16)
 
@@ -85,13 +88,16 @@ def _cuts(chosen: tuple[Signature, ...], axes: tuple[Parts, ...]) -> Cuts:
 
 
 def _run(call: OpCall, cuts: Cuts, *args: Any, **kwargs: Any) -> list[Tensor | None]:
-    """Run the op's decomposition, in float32 where it would sum in 16 bits."""
+    """Run the op's decomposition, in float32 where it would sum in 16 bits; attention's kernel does that by itself."""
 
     def wide(value: Any) -> Any:
         return value.float() if isinstance(value, Tensor) and value.dtype in NARROW else value
 
-    args, kwargs = pytree.tree_map(wide, (args, kwargs))
-    made = BODIES[call.op](cuts, *args, **kwargs)
+    if call.op in RING_BODIES:
+        made = RING_BODIES[call.op](cuts, *args, **kwargs)
+    else:
+        args, kwargs = pytree.tree_map(wide, (args, kwargs))
+        made = BODIES[call.op](cuts, *args, **kwargs)
     outs = made if isinstance(made, tuple) else (made,)
     return [
         None if out is None or meta is None else out.to(getattr(torch, meta.dtype))
@@ -117,17 +123,24 @@ class _SignaturePropagation:
         have = [self.layout[v] for v in operands]
         options = [
             s
-            for s in signatures(call, self.parts, wanted=[h for h in have if isinstance(h, Split)])
+            for s in signatures(
+                call, self.parts, wanted=[h for h in have if isinstance(h, Split)], inner=call.op in STEPS
+            )
             if all(_follows(h, need) for h, need in zip(have, s.ins, strict=True))
         ]
 
         def price(s: Signature) -> tuple[float, int]:
+            if s.inner:  # a step around a ring
+                return 0.0, 0
             needs = set(zip(operands, s.ins, strict=True))
             return sum(self.bytes(v, need) for v, need in needs), sum(self.layout[v] != need for v, need in needs)
 
         best = min(options, key=price)
         for v, need in zip(operands, best.ins, strict=True):
             self.give(v, need)
+        if best.inner and call.op == PASS_ON:
+            self.moved += call.ins[0].nbytes
+            self.communications += 1
         self.layout.update({o: s for o, s in zip(outs, best.outs, strict=True) if o >= 0 and s is not None})
         return best
 

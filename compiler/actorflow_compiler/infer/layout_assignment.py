@@ -15,7 +15,7 @@ from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.infer.axes import FixedLayouts, GraphLayouts, infer
 from actorflow_compiler.infer.expert_axis import NO_EXPERTS, expert_products, split_experts
 from actorflow_compiler.infer.inner_signatures import decompose_inner, inner_cost
-from actorflow_compiler.infer.notes import notes_on
+from actorflow_compiler.infer.notes import notes_on, ring_notes
 from actorflow_compiler.infer.reports import explanation_lines, report_lines
 from actorflow_compiler.infer.variables import (
     apply_zero,
@@ -105,7 +105,8 @@ def _assigned(
         request.preferences.explain,
         hardware,
     )
-    notes = (*notes_on(graph), *report_lines(layouts.reports), *explanation_lines(layouts.reports))
+    told = (*notes_on(graph), *ring_notes(graph, layouts, goal))
+    notes = (*told, *report_lines(layouts.reports), *explanation_lines(layouts.reports))
     graph, layouts = decompose_inner(graph, layouts)
     inputs = (i for i in graph.inputs if i.kind == InputKind.VARIABLE)
     variables = tuple(replace(v, sbp=layouts.value[i.value]) for v, i in zip(variables, inputs, strict=True))

@@ -1,13 +1,18 @@
-"""Notes for users on ops without a line in the table: their signatures, and whether registered or discovered."""
+"""Notes for users: on ops without a line in the table, and on attention that does not go around a ring."""
 
 from __future__ import annotations
 
 import torch
 
+from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.sbp import device_count
 from actorflow_compiler.graph.graph import Graph, call_of
+from actorflow_compiler.hints.goal import Goal, ParallelMode
+from actorflow_compiler.infer.axes import GraphLayouts
+from actorflow_compiler.infer.sequence_axis import SOFTMAXES
 from actorflow_compiler.signatures import signatures
 from actorflow_compiler.signatures.registration import find_registration
+from actorflow_compiler.signatures.ring_signatures import why_not
 from actorflow_compiler.signatures.table import has_line
 
 SHOWN = 6  # signatures in a line
@@ -37,6 +42,27 @@ def notes_on(graph: Graph) -> tuple[str, ...]:
         else:
             what = "no signature registered for it fits" if find_registration(op) else "no signatures discovered"
             lines.append(f"{op}: {what}; it runs on whole tensors")
+    return tuple(lines)
+
+
+def ring_notes(graph: Graph, layouts: GraphLayouts, goal: Goal) -> tuple[str, ...]:
+    """For each axis for a ring a line about attention that does not go around it, with the reason."""
+    lines = []
+    axes = range(max((len(p.hierarchy) for p in layouts.placement.values()), default=0))
+    for axis in (a for a in axes if goal.mode(a) == ParallelMode.RING):
+        why: dict[str, dict[str, None]] = {}  # reason → where
+        for n, chosen in zip(graph.nodes, layouts.chosen, strict=True):
+            attends = "_scaled_dot_product" in n.op and "backward" not in n.op
+            assert n.placement is not None
+            if not (attends or n.op in SOFTMAXES) or axis >= len(chosen) or chosen[axis].inner:
+                continue
+            call, _ = call_of(n, graph.metas)
+            if device_count(n.placement.axes[axis]) > 1 and n.phase == Phase.FORWARD:
+                reason = why_not(call, n.placement.axes[axis]) if attends else "it is written out in products"
+                why.setdefault(reason or "another axis splits its positions", {})[n.where or n.line or n.op] = None
+        for reason, places in why.items():
+            where = ", ".join(list(places)[:SHOWN]) + (" …" if len(places) > SHOWN else "")
+            lines.append(f'parallel="ring": attention ({where}) does not go around the ring, as {reason}')
     return tuple(lines)
 
 

@@ -18,10 +18,10 @@ from actorflow_compiler.core.sbp import B, PartialSum, Parts, Sbp, Split, all_sh
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
-from actorflow_compiler.hints.goal import ParallelMode
+from actorflow_compiler.hints.goal import ALONG_SEQUENCE, ParallelMode
 from actorflow_compiler.infer.expert_axis import NO_EXPERTS, ExpertProducts
 from actorflow_compiler.infer.prices import BLOCKS, BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
-from actorflow_compiler.infer.sequence_axis import SequenceOptions, along_sequence
+from actorflow_compiler.infer.sequence_axis import SequenceOptions, along_sequence, around_ring
 from actorflow_compiler.signatures import OpCall, Signature, signatures
 
 InnerCost = Callable[[OpCall, Signature, Parts], tuple[float, int]]  # bytes moved by all devices, communications
@@ -203,9 +203,11 @@ class Problem:
         names = {i.value: i.name for i in self.graph.inputs}
         found, natural = self._options(calls, reads, ragged, variables)
         parts = max(map(self.size, {n.placement for n in self.graph.nodes if n.placement is not None}), default=1)
-        if self.mode == ParallelMode.SEQUENCE and parts > 1 and not self.mirrored:
+        if self.mode in ALONG_SEQUENCE and parts > 1 and not self.mirrored:
             uneven = any(ragged)
             self.along = along_sequence(self.graph, calls, reads, self.metas, found, self.weights, parts, uneven)
+            if self.mode == ParallelMode.RING:
+                self.along = [around_ring(of) for of in self.along]
             found = [of.options for of in self.along]
         if self.experts.grouped and not self.mirrored:
             found = [

@@ -82,6 +82,12 @@ def along_sequence(
     return kept
 
 
+def around_ring(of: SequenceOptions) -> SequenceOptions:
+    """Only the options by which attention goes around a ring, where it has some."""
+    kept = tuple(s for s in of.options if s.inner) if of.attends else ()
+    return SequenceOptions(kept, tuple(range(len(kept))), attends=True) if kept else of
+
+
 def _attends(call: OpCall, values: Sequence[int], weights: Collection[int]) -> bool:
     """Whether an op is a product of attention: a kernel of it, or a batch of products that no weight is part of."""
     return "_scaled_dot_product" in call.op or (call.op in BATCHED and not any(v in weights for v in values))

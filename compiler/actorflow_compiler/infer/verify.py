@@ -15,6 +15,7 @@ from actorflow_compiler.infer.layout_assignment import StepLayouts
 from actorflow_compiler.infer.prices import FREE_KINDS
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.signatures import OpCall, Signature, signatures
+from actorflow_compiler.signatures.ring_signatures import STEPS
 
 
 def verify_layouts(step: StepLayouts, fixed: Mapping[str, Variable]) -> StepLayouts:
@@ -135,7 +136,8 @@ class _Verifier:
 def _is_of(signature: Signature, call: OpCall, parts: Parts) -> bool:
     """Whether a signature is legal for an op along an axis with the devices ``parts``."""
     layouts = (signature.ins, signature.outs)
-    if any((s.ins, s.outs) == layouts for s in signatures(call, parts)):
+    around = signature.inner and call.op in STEPS  # devices pass on what they have
+    if any((s.ins, s.outs) == layouts for s in signatures(call, parts, inner=around)):
         return True
     cuts = [entry for entry in (*signature.ins, *signature.outs) if isinstance(entry, Split)]
     return any((s.ins, s.outs) == layouts for s in signatures(call, parts, wanted=cuts))

@@ -14,6 +14,7 @@ from actorflow_compiler.core.op_call import CALLS, CALLS_STAY, OpCall, Signature
 from actorflow_compiler.core.sbp import B, Parts, Sbp, all_share, device_count, even_shares
 from actorflow_compiler.signatures import shaped_layers as layers
 from actorflow_compiler.signatures.notation import parse
+from actorflow_compiler.signatures.ring_signatures import ring_signatures
 from actorflow_compiler.signatures.term_matching import IndexedTensor, match_term
 
 Line = Callable[[OpCall], str | None]
@@ -21,7 +22,12 @@ Line = Callable[[OpCall], str | None]
 
 @kept_while_compiling(CALLS, stay=CALLS_STAY)
 def inner_signatures(call: OpCall, parts: Parts) -> tuple[Signature, ...]:
-    """The inner signatures for a mesh axis of the devices ``parts``, all of which get some of the dim that is split."""
+    """The inner signatures for a mesh axis of the devices ``parts``, all of which get some of the dim that is split.
+
+    Attention and its steps have those of a ring (``ring_signatures.py``).
+    """
+    if around := ring_signatures(call, parts):
+        return around
     line = LINES.get(call.op)
     text = line(call) if line and device_count(parts) > 1 else None
     op = match_term(call, text) if text else None

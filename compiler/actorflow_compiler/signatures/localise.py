@@ -11,6 +11,14 @@ from actorflow_compiler.core.ops import Arg, Meta, Symbol
 from actorflow_compiler.core.sbp import Parts, Sbp, Split, local_shape, spans
 from actorflow_compiler.custom_ops import random as random_ops
 from actorflow_compiler.custom_ops.causal_attention import CAUSAL, CAUSAL_BACKWARD, Rows, rows_of
+from actorflow_compiler.custom_ops.ring_attention import (
+    CUT_BACK,
+    EVEN_OUT,
+    PASS_ON,
+    RING,
+    RING_BACKWARD,
+    own_blocks,
+)
 from actorflow_compiler.custom_ops.split_classes import parts_on
 from actorflow_compiler.signatures.notation import ArgumentKind, DimsTerm, parse
 from actorflow_compiler.signatures.shaped_views import arange_of, start_of
@@ -225,21 +233,50 @@ def _grouped_weight(device: _DeviceView) -> Local | None:
 
 
 def _attention(device: _DeviceView) -> Local | None:
-    """Queries split, causal: which rows this device has says which keys they see."""
+    """Queries split, causal: which rows this device has says which keys they see.  Around a ring it is a step."""
     backward = "backward" in device.call.op
     queries, layout = device.call.ins[backward], device.signature.ins[backward]
     if not isinstance(layout, Split) or layout.dim != QUERIES:
         return None
+    if device.signature.inner:  # so that other axes split neither queries nor keys
+        keys, scale = device.operand(backward + 1)[QUERIES], argument(device.call, "scale")[1]
+        operands, before = bind(device.call)[: 6 if backward else 3], (None,) * (1 if backward else 2)
+        return RING_BACKWARD if backward else RING, (*operands, *before, (keys, 0), scale), ()
     rows: Rows
     if device.call.op in (CAUSAL, CAUSAL_BACKWARD):
-        *operands, rows, scale = device.call.args
+        *tensors, rows, scale = device.call.args
     elif argument(device.call, "is_causal")[1]:
-        operands = list(bind(device.call)[: 6 if backward else 3])
+        tensors = list(bind(device.call)[: 6 if backward else 3])
         rows, scale = ((0, queries.shape[QUERIES]),), argument(device.call, "scale")[1]
     else:
         return None
     held = spans(queries.shape[QUERIES], layout, device.parts, device.index)
-    return CAUSAL_BACKWARD if backward else CAUSAL, (*operands, rows_of(rows, held), scale), ()
+    return CAUSAL_BACKWARD if backward else CAUSAL, (*tensors, rows_of(rows, held), scale), ()
+
+
+def _ring(device: _DeviceView) -> Local | None:
+    """Around a ring: what is said of this device's keys."""
+    if not device.signature.inner:
+        return None
+    *operands, blocks, scale = device.call.args
+    assert isinstance(blocks, tuple)
+    return device.call.op, (*operands, own_blocks(blocks, device.index), scale), ()
+
+
+def _ring_rows(device: _DeviceView) -> Local | None:
+    """Around a ring: how many rows this device has."""
+    if not device.signature.inner:
+        return None
+    x, rows, most = device.call.args
+    assert isinstance(rows, tuple)
+    return device.call.op, (x, (rows[device.index],), most), ()
+
+
+def _pass_on(device: _DeviceView) -> Local | None:
+    """Around a ring: a block is no longer passed on by the device itself (``cutting/lower.py`` moves it)."""
+    if not device.signature.inner:
+        return None
+    return device.call.op, (*device.call.args[:2], 1), ()
 
 
 def _pick(device: _DeviceView) -> Local | None:
@@ -330,6 +367,11 @@ _RULES: dict[str, Callable[[_DeviceView], Local | None]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention,
     CAUSAL: _attention,
     CAUSAL_BACKWARD: _attention,
+    RING: _ring,
+    RING_BACKWARD: _ring,
+    PASS_ON: _pass_on,
+    EVEN_OUT: _ring_rows,
+    CUT_BACK: _ring_rows,
     "actorflow.grouped_mm": _grouped,
     "actorflow.grouped_mm_weight": _grouped_weight,
     "actorflow.pick": _pick,

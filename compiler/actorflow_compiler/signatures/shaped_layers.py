@@ -36,6 +36,30 @@ def attention_backward(call: OpCall) -> str:
     return f"b{q}sE+,b{q}sD,b{k}TD,b{k}TE,b{q}sE,b{q}s{mask}->b{q}sD,b{k}TD,b{k}TE !bhgs"
 
 
+def ring_attention(call: OpCall) -> str:
+    """As ``attention``; how positions are split is the ring's affair."""
+    q, k = _heads(call, 0, 1)
+    return f"b{q}SD,b{k}TD,b{k}TE,b{q}SE,b{q}S->b{q}SE,b{q}S !bhg"
+
+
+def ring_attention_backward(call: OpCall) -> str:
+    """As ``attention_backward``, with the gradient of the queries so far."""
+    q, k = _heads(call, 1, 2)
+    return f"b{q}SE,b{q}SD,b{k}TD,b{k}TE,b{q}SE,b{q}S,b{q}SD->b{q}SD,b{k}TD,b{k}TE !bhg"
+
+
+def pass_on(call: OpCall) -> str:
+    """Widths may be split, and batch and heads together with those of what it waits for."""
+    q, k = _heads(call, 1, 0)
+    return f"b{k}Td+,b{q}S{'E' * (len(call.ins[1].shape) - 3)}->b{k}Td"
+
+
+def even_out(call: OpCall) -> str:
+    """All but the positions may be split."""
+    width = "d" * (len(call.ins[0].shape) - 3)
+    return f"bhS{width}+->bhT{width}"
+
+
 def efficient_attention_backward(call: OpCall) -> str:
     """As ``attention_backward``, without a gradient of the bias, which is summed over its broadcast dims."""
     bias = call.outs[3] is None

@@ -1,0 +1,96 @@
+"""Decompositions of attention whose sequence stays split: around a ring of devices, forward and backward.
+
+In each step a device attends to the block of keys and values that it has; the next block is on its way meanwhile.  A
+block is passed on once the step before last is done, so that no device has more than two blocks of others.  In the
+backward pass the gradients of keys and values go around with them, and one step further, back to where these lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from actorflow_compiler.core.sbp import Parts, share
+from actorflow_compiler.custom_ops.ring_attention import POSITIONS, TRACED
+from actorflow_compiler.signatures.ring_signatures import BACKWARD, FORWARD
+
+Cuts = tuple[tuple[int, tuple[Parts, ...]], ...]  # (dim, devices of each axis that splits it)
+
+
+class _Ring:
+    """The devices of a ring, and how a sequence of some length lies on them."""
+
+    def __init__(self, cuts: Cuts, length: int) -> None:
+        ((_, (devices,)),) = cuts
+        assert isinstance(devices, int)
+        self.devices = devices
+        self.rows = [hi - lo for lo, hi in (share(length, devices, i) for i in range(devices))]
+        self.even = len(set(self.rows)) == 1
+
+    def blocks(self, step: int, causal: bool) -> list[int]:
+        """What ``ring_attention`` is to know of each device's keys in a step."""
+        found: list[int] = []
+        for device in range(self.devices):
+            of = (device - step) % self.devices  # whose keys it has
+            found += [0 if causal and of > device else self.rows[of], int(causal and of == device)]
+        return found
+
+    def spread(self, x: Tensor) -> Tensor:
+        """A tensor that lies as the sequence, in equal blocks."""
+        return x if self.even else TRACED.even_out(x, self.rows, max(self.rows))
+
+    def whole(self, x: Tensor) -> Tensor:
+        """The opposite of ``spread``."""
+        return x if self.even else TRACED.cut_back(x, self.rows, max(self.rows))
+
+    def pass_on(self, tensors: Sequence[Tensor], after: Tensor) -> list[Tensor]:
+        """Blocks of all tensors, each passed on to the next device."""
+        return [TRACED.pass_on(x, after, self.devices) for x in tensors]
+
+
+def _forward(
+    cuts: Cuts, q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
+    attn_mask: None = None, scale: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    queries, keys = (_Ring(cuts, x.shape[POSITIONS]) for x in (q, k))
+    q, k, v = queries.spread(q), keys.spread(k), keys.spread(v)
+    out: Tensor | None = None
+    sums: Tensor | None = None
+    done = q  # when this is computed, the next block may come
+    for step in range(keys.devices):
+        if step:
+            k, v = keys.pass_on((k, v), done)
+            assert sums is not None
+            done = sums
+        out, sums = TRACED.ring_attention(q, k, v, out, sums, keys.blocks(step, is_causal), scale)
+    assert out is not None
+    assert sums is not None
+    return queries.whole(out), queries.whole(sums)
+
+
+def _backward(
+    cuts: Cuts, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, dropout_p: float,
+    is_causal: bool, attn_mask: None = None, scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    queries, keys = (_Ring(cuts, x.shape[POSITIONS]) for x in (q, k))
+    grad, q, out, sums = (queries.spread(x) for x in (grad, q, out, sums))
+    k, v = keys.spread(k), keys.spread(v)
+    dq: Tensor | None = None
+    found: list[Tensor] = []  # the gradients of the keys and values that are here
+    done = grad
+    for step in range(keys.devices):
+        if step:
+            k, v = keys.pass_on((k, v), done)
+            assert dq is not None
+            done = found[0]
+            found = keys.pass_on(found, dq)
+        dq, *terms = TRACED.ring_attention_backward(grad, q, k, v, out, sums, dq, keys.blocks(step, is_causal), scale)
+        found = [a + b for a, b in zip(found, terms, strict=True)] if step else [x.to(dq.dtype) for x in terms]
+    assert dq is not None
+    dk, dv = (keys.whole(x) for x in keys.pass_on(found, dq))
+    return queries.whole(dq), dk, dv
+
+
+RING_BODIES: dict[str, Callable[..., Any]] = {FORWARD: _forward, BACKWARD: _backward}
