@@ -16,7 +16,7 @@ from actorflow_compiler.custom_ops.ring_attention import PASS_ON
 from actorflow_compiler.graph.graph import call_of
 from actorflow_compiler.infer.inner_decompositions import BODIES
 from actorflow_compiler.infer.inner_signatures import decompose, inner_cost
-from actorflow_compiler.infer.ring_decompositions import RING_BODIES
+from actorflow_compiler.infer.ring_decompositions import RING_BODIES, ring_cost
 from actorflow_compiler.signatures import OpCall, Signature, local_op, shard, signatures, unshard
 from actorflow_compiler.signatures.inner import LINES
 from actorflow_compiler.signatures.ring_signatures import WRITTEN_OUT
@@ -135,14 +135,12 @@ def samples() -> dict[str, Instance]:
     for shape, normal, affine in (((5, 3, 6), 1, True), ((2, 5), 1, False), ((4, 3, 5), 2, True), ((7,), 1, True)):
         found[f"layer_norm {shape}"] = layer_norm(False, shape, normal, affine)
         found[f"layer_norm_backward {shape}"] = layer_norm(True, shape, normal, affine)
-    for length, keys, causal, dtype in (
-        (12, 12, True, torch.float64), (11, 11, True, torch.float64), (11, 7, False, torch.float64),
-        (6, 12, False, torch.float64), (12, 12, True, torch.bfloat16), (11, 11, False, torch.bfloat16),
+    for length, keys, heads, causal, dtype in (
+        (12, 12, 4, True, torch.float64), (11, 11, 2, True, torch.float64), (11, 7, 4, False, torch.float64),
+        (6, 12, 1, False, torch.float64), (12, 12, 4, True, torch.bfloat16), (11, 11, 2, False, torch.bfloat16),
     ):  # fmt: skip
-        for heads in (4, 2):
-            name = f"attention {length} {keys} {causal} {dtype} {heads}"
-            forward, backward = attention(f(2, 4, length, 8).to(dtype), keys, heads, causal)
-            found[name], found[f"{name} backward"] = forward, backward
+        name = f"attention {length} {keys} {heads} {causal} {dtype}"
+        found[name], found[f"{name} backward"] = attention(f(2, 4, length, 8).to(dtype), keys, heads, causal)
     for k, case in enumerate(rms_norm()):
         found[f"rms_norm {k}"] = case
     return found
@@ -194,6 +192,15 @@ def test_a_softmax_over_a_split_vocabulary_moves_two_numbers_for_each_row(parts:
     assert inner_cost(backward.call, inner(backward, parts)[0], parts) == (total, 1)
     plain = next(s for s in signatures(forward.call, parts) if s.ins == (Split(0),))
     assert inner_cost(forward.call, plain, parts) == (0, 0)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_the_cost_of_a_ring_is_that_of_its_blocks(devices: int) -> None:
+    for case in attention(f(2, 4, 12, 8), 12, 2, True):
+        (signature,) = inner(case, devices)
+        ((moved, times),) = decompose(case.call, (signature,), (devices,)).costs
+        cost = ring_cost(case.call, devices)
+        assert (cost.moved, 2 * cost.times) == (moved, times)  # keys and values leave together
 
 
 def test_a_layer_norm_over_split_features_moves_statistics_only() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
+from actorflow_compiler.custom_ops.ring_attention import RING, RING_BACKWARD
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import zero
 from actorflow_compiler.plan.plan import Plan
@@ -197,6 +198,28 @@ def test_a_ring_holds_less_than_a_gather() -> None:
 
 
 
+# ---- when it is chosen
+
+
+def goes_around(plan: Plan) -> bool:
+    """Whether attention of a plan goes around a ring, where memory lacks in the backward pass only."""
+    return any(step.op in (RING, RING_BACKWARD) for body in plan.bodies for step in body.steps)
+
+
+@pytest.mark.parametrize(("budget", "ring"), [pytest.param("10MB", False, marks=pytest.mark.slow), ("210KB", True)])
+def test_a_memory_budget_takes_the_ring_where_gathered_keys_do_not_fit(budget: str, ring: bool) -> None:
+    plan = plan_of(case(groups=1, length=480), over({"sequence": 4}, budget), 1)[0]  # one head of keys
+    assert goes_around(plan) == ring
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flops", "ring"), [(1e12, False), (1e9, True)])
+def test_a_ring_is_taken_where_blocks_arrive_while_devices_compute(flops: float, ring: bool) -> None:
+    slow = Hardware(flops_per_s=flops, bytes_per_s=1e8, latency_s=1e-6, fire_overhead_s=1e-7)
+    plan = plan_of(case(length=480), over({"sequence": 8}, hardware=slow), 1)[0]
+    assert goes_around(plan) == ring
+
+
 # ---- where attention cannot go around
 
 
@@ -209,4 +232,4 @@ def test_attention_with_a_mask_gathers_keys_as_ever_and_says_so() -> None:
     plan = plan_of(replace(case(), loss=loss), over({"ring": 2}), 4)[0]
     assert any("does not go around the ring, as it has a mask" in note for note in plan.notes)
     assert ("all_gather", "forward") in moved(plan)
-    assert ("all_to_all", "forward") not in moved(plan)
+    assert not goes_around(plan)

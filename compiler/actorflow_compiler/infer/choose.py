@@ -30,6 +30,7 @@ from actorflow_compiler.infer.relax import (
 from actorflow_compiler.infer.repeated_blocks import group_repeated
 from actorflow_compiler.infer.reports import Alternative, AxisReport, Explanation, MemoryUse, size_text
 from actorflow_compiler.infer.search import Search, SearchStart
+from actorflow_compiler.infer.sequence_axis import HEADS_START, RING_START, SEQUENCE_START
 
 CHEAPEST = 1e-11  # s for each byte held: the lowest initial price of memory
 DEAREST = 1e-5  # s for each byte held: a higher price saves no more memory
@@ -170,10 +171,10 @@ class _AxisChoice:
         if self.p.mode == ParallelMode.TENSOR:
             yield SearchStart("tensor", whole=True, variables={i: 0 for i in variables if len(items[i].options) == 1})
             return
-        for name in ("sequence", "heads") if self.p.along else ():
+        around = (RING_START,) if any(op.ring for op in self.p.along) else ()
+        for name in (SEQUENCE_START, *around, HEADS_START) if self.p.along else ():
             ops = ((i, self.p.along[item.node]) for i, item in enumerate(items) if item.node >= 0)
-            first = {i: op.first(name == "heads") for i, op in ops}
-            yield SearchStart(name, variables=whole, among=first)
+            yield SearchStart(name, variables=whole, among={i: op.first(name) for i, op in ops})
         yield SearchStart("data", variables=whole)
         if self.p.mode == ParallelMode.AUTO or self.p.hinted:
             yield SearchStart("hinted", whole=True, variables=whole)

@@ -21,13 +21,16 @@ from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
 from actorflow_compiler.hints.goal import ALONG_SEQUENCE, ParallelMode
 from actorflow_compiler.infer.expert_axis import NO_EXPERTS, ExpertProducts
 from actorflow_compiler.infer.prices import BLOCKS, BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
+from actorflow_compiler.infer.ring_decompositions import ring_cost
 from actorflow_compiler.infer.sequence_axis import SequenceOptions, along_sequence, around_ring
 from actorflow_compiler.signatures import OpCall, Signature, signatures
+from actorflow_compiler.signatures.ring_signatures import WRITTEN_OUT
 
 InnerCost = Callable[[OpCall, Signature, Parts], tuple[float, int]]  # bytes moved by all devices, communications
 JOINS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.cat.default"})  # blocks side by side
 NATURAL = 8  # most cuts with blocks or units that are tried for one value
 
+AROUND = frozenset({*ALONG_SEQUENCE, ParallelMode.AUTO})  # modes in which attention may go around a ring
 FEW_BITS = ("bfloat16", "float16")
 HELD_BETWEEN = ((Phase.FORWARD, Phase.BACKWARD), (Phase.BACKWARD, Phase.OPTIMIZER))  # phases of maker and reader
 
@@ -299,6 +302,8 @@ class Problem:
         """The signatures that an op may have, of the optimizer's phase or another, where neighbours have these cuts."""
         options = signatures(call, parts, wanted=tuple(cuts), inner=self.inner_cost is not None)
         options = tuple(s for s in options if not _splits_ragged(ragged, s))
+        if self.mode not in AROUND:
+            options = tuple(s for s in options if not (s.inner and call.op in WRITTEN_OUT))
         if optimizer:
             options = tuple(s for s in options if not _rounds_sums(call, s))
         return honoured(call, self.axis, options)
@@ -315,13 +320,24 @@ class Problem:
             return 0.0
         held = sum(m.nbytes for m, layout in zip(call.outs, s.outs, strict=True) if m and not isinstance(layout, Split))
         total = held * BYTE_HELD
-        if s.inner and self.inner_cost is not None:
+        if s.inner and call.op in WRITTEN_OUT:
+            total += rate * self._ring(call, where)
+        elif s.inner and self.inner_cost is not None:
             moved, times = self.inner_cost(call, s, parts)
             prices = self.prices(where, where)
             total += rate * (moved / count / prices.bandwidth + times * prices.latency)
         if s.letter is None and not self.mirrored:
             total += work * (1 - 1 / count) * REDUNDANT
         return total
+
+    def _ring(self, call: OpCall, where: Placement) -> float:
+        """Seconds of attention around a ring beside its arithmetic, during which most of its communication is done."""
+        count, prices, hardware = self.size(where), self.prices(where, where), self.hardware
+        cost = ring_cost(call, count)
+        seconds = cost.moved / count / prices.bandwidth + cost.times * prices.latency
+        computing = flops_of(call) / count / hardware.flops_on({call.ins[0].dtype: 1}) * (count - 1) / count
+        shown = max(seconds * (1 - cost.hidden), seconds - computing)
+        return shown + cost.joined / hardware.memory_bytes_per_s + cost.times * hardware.fire_overhead_s
 
     def prices(self, source: Placement, target: Placement) -> Prices:
         """What communication along this axis costs, or from one placement to another."""

@@ -8,12 +8,15 @@ backward pass the gradients of keys and values go around with them, and one step
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.core.sbp import Parts, share
-from actorflow_compiler.custom_ops.ring_attention import POSITIONS, TRACED
+from actorflow_compiler.custom_ops.ring_attention import POSITIONS, TRACED, wide
 from actorflow_compiler.signatures.ring_signatures import BACKWARD, FORWARD
 
 Cuts = tuple[tuple[int, tuple[Parts, ...]], ...]  # (dim, devices of each axis that splits it)
@@ -87,10 +90,35 @@ def _backward(
             done = found[0]
             found = keys.pass_on(found, dq)
         dq, *terms = TRACED.ring_attention_backward(grad, q, k, v, out, sums, dq, keys.blocks(step, is_causal), scale)
-        found = [a + b for a, b in zip(found, terms, strict=True)] if step else [x.to(dq.dtype) for x in terms]
+        found = [a + b for a, b in zip(found, terms, strict=True)] if step else terms
     assert dq is not None
     dk, dv = (keys.whole(x) for x in keys.pass_on(found, dq))
     return queries.whole(dq), dk, dv
+
+
+@dataclass(frozen=True, slots=True)
+class RingCost:
+    """What attention around a ring needs beside its arithmetic."""
+
+    moved: float  # bytes that all devices send together
+    times: int  # communications, one after the other; what is passed on together is one
+    hidden: float  # share of the bytes that move while a device computes
+    joined: float  # bytes that a device reads and writes to join the results of the steps
+
+
+def ring_cost(call: OpCall, devices: int) -> RingCost:
+    """The cost of a call of attention, without decomposing it."""
+    backward = call.op == BACKWARD
+    tensors = call.ins[1:4] if backward else call.ins[:3]
+    q, k, v = (m.nbytes for m in tensors)
+    dtype = getattr(torch, tensors[0].dtype)
+    wider, steps = wide(dtype).itemsize // dtype.itemsize, devices - 1
+    if not backward:
+        out = q // tensors[0].shape[-1] * tensors[2].shape[-1]
+        return RingCost(steps * (k + v), steps, 1.0, 3 * wider * out * steps / devices)
+    moved = (steps + devices) * (k + v)  # blocks, and their gradients once more than these
+    hidden = 1 - 1 / (steps + devices)
+    return RingCost(moved, steps + devices, hidden, 3 * (wider * q + k + v) * steps / devices)
 
 
 RING_BODIES: dict[str, Callable[..., Any]] = {FORWARD: _forward, BACKWARD: _backward}

@@ -30,6 +30,7 @@ SAME_DIMS = frozenset({  # the dims of their outputs are those of their operands
     "aten.slice.Tensor", "aten.slice_backward.default", "aten.constant_pad_nd.default", "aten.cat.default",
     "aten.flip.default", "aten.roll.default", "aten.slice_scatter.default", "aten.select_scatter.default",
 })  # fmt: skip
+SEQUENCE_START, RING_START, HEADS_START = "sequence", "ring", "heads"  # names of what a search begins with
 POSITIONS = 2  # the dim of attention's queries and keys that is the sequence
 
 
@@ -42,12 +43,25 @@ class SequenceOptions:
     heads: tuple[int, ...] = ()
     attends: bool = False  # it is a product of attention, which looks at all positions
 
-    def first(self, heads: bool) -> tuple[int, ...]:
-        """The options from which a search begins: those along the sequence, but in attention along the heads."""
-        if heads and self.attends and self.heads:
+    @property
+    def ring(self) -> tuple[int, ...]:
+        """The options by which attention goes around a ring."""
+        return tuple(o for o in self.sequence if self.attends and self.options[o].inner)
+
+    def first(self, start: str) -> tuple[int, ...]:
+        """The options from which a search begins: along the sequence, but in attention as the ``start`` says.
+
+        That is "sequence" (keys are gathered), "ring" or "heads".
+        """
+        if start == RING_START and self.ring:
+            return self.ring
+        if start == HEADS_START and self.attends and self.heads:
             return self.heads
         whole = tuple(o for o, s in enumerate(self.options) if s.letter is None)
-        return tuple(range(len(self.options))) if heads or not self.sequence else (*whole, *self.sequence)
+        if start == HEADS_START or not self.sequence:
+            return tuple(range(len(self.options)))
+        gathers = tuple(o for o in self.sequence if o not in self.ring)
+        return (*whole, *gathers) if gathers else self.ring
 
 
 def along_sequence(
