@@ -191,22 +191,26 @@ def _causal_attention(backward: bool) -> Iterator[Any]:
 
 
 def _ring_attention(backward: bool) -> Iterator[Any]:
-    """The first step, and one after it in which a device has no keys, another has all of them."""
-    for batch, heads, groups, blocks, first in (
-        (5, 3, 3, (3, 0, 2, 0), True),
-        (2, 6, 3, (3, 1), True),
-        (3, 4, 4, (0, 0, 3, 0), False),
-        (2, 4, 2, (2, 1, 3, 0, 0, 0), False),
-        (1, 3, 3, (3, 0), False),
+    """The first step, and one after it, in which a device has no keys or another all of them; with masks, too."""
+    for batch, heads, groups, blocks, mask in (
+        (5, 3, 3, (3, 0, 0, 2, 0, 3), None),
+        (2, 6, 3, (3, 1, 0), None),
+        (3, 4, 4, (0, 0, 0, 3, 0, 0), None),
+        (2, 4, 2, (2, 1, 0, 3, 0, 2, 0, 0, 5), None),
+        (1, 3, 3, (3, 0, 0), None),
+        (2, 3, 3, (3, 0, 0, 2, 0, 3), (2, 3, 8, 5)),
+        (2, 3, 3, (3, 0, 2), (2, 1, 1, 5)),
     ):
-        devices = len(blocks) // 2
+        devices = len(blocks) // 3
         q, (k, v) = f(batch, heads, 4 * devices, 8), (f(batch, groups, 3 * devices, 8) for _ in range(2))
-        out, sums = ring_attention(q, k, v, None, None, (3, 0) * devices, 0.3)
-        before = (None, None) if first else (out, sums)
+        masked = None if mask is None else f(*mask)
+        top = None if masked is None else masked.amax(-1)
+        out, sums = ring_attention(q, k, v, None, None, None, None, (3, 0, 0) * devices, 0.3)
+        first = blocks[0] == 3
         if not backward:
-            yield [q, k, v, *before, blocks, 0.3]
+            yield [q, k, v, *((None, None) if first else (out, sums)), masked, top, blocks, 0.3]
             continue
-        yield [f(*out.shape), q, k, v, out, sums, None if first else f(*q.shape), blocks, 0.3]
+        yield [f(*out.shape), q, k, v, out, sums, None if first else f(*q.shape), masked, blocks, 0.3]
 
 
 def _evened(back: bool) -> Iterator[Any]:

@@ -103,13 +103,31 @@ def rms_norm() -> list[Instance]:
     return [*forward, Instance(call, operands, gradients)]
 
 
-def attention(q: Tensor, keys: int, heads: int, causal: bool) -> tuple[Instance, Instance]:
+def attention(
+    q: Tensor, keys: int, heads: int, causal: bool, mask: Tensor | None = None
+) -> tuple[Instance, Instance]:
     """Attention, and its gradients."""
     k, v = (f(q.shape[0], heads, keys, q.shape[3]).to(q.dtype) for _ in range(2))
-    forward = instance(f"{ATTENTION}.default", [q, k, v, 0.0, causal], {"scale": 0.3})
+    kwargs = {"attn_mask": mask, "scale": 0.3}
+    forward = instance(f"{ATTENTION}.default", [q, k, v, 0.0, causal], kwargs)
     grad = f(*q.shape).to(q.dtype)
     args = [grad, q, k, v, *forward.results, 0.0, causal]
-    return forward, instance(f"{ATTENTION}_backward.default", args, {"scale": 0.3})
+    return forward, instance(f"{ATTENTION}_backward.default", args, kwargs)
+
+
+def masks(rows: int, keys: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Masks of all forms, some of whose rows hide everything, or all of one part of the keys."""
+    least = torch.finfo(dtype).min
+    every = torch.where(f(2, 4, rows, keys) > 0, 0.0, -math.inf)
+    every[:, :, 1], every[:, :, 2, keys // 2 :], every[:, :, 3, : keys // 2] = -math.inf, -math.inf, -math.inf
+    padded = torch.zeros(2, 1, 1, keys)
+    padded[1, ..., keys // 3 :] = -math.inf
+    low = torch.zeros(2, 1, rows, keys, dtype=dtype)
+    low[:, :, 0], low[:, :, 1, : keys // 2], low[:, :, 2, keys // 2 :], low[:, :, 3] = least, least, least, -math.inf
+    low[:, :, 4, : keys - 1], low[:, :, 4, keys - 1] = -math.inf, least
+    shared = f(rows, keys)
+    found = {"every": every, "padded": padded, "low": low, "shared": shared, "one for all": shared[None, None, :1]}
+    return {name: mask.to(dtype) for name, mask in found.items()}
 
 
 def samples() -> dict[str, Instance]:
@@ -141,6 +159,11 @@ def samples() -> dict[str, Instance]:
     ):  # fmt: skip
         name = f"attention {length} {keys} {heads} {causal} {dtype}"
         found[name], found[f"{name} backward"] = attention(f(2, 4, length, 8).to(dtype), keys, heads, causal)
+    for length, keys, dtype in ((12, 12, torch.float64), (11, 7, torch.float64), (11, 11, torch.bfloat16)):
+        for name, mask in masks(length, keys, dtype).items():
+            name = f"attention {length} {keys} {dtype} masked: {name}"
+            q = f(2, 4, length, 8).to(dtype)
+            found[name], found[f"{name} backward"] = attention(q, keys, 4, False, mask)
     for k, case in enumerate(rms_norm()):
         found[f"rms_norm {k}"] = case
     return found

@@ -3,9 +3,13 @@
 A sequence lies in equal *blocks*, one for each device of the ring.  In step 0 each device attends to its own block of
 keys and values, and in each later one to that which the device before it had in the step before.  What the steps give
 is joined by the logarithms of the rows' sums, so that no device ever has all keys.  ``blocks`` says, for one device
-after the other, how many of the keys that it has are of the sequence (the rest only fills the block), and whether row
-``i`` of its queries sees the keys up to ``i`` (1) or all of them (0).  A device without keys computes nothing in that
-step.
+after the other, how many of the keys that it has are of the sequence (the rest only fills the block), whether row
+``i`` of its queries sees the keys up to ``i`` (1) or all of them (0), and the number of the first key.  A device
+without keys computes nothing in that step.
+
+A mask has all columns, of which a step takes those of its keys.  Keys that a mask hides have -inf there, or a number
+so low that what is added to it is lost in rounding.  Where a row sees no other keys, its sum is lost, too, and the mean
+of the values is taken, as the whole attention does: such rows count their keys instead.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ PASS_ON = "actorflow.pass_on"
 EVEN_OUT = "actorflow.even_out"
 CUT_BACK = "actorflow.cut_back"
 POSITIONS = 2  # the dim of all operands along which the sequence lies
+EACH = 3  # numbers that ``blocks`` has for each device
+LOST = -1e30  # numbers of a mask below it leave nothing of what they are added to
 NARROW = (torch.bfloat16, torch.float16)
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -55,27 +61,34 @@ def cut_back(x: Tensor, rows: Sequence[int], most: int) -> Tensor:
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, sums: Tensor | None, blocks: Sequence[int], scale: float | None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, sums: Tensor | None, mask: Tensor | None, top: Tensor | None,
+    blocks: Sequence[int], scale: float | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One step: attention to the keys that are here, joined with ``out`` and ``sums`` of the steps before.
 
     q (batch, heads, n·rows, width), k (batch, heads, n·keys, width), v likewise, for n devices → values
     (batch, heads, n·rows, width of values) and the logarithm of each row's sum (batch, heads, n·rows), both in float32
-    for operands of 16 bits, else in their dtype.
+    for operands of 16 bits, else in their dtype.  ``mask`` (batch, heads, n·rows, all keys), each of the first three
+    possibly 1, is added to the scores; ``top`` has the largest number of each of its rows.
     """
     made = []
-    for (keys, causal), (queries, k_, v_, *known) in _each(blocks, q, k, v, out, sums):
+    seen = [None] * (len(blocks) // EACH) if mask is None or top is None else list(_masks(blocks, mask, top))
+    for (keys, causal, _), masked, (queries, k_, v_, *known) in zip(
+        _blocks(blocks), seen, _each(blocks, q, k, v, out, sums), strict=True
+    ):
         if not keys:
             made.append(_nothing(queries, v_) if out is None else tuple(x.clone() for x in known))
             continue
-        found, ends = _attend(
-            queries, k_.narrow(POSITIONS, 0, keys), v_.narrow(POSITIONS, 0, keys), 0.0, bool(causal), scale=scale
-        )[:2]
+        here = None if masked is None else masked[0]
+        used = (x.narrow(POSITIONS, 0, keys) for x in (k_, v_))
+        found, ends = _attend(queries, *used, 0.0, bool(causal), attn_mask=here, scale=scale)[:2]
         found = found.to(wide(q.dtype))
+        if masked is not None:
+            ends = _ends(ends, *masked)
         if out is not None:
             before, until = known
             whole = torch.logaddexp(until, ends)
-            found = before * (until - whole).exp().unsqueeze(-1) + found * (ends - whole).exp().unsqueeze(-1)
+            found = before * _share(until, whole, masked) + found * _share(ends, whole, masked)
             ends = whole
         made.append((found, ends))
     outs, ends = zip(*made, strict=True)
@@ -83,8 +96,8 @@ def ring_attention(
 
 
 def ring_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, dq: Tensor | None, blocks: Sequence[int],
-    scale: float | None,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, dq: Tensor | None, mask: Tensor | None,
+    blocks: Sequence[int], scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The terms that the keys that are here give: of the gradient of queries with those of the steps before (``dq``).
 
@@ -92,13 +105,18 @@ def ring_attention_backward(
     ``ring_attention``'s values.  ``out`` and ``sums`` are those of the whole attention.
     """
     made = []
-    for (keys, causal), (up, queries, k_, v_, outs, ends, *known) in _each(blocks, grad, q, k, v, out, sums, dq):
+    seen = [None] * (len(blocks) // EACH) if mask is None else [m for m, _ in _masks(blocks, mask, mask[..., 0])]
+    for (keys, causal, _), masked, (up, queries, k_, v_, outs, ends, *known) in zip(
+        _blocks(blocks), seen, _each(blocks, grad, q, k, v, out, sums, dq), strict=True
+    ):
         if not keys:
             first = queries.new_zeros(queries.shape, dtype=wide(q.dtype)) if dq is None else known[0].clone()
             made.append((first, k_.new_zeros(k_.shape), v_.new_zeros(v_.shape)))
             continue
         used = (x.narrow(POSITIONS, 0, keys) for x in (k_, v_))
-        first, *others = _attend_backward(up, queries, *used, outs, ends, 0.0, bool(causal), scale=scale)
+        first, *others = _attend_backward(
+            up, queries, *used, outs, ends, 0.0, bool(causal), attn_mask=masked, scale=scale
+        )
         first = first.to(wide(q.dtype)) if dq is None else known[0] + first
         fill = (0, 0, 0, k_.shape[POSITIONS] - keys)
         made.append((first, *(torch.nn.functional.pad(x, fill) if fill[-1] else x for x in others)))
@@ -108,20 +126,49 @@ def ring_attention_backward(
 
 def own_blocks(blocks: Sequence[int], index: int) -> tuple[int, ...]:
     """What ``blocks`` says of one device."""
-    return tuple(blocks[2 * index : 2 * index + 2])
+    return tuple(blocks[EACH * index : EACH * (index + 1)])
 
 
 def all_alike(blocks: object) -> bool:
-    """Whether ``blocks`` says the same of all devices."""
-    return isinstance(blocks, Sequence) and len(set(blocks[::2])) == len(set(blocks[1::2])) == 1
+    """Whether ``blocks`` lets all devices compute equally much."""
+    return isinstance(blocks, Sequence) and len(set(blocks[::EACH])) == len(set(blocks[1::EACH])) == 1
 
 
-def _each(blocks: Sequence[int], *tensors: Tensor | None) -> Iterator[tuple[tuple[int, int], list[Any]]]:
-    """For each device what ``blocks`` says of it, and its blocks of all tensors that are there."""
-    n = len(blocks) // 2
+def _blocks(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """What ``blocks`` says of each device."""
+    yield from zip(blocks[::EACH], blocks[1::EACH], blocks[2::EACH], strict=True)
+
+
+def _each(blocks: Sequence[int], *tensors: Tensor | None) -> Iterator[list[Any]]:
+    """For each device its blocks of all tensors that are there."""
+    n = len(blocks) // EACH
     held = [x.chunk(n, POSITIONS) for x in tensors if x is not None]
     for i in range(n):
-        yield (blocks[2 * i], blocks[2 * i + 1]), [x[i] for x in held]
+        yield [x[i] for x in held]
+
+
+def _masks(blocks: Sequence[int], mask: Tensor, top: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each device the mask of the keys that it has, and the largest numbers of the mask's rows."""
+    n = len(blocks) // EACH
+    rows, tops = ([x] * n if x.shape[POSITIONS] == 1 else x.chunk(n, POSITIONS) for x in (mask, top))
+    for (keys, _, first), own, largest in zip(_blocks(blocks), rows, tops, strict=True):
+        yield own.narrow(-1, first, keys), largest
+
+
+def _ends(ends: Tensor, mask: Tensor, top: Tensor) -> Tensor:
+    """The logarithms of rows' sums, but where a row sees no key at all, that of the number of its keys.
+
+    The kernel gives 0, or a number in which the sum is lost, where it sees none of the keys that are here.
+    """
+    hidden = mask == -torch.inf
+    counted = ((mask == top.unsqueeze(-1)) & ~hidden).sum(-1).to(ends.dtype).log()
+    return torch.where(top < LOST, counted, torch.where(hidden.all(-1), -torch.inf, ends))
+
+
+def _share(ends: Tensor, whole: Tensor, masked: object) -> Tensor:
+    """The weight of a step's values among all; 0 where no key has been seen so far."""
+    share = (ends - whole).exp()
+    return (share if masked is None else torch.where(whole == -torch.inf, 0.0, share)).unsqueeze(-1)
 
 
 def _nothing(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,8 +43,8 @@ def _ring(call: OpCall, backward: bool) -> float:
     """Attention of each device's block of queries to the keys that are there."""
     query, blocks = call.ins[backward].shape, call.args[-2]
     assert isinstance(blocks, tuple)
-    keys = sum(n for n in blocks[::2] if isinstance(n, int))
-    return (10.0 if backward else 4.0) * numel(query) / (len(blocks) // 2) * keys
+    keys = sum(n for n in blocks[::3] if isinstance(n, int))
+    return (10.0 if backward else 4.0) * numel(query) / (len(blocks) // 3) * keys
 
 
 def _product(call: OpCall, first: int = 0) -> float:

@@ -9,7 +9,7 @@ from actorflow_compiler.core.sbp import device_count
 from actorflow_compiler.graph.graph import Graph, call_of
 from actorflow_compiler.hints.goal import Goal, ParallelMode
 from actorflow_compiler.infer.axes import GraphLayouts
-from actorflow_compiler.infer.sequence_axis import SOFTMAXES
+from actorflow_compiler.infer.sequence_axis import BATCHED, SOFTMAXES
 from actorflow_compiler.signatures import signatures
 from actorflow_compiler.signatures.registration import find_registration
 from actorflow_compiler.signatures.ring_signatures import why_not
@@ -48,13 +48,14 @@ def notes_on(graph: Graph) -> tuple[str, ...]:
 def ring_notes(graph: Graph, layouts: GraphLayouts, goal: Goal) -> tuple[str, ...]:
     """For each axis for a ring a line about attention that does not go around it, with the reason."""
     lines = []
+    written_out = _scores(graph)
     axes = range(max((len(p.hierarchy) for p in layouts.placement.values()), default=0))
     for axis in (a for a in axes if goal.mode(a) == ParallelMode.RING):
         why: dict[str, dict[str, None]] = {}  # reason → where
         for n, chosen in zip(graph.nodes, layouts.chosen, strict=True):
             attends = "_scaled_dot_product" in n.op and "backward" not in n.op
             assert n.placement is not None
-            if not (attends or n.op in SOFTMAXES) or axis >= len(chosen) or chosen[axis].inner:
+            if not (attends or n.outs[0] in written_out) or axis >= len(chosen) or chosen[axis].inner:
                 continue
             call, _ = call_of(n, graph.metas)
             if device_count(n.placement.axes[axis]) > 1 and n.phase == Phase.FORWARD:
@@ -64,6 +65,21 @@ def ring_notes(graph: Graph, layouts: GraphLayouts, goal: Goal) -> tuple[str, ..
             where = ", ".join(list(places)[:SHOWN]) + (" …" if len(places) > SHOWN else "")
             lines.append(f'parallel="ring": attention ({where}) does not go around the ring, as {reason}')
     return tuple(lines)
+
+
+def _scores(graph: Graph) -> frozenset[int]:
+    """The softmaxes that a batch of products reads, through views, casts and dropout."""
+    made: dict[int, int] = {}  # value → the softmax that it is made of
+    found: set[int] = set()
+    for n in graph.nodes:
+        reads = {made[v] for v in n.reads() if v in made}
+        if n.op in SOFTMAXES:
+            made[n.outs[0]] = n.outs[0]
+        elif n.op in BATCHED:
+            found.update(reads)
+        elif len(reads) == len(n.outs) == 1:
+            made[n.outs[0]] = reads.pop()
+    return frozenset(found)
 
 
 def tell_traced(device: torch.device, kind: str) -> tuple[str, ...]:

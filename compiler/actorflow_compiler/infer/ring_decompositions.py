@@ -16,8 +16,8 @@ from torch import Tensor
 
 from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.core.sbp import Parts, share
-from actorflow_compiler.custom_ops.ring_attention import POSITIONS, TRACED, wide
-from actorflow_compiler.signatures.ring_signatures import BACKWARD, FORWARD
+from actorflow_compiler.custom_ops.ring_attention import LOST, POSITIONS, TRACED, wide
+from actorflow_compiler.signatures.ring_signatures import BACKWARD, DIMS, FORWARD
 
 Cuts = tuple[tuple[int, tuple[Parts, ...]], ...]  # (dim, devices of each axis that splits it)
 
@@ -37,8 +37,16 @@ class _Ring:
         found: list[int] = []
         for device in range(self.devices):
             of = (device - step) % self.devices  # whose keys it has
-            found += [0 if causal and of > device else self.rows[of], int(causal and of == device)]
+            keys = 0 if causal and of > device else self.rows[of]
+            found += [keys, int(causal and of == device), sum(self.rows[:of])]
         return found
+
+    def rows_of(self, mask: Tensor | None) -> Tensor | None:
+        """A mask of all columns, with its rows in equal blocks where it has some for each query."""
+        if mask is None:
+            return None
+        mask = mask if mask.dim() == DIMS else mask[None, None]
+        return mask if mask.shape[POSITIONS] == 1 else self.spread(mask)
 
     def spread(self, x: Tensor) -> Tensor:
         """A tensor that lies as the sequence, in equal blocks."""
@@ -55,9 +63,11 @@ class _Ring:
 
 def _forward(
     cuts: Cuts, q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
-    attn_mask: None = None, scale: float | None = None,
+    attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     queries, keys = (_Ring(cuts, x.shape[POSITIONS]) for x in (q, k))
+    mask = queries.rows_of(attn_mask)
+    top = None if mask is None else mask.amax(-1)
     q, k, v = queries.spread(q), keys.spread(k), keys.spread(v)
     out: Tensor | None = None
     sums: Tensor | None = None
@@ -67,19 +77,22 @@ def _forward(
             k, v = keys.pass_on((k, v), done)
             assert sums is not None
             done = sums
-        out, sums = TRACED.ring_attention(q, k, v, out, sums, keys.blocks(step, is_causal), scale)
+        out, sums = TRACED.ring_attention(q, k, v, out, sums, mask, top, keys.blocks(step, is_causal), scale)
     assert out is not None
     assert sums is not None
+    if top is not None:  # rows that see nothing: what the kernel says of them
+        sums = torch.where(top < LOST, torch.where(top == -torch.inf, 0.0, top).to(sums.dtype), sums)
     return queries.whole(out), queries.whole(sums)
 
 
 def _backward(
     cuts: Cuts, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, dropout_p: float,
-    is_causal: bool, attn_mask: None = None, scale: float | None = None,
+    is_causal: bool, attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     queries, keys = (_Ring(cuts, x.shape[POSITIONS]) for x in (q, k))
     grad, q, out, sums = (queries.spread(x) for x in (grad, q, out, sums))
     k, v = keys.spread(k), keys.spread(v)
+    mask = queries.rows_of(attn_mask)
     dq: Tensor | None = None
     found: list[Tensor] = []  # the gradients of the keys and values that are here
     done = grad
@@ -89,7 +102,9 @@ def _backward(
             assert dq is not None
             done = found[0]
             found = keys.pass_on(found, dq)
-        dq, *terms = TRACED.ring_attention_backward(grad, q, k, v, out, sums, dq, keys.blocks(step, is_causal), scale)
+        dq, *terms = TRACED.ring_attention_backward(
+            grad, q, k, v, out, sums, dq, mask, keys.blocks(step, is_causal), scale
+        )
         found = [a + b for a, b in zip(found, terms, strict=True)] if step else terms
     assert dq is not None
     dk, dv = (keys.whole(x) for x in keys.pass_on(found, dq))

@@ -240,8 +240,9 @@ def _attention(device: _DeviceView) -> Local | None:
         return None
     if device.signature.inner:  # so that other axes split neither queries nor keys
         keys, scale = device.operand(backward + 1)[QUERIES], argument(device.call, "scale")[1]
-        operands, before = bind(device.call)[: 6 if backward else 3], (None,) * (1 if backward else 2)
-        return RING_BACKWARD if backward else RING, (*operands, *before, (keys, 0), scale), ()
+        operands, mask = bind(device.call)[: 6 if backward else 3], argument(device.call, "attn_mask")[1]
+        given = (None, mask) if backward else (None, None, mask, None)
+        return RING_BACKWARD if backward else RING, (*operands, *given, (keys, 0, 0), scale), ()
     rows: Rows
     if device.call.op in (CAUSAL, CAUSAL_BACKWARD):
         *tensors, rows, scale = device.call.args

@@ -7,8 +7,17 @@ between which blocks of keys and values are passed on.
 from __future__ import annotations
 
 from actorflow_compiler.core.op_call import OpCall, Signature, argument, bind
-from actorflow_compiler.core.sbp import Parts, Split, all_share
-from actorflow_compiler.custom_ops.ring_attention import CUT_BACK, EVEN_OUT, PASS_ON, POSITIONS, RING, RING_BACKWARD
+from actorflow_compiler.core.ops import Meta, Ref
+from actorflow_compiler.core.sbp import B, Parts, Sbp, Split, all_share
+from actorflow_compiler.custom_ops.ring_attention import (
+    CUT_BACK,
+    EACH,
+    EVEN_OUT,
+    PASS_ON,
+    POSITIONS,
+    RING,
+    RING_BACKWARD,
+)
 
 FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
@@ -20,16 +29,14 @@ DIMS = 4
 def ring_signatures(call: OpCall, parts: Parts) -> tuple[Signature, ...]:
     """The signature that splits all operands and outputs by positions over a ring of ``parts`` devices, if it is legal.
 
-    Attention with a mask, with dropout, over devices with weights, or causal and of more or fewer queries than keys has
-    none.
+    Attention with dropout, over devices with weights, or causal and of more or fewer queries than keys has none.
     """
     if not isinstance(parts, int) or parts < 2 or (call.op not in STEPS and why_not(call, parts)):
         return ()
     if call.op in STEPS and _devices(call) != parts:
         return ()
-    split = Split(POSITIONS)
-    outs = tuple(None if m is None else split for m in call.outs)
-    return (Signature((split,) * len(call.ins), outs, "s", inner=True),)
+    outs = tuple(None if m is None else Split(POSITIONS) for m in call.outs)
+    return (Signature(tuple(_rows(call, m) for m in call.ins), outs, "s", inner=True),)
 
 
 def why_not(call: OpCall, parts: Parts) -> str:
@@ -40,8 +47,9 @@ def why_not(call: OpCall, parts: Parts) -> str:
     q, k = call.ins[backward], call.ins[backward + 1]
     if len(q.shape) != DIMS:
         return f"it has {len(q.shape)} dims and not {DIMS}"
-    if argument(call, "attn_mask")[1] is not None:
-        return "it has a mask"
+    mask = argument(call, "attn_mask")[1]
+    if mask is not None and not (isinstance(mask, Ref) and _fits(call.ins[mask.index], q, k)):
+        return "it has a mask that does not have a column for each key"
     if argument(call, "dropout_p")[1]:
         return "it has dropout"
     if not isinstance(parts, int):
@@ -62,4 +70,22 @@ def _devices(call: OpCall) -> int:
         return devices
     listed = arguments[1] if call.op in (EVEN_OUT, CUT_BACK) else arguments[-2]
     assert isinstance(listed, tuple)
-    return len(listed) if call.op in (EVEN_OUT, CUT_BACK) else len(listed) // 2
+    return len(listed) if call.op in (EVEN_OUT, CUT_BACK) else len(listed) // EACH
+
+
+def _rows(call: OpCall, operand: Meta) -> Sbp:
+    """The split of an operand by positions; a mask may have one row for all of them."""
+    if call.op in (PASS_ON, EVEN_OUT, CUT_BACK):
+        return Split(POSITIONS)
+    at = len(operand.shape) - 2 if len(operand.shape) < DIMS - 1 else POSITIONS
+    return B if operand.shape[at] == 1 else Split(at)
+
+
+def _fits(mask: Meta, q: Meta, k: Meta) -> bool:
+    """Whether a mask has a column for each key, and a row for each query or one for all."""
+    return (
+        mask.is_float
+        and len(mask.shape) in (DIMS - 2, DIMS)
+        and mask.shape[-1] == k.shape[POSITIONS]
+        and mask.shape[-2] in (1, q.shape[POSITIONS])
+    )

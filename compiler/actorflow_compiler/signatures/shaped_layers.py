@@ -39,13 +39,13 @@ def attention_backward(call: OpCall) -> str:
 def ring_attention(call: OpCall) -> str:
     """As ``attention``; how positions are split is the ring's affair."""
     q, k = _heads(call, 0, 1)
-    return f"b{q}SD,b{k}TD,b{k}TE,b{q}SE,b{q}S->b{q}SE,b{q}S !bhg"
+    return f"b{q}SD,b{k}TD,b{k}TE,b{q}SE,b{q}S,b{q}SU,b{q}S->b{q}SE,b{q}S !bhg"
 
 
 def ring_attention_backward(call: OpCall) -> str:
     """As ``attention_backward``, with the gradient of the queries so far."""
     q, k = _heads(call, 1, 2)
-    return f"b{q}SE,b{q}SD,b{k}TD,b{k}TE,b{q}SE,b{q}S,b{q}SD->b{q}SD,b{k}TD,b{k}TE !bhg"
+    return f"b{q}SE,b{q}SD,b{k}TD,b{k}TE,b{q}SE,b{q}S,b{q}SD,b{q}SU->b{q}SD,b{k}TD,b{k}TE !bhg"
 
 
 def pass_on(call: OpCall) -> str:
