@@ -28,6 +28,7 @@ VARIED = 6  # further ones, beside the best, with other micro-batches or ZeRO
 FINAL = 2  # of pipelines: how many the full search of schedules decides among
 ENOUGH = 45.0  # seconds
 NEAR = 0.1  # of the budget, by which a forecast of memory may be wrong
+ALIKE = 0.05  # of a part of a value: ranks whose parts differ by less are compared as one, which has the largest
 
 Schedule = Callable[[Capture, StepRequest, ScheduleName], tuple[FoldedPlan, Hardware]]
 Shape = tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]

@@ -17,7 +17,7 @@ import torch
 
 from actorflow.auto_parallel.comparison import SHOWN, choice_note, considered
 from actorflow.auto_parallel.follow import following
-from actorflow.auto_parallel.search import PlanSearch
+from actorflow.auto_parallel.search import ALIKE, PlanSearch
 from actorflow.auto_parallel.space import marked_for_zero, may_split_state, open_choices
 from actorflow.auto_parallel.strategy import UNMARKED
 from actorflow.rendezvous.device_assignment import (
@@ -385,7 +385,7 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
         captured,
         silent,
         open_to_choice,
-        partial(_folded, request),
+        partial(_folded, request, draft=True),
         memory_limit(request.goal.budget, asked.devices.hardware.memory_bytes),
         request.beside,
         doing,
@@ -414,12 +414,15 @@ def _made(request: CompileRequest, captured: Capture, asked: StepRequest, doing:
 
 
 def _folded(
-    request: CompileRequest, captured: Capture, asked: StepRequest, name: ScheduleName
+    request: CompileRequest, captured: Capture, asked: StepRequest, name: ScheduleName, draft: bool = False
 ) -> tuple[FoldedPlan, Hardware]:
-    """The plan of a captured step, of one rank of each class, as it would run where the ranks are: for a forecast."""
+    """The plan of a captured step, of one rank of each class, as it would run where the ranks are: for a forecast.
+
+    A ``draft`` is made to be compared with others: ranks that differ by little count as alike, and nothing is proved.
+    """
     devices, budget = asked.devices, asked.preferences.goal.budget
     with _located_errors(request):
-        folded = fold_captured(captured, asked)
+        folded = fold_captured(captured, asked, ALIKE if draft else 0.0)
 
     @functools.cache
     def make(variant: Variant) -> FoldedPlan:
@@ -434,7 +437,7 @@ def _folded(
         hardware = request.target.hardware(devices.type, lambda: (plan, make(Variant(weights=True)).plan))
     memory = left_for_registers(plan, budget)
     room = room_beside_variables(plan, budget, hardware.memory_bytes, request.fixed.values())
-    found = schedule_folded(make, hardware, memory, name, room, request.beside)
+    found = schedule_folded(make, hardware, memory, name, room, request.beside, not draft)
     if request.locations:
         found = replace(found, plan=with_planes(found.plan, request.locations))
     return found, hardware

@@ -191,6 +191,19 @@ def test_the_folded_compile_of_larger_models_is_the_fold_of_the_whole(name: str)
     check(LONG[name]())
 
 
+def test_a_draft_takes_ranks_whose_parts_differ_by_little_for_alike() -> None:
+    """Of 1,027 rows, the first three of four ranks hold one more; the listed one holds the most."""
+    captured, request = _captured(_mlp(4, width=1027, zero=1))
+    drafts, exact = (fold_captured(captured, request, alike) for alike in (0.05, 0.0))
+    assert len(drafts.cut().rank_classes) < len(exact.cut().rank_classes)
+    ours, theirs = (
+        forecast(schedule_folded(step.cut, NODES, proven=step is exact), NODES) for step in (drafts, exact)
+    )
+    assert ours.period == pytest.approx(theirs.period, rel=0.05)
+    assert max(r.total for r in ours.ranks) == pytest.approx(max(r.total for r in theirs.ranks), rel=0.02)
+    assert len(fold_captured(captured, request, 1e-4).cut().rank_classes) == len(exact.cut().rank_classes)
+
+
 @pytest.mark.slow
 def test_ranks_that_are_alike_are_never_made() -> None:
     step = fold_captured(*_captured(_mlp(512, 1024, mode={"data": 64, "tensor": 8}, zero=0)))

@@ -223,10 +223,11 @@ def _samples(hop: AlignedHop) -> Iterator[tuple[int, int]]:
         yield device_at(hop.source, [lo for lo, _ in pick]), math.prod(n for _, n in pick)
 
 
-def edges(shape: Shape, sbp: NdSbp, place: Placement) -> tuple[set[int], ...]:
+def edges(shape: Shape, sbp: NdSbp, place: Placement, alike: float = 0.0) -> tuple[set[int], ...]:
     """For each axis the coordinates at which devices may begin to hold more or less; 0 where all hold equally much.
 
     The first devices have what is left over by a split that is uneven.  Later axes split what earlier ones leave.
+    Sizes count as equal where the smaller lacks no more than the share ``alike`` of the larger.
     """
     found: tuple[set[int], ...] = tuple(set() for _ in place.hierarchy)
     sizes = [{n} for n in shape]
@@ -235,10 +236,16 @@ def edges(shape: Shape, sbp: NdSbp, place: Placement) -> tuple[set[int], ...]:
             inner = entry.blocks * entry.unit
             if not isinstance(parts, int):
                 held = [[local_size(n, entry, parts, k) for k in range(len(parts))] for n in sizes[entry.dim]]
-                at.update(k + 1 for each in held for k, (x, y) in enumerate(itertools.pairwise(each)) if x != y)
+                at.update(
+                    k + 1
+                    for each in held
+                    for k, (x, y) in enumerate(itertools.pairwise(each))
+                    if abs(x - y) > alike * max(x, y)
+                )
                 sizes[entry.dim] = {n for each in held for n in each}
                 continue
-            at.update(size // inner % parts for size in sizes[entry.dim])
+            units = {size // inner for size in sizes[entry.dim]}
+            at.update(n % parts for n in units if alike * -(-n // parts) < 1)
             sizes[entry.dim] = {
                 inner * (hi - lo)
                 for size in sizes[entry.dim]

@@ -76,8 +76,11 @@ EVERY_RANK = ListedRanks()
 class RankClasses:
     """The classes of the ranks of a step, which what is known of its layouts and communications divides."""
 
-    def __init__(self, world: int, placements: Iterable[Placement], inside: Inside, speed: Speed) -> None:
-        self.world, self.inside, self.speed = world, inside, speed
+    def __init__(
+        self, world: int, placements: Iterable[Placement], inside: Inside, speed: Speed, alike: float = 0.0
+    ) -> None:
+        """``alike``: the share of a value's part that another one may lack and count as equal to it."""
+        self.world, self.inside, self.speed, self.alike = world, inside, speed, alike
         self.edges: dict[Placement, tuple[set[int], ...]] = {
             place: tuple({0} for _ in place.hierarchy) for place in placements
         }
@@ -90,7 +93,7 @@ class RankClasses:
             return
         self.layouts.add(layout)
         shape, sbp, place = layout
-        for at, more in zip(self.of(place), edges(shape, sbp, place), strict=True):
+        for at, more in zip(self.of(place), edges(shape, sbp, place, self.alike), strict=True):
             at |= more
 
     def moves(self, hop: Hop) -> None:
@@ -133,8 +136,8 @@ class RankClasses:
     def _refined(self, colours: list[int]) -> list[int]:
         count = 0
         unlike = [hop for hop in self.hops.values() if not isinstance(hop, AlignedHop) and hop.parts]
-        sizes = {id(hop): _sizes(hop) for hop in unlike if not hop.groups}
-        totals = [_totals(hop) for hop in unlike if hop.groups]
+        sizes = {id(hop): _sizes(hop, self.alike) for hop in unlike if not hop.groups}
+        totals = [_totals(hop, self.alike) for hop in unlike if hop.groups]
         while count < (now := len(set(colours))):
             count = now
             looks: list[list[Hashable]] = [[colour] for colour in colours]
@@ -169,7 +172,18 @@ class RankClasses:
             looks[rank].append(("receives", tuple(pairs)))
 
 
-def _totals(hop: Hop) -> dict[int, tuple[int, int]]:
+def _near(found: Iterable[int], alike: float) -> dict[int, int]:
+    """Number → the largest one that it counts as equal to."""
+    near: dict[int, int] = {}
+    top = -1
+    for number in sorted(set(found), reverse=True):
+        if number < top * (1 - alike) or top < 0:
+            top = number
+        near[number] = top
+    return near
+
+
+def _totals(hop: Hop, alike: float) -> dict[int, tuple[int, int]]:
     """Rank → how many elements it sends in a collective, and how many it receives."""
     sent: Counter[int] = Counter()
     came: Counter[int] = Counter()
@@ -178,16 +192,21 @@ def _totals(hop: Hop) -> dict[int, tuple[int, int]]:
             elements = sum(numel(part.target.size) for part in hop.parts[t][s])
             sent[origin] += elements
             came[to] += elements
-    return {rank: (sent[rank], came[rank]) for rank in hop.source.ranks}
+    near = _near((*sent.values(), *came.values(), 0), alike)
+    return {rank: (near[sent[rank]], near[came[rank]]) for rank in hop.source.ranks}
 
 
-def _sizes(hop: Hop) -> dict[tuple[int, int], Hashable]:
+def _sizes(hop: Hop, alike: float) -> dict[tuple[int, int], Hashable]:
     """(Target, source) of a hop that is not aligned → the sizes of what moves, and whether it is all that is there."""
     found: dict[tuple[int, int], Hashable] = {}
+    near = _near((n for row in hop.parts for parts in row for p in parts for n in p.source.size), alike)
     for t, row in enumerate(hop.parts):
         for s, parts in enumerate(row):
             if parts:
-                found[t, s] = tuple((p.source.size, not any(p.source.start), not any(p.target.start)) for p in parts)
+                found[t, s] = tuple(
+                    (tuple(near[n] for n in p.source.size), not any(p.source.start), not any(p.target.start))
+                    for p in parts
+                )
     return found
 
 

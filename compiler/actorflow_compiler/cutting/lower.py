@@ -107,13 +107,15 @@ def lower(step: StepLayouts) -> LoweredProgram:
     return _Lowering(step).run(step.gathered, step.homes)
 
 
-def lower_folded(step: StepLayouts, world: int, hardware: Hardware) -> LoweredProgram:
+def lower_folded(step: StepLayouts, world: int, hardware: Hardware, alike: float = 0.0) -> LoweredProgram:
     """As ``lower``, for one rank of each class of ranks that are alike on this hardware.
+
+    With ``alike``, ranks count as such where the parts that they hold differ by no more than this share.
 
     All ranks are listed where ranks send to others that are alike, but not one to one.  Raises PlanError where so many
     ranks exchange parts that do not fit together that these cannot be compared.
     """
-    classes = RankClasses(world, [step.everywhere], hardware.link, hardware.speed)
+    classes = RankClasses(world, [step.everywhere], hardware.link, hardware.speed, alike)
     for value, meta in step.graph.metas.items():
         if value in step.layouts.value:
             classes.lies((meta.shape, step.layouts.value[value], step.layouts.placement[value]))

@@ -6,32 +6,27 @@ signature.  Layouts and needs are numbered, so that prices are looked up and not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from actorflow_compiler.boxing.routes import busiest_bytes
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.ops import Meta, Phase
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import B, PartialSum, Parts, Sbp, Split, all_share, largest, numel, share
+from actorflow_compiler.core.sbp import B, PartialSum, Parts, Sbp, Split, largest, numel, share
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Graph
-from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
+from actorflow_compiler.hints.constrain import CONSTRAIN
 from actorflow_compiler.hints.goal import ALONG_SEQUENCE, ParallelMode
 from actorflow_compiler.infer.expert_axis import NO_EXPERTS, ExpertProducts
+from actorflow_compiler.infer.legal_options import LegalOptions, cuts_of
 from actorflow_compiler.infer.prices import BLOCKS, BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
 from actorflow_compiler.infer.ring_decompositions import ring_cost
 from actorflow_compiler.infer.sequence_axis import SequenceOptions, along_sequence, around_ring
-from actorflow_compiler.signatures import OpCall, Signature, signatures
+from actorflow_compiler.signatures import OpCall, Signature
 from actorflow_compiler.signatures.ring_signatures import WRITTEN_OUT
 
 InnerCost = Callable[[OpCall, Signature, Parts], tuple[float, int]]  # bytes moved by all devices, communications
-JOINS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.cat.default"})  # blocks side by side
-NATURAL = 8  # most cuts with blocks or units that are tried for one value
-
-AROUND = frozenset({*ALONG_SEQUENCE, ParallelMode.AUTO})  # modes in which attention may go around a ring
-FEW_BITS = ("bfloat16", "float16")
 HELD_BETWEEN = ((Phase.FORWARD, Phase.BACKWARD), (Phase.BACKWARD, Phase.OPTIMIZER))  # phases of maker and reader
 
 
@@ -100,8 +95,7 @@ class Problem:
         self.value_kind = {  # value → a number; equal for values whose boxings and memory have the same prices
             v: numbers.setdefault(self._value_kind(v), len(numbers)) for v in placement
         }
-        self._edges: dict[tuple[int, int, int], float] = {}
-        self._legal: dict[tuple[Any, ...], tuple[Signature, ...]] = {}  # the options of equal calls
+        self._edges: dict[tuple[int, int], _Edges] = {}
         self._bytes: dict[tuple[int, int], float] = {}
         self.along: list[SequenceOptions] = []  # of each node, where the axis is for the sequence
         self._collect(calls, reads, ragged, variables)
@@ -204,7 +198,11 @@ class Problem:
     ) -> None:  # fmt: skip
         new = dict(self.graph.updates)
         names = {i.value: i.name for i in self.graph.inputs}
-        found, natural = self._options(calls, reads, ragged, variables)
+        legal = LegalOptions(
+            self.graph, calls, reads, ragged, self.axis, self.parts, self.mode, self.inner_cost is not None,
+            self.mirrored, cuts_of(variables),
+        )  # fmt: skip
+        found, natural = legal.run(), legal.natural
         parts = max(map(self.size, {n.placement for n in self.graph.nodes if n.placement is not None}), default=1)
         if self.mode in ALONG_SEQUENCE and parts > 1 and not self.mirrored:
             uneven = any(ragged)
@@ -242,76 +240,6 @@ class Problem:
             self.items.append(
                 LayoutItem(n.where, number, n.placement, n.phase, reads[k], n.outs, found[k], own, k, work)
             )
-
-    def _options(
-        self,
-        calls: Sequence[OpCall],
-        reads: Sequence[tuple[int, ...]],
-        ragged: Sequence[set[tuple[int, int]]],
-        variables: Mapping[int, tuple[Sbp, ...]],
-    ) -> tuple[list[tuple[Signature, ...]], dict[int, dict[Split, None]]]:
-        """The signatures of every op, and of every value the cuts with blocks or units that neighbours have.
-
-        Those are followed forward, then backward, through the graph.
-        """
-        natural: dict[int, dict[Split, None]] = {
-            v: {s: None for s in layouts if isinstance(s, Split) and s.blocks > 1} for v, layouts in variables.items()
-        }
-        found: list[tuple[Signature, ...]] = [()] * len(calls)
-
-        def look(k: int, begins: bool) -> None:
-            """Find the signatures of an op, and pass cuts of its operands on to its outputs and back."""
-            n, call = self.graph.nodes[k], calls[k]
-            assert n.placement is not None
-            parts = self.parts(n.placement)
-            if parts == 1 or self.mirrored:
-                found[k] = signatures(call, parts)[:1]
-                return
-            values = (*reads[k], *n.outs)
-            cuts = {s for v in values for s in natural.get(v, ())}
-            if n.op == CONSTRAIN:
-                cuts |= {s for s in [wanted(call, self.axis)] if isinstance(s, Split)}
-                begins = True
-            key = (call, parts, n.phase == Phase.OPTIMIZER, frozenset(cuts), frozenset(ragged[k]))
-            if key not in self._legal:
-                self._legal[key] = self._legal_options(*key)
-            found[k] = options = self._legal[key]
-            for s in options if begins or cuts else ():
-                layouts = (*s.ins, *s.outs)
-                if not begins and not any(x in natural.get(v, ()) for v, x in zip(values, layouts, strict=True)):
-                    continue
-                for v, layout in zip(values, layouts, strict=True):
-                    if v >= 0 and isinstance(layout, Split) and self._follow(v, layout, parts):
-                        known = natural.setdefault(v, {})
-                        if len(known) < NATURAL:
-                            known[layout] = None
-
-        everything = range(len(calls))
-        for k in everything:
-            look(k, self.graph.nodes[k].op in JOINS)
-        for begins in (False, True):  # joins and hints first, then views
-            for order in (reversed(everything), everything):
-                for k in order:
-                    if begins or any(v in natural for v in (*reads[k], *self.graph.nodes[k].outs)):
-                        look(k, begins)
-        return found, natural
-
-    def _legal_options(
-        self, call: OpCall, parts: Parts, optimizer: bool, cuts: frozenset[Split], ragged: frozenset[tuple[int, int]]
-    ) -> tuple[Signature, ...]:
-        """The signatures that an op may have, of the optimizer's phase or another, where neighbours have these cuts."""
-        options = signatures(call, parts, wanted=tuple(cuts), inner=self.inner_cost is not None)
-        options = tuple(s for s in options if not _splits_ragged(ragged, s))
-        if self.mode not in AROUND:
-            options = tuple(s for s in options if not (s.inner and call.op in WRITTEN_OUT))
-        if optimizer:
-            options = tuple(s for s in options if not _rounds_sums(call, s))
-        return honoured(call, self.axis, options)
-
-    def _follow(self, value: int, cut: Split, parts: Parts) -> bool:
-        """Whether a cut has blocks or units and leaves no device without a part."""
-        size = self.metas[value].shape[cut.dim]
-        return (cut.blocks > 1 or cut.unit > 1) and all_share(size // (cut.blocks * cut.unit), parts)
 
     def _own(self, call: OpCall, s: Signature, where: Placement, work: float, rate: int) -> float:
         """Seconds of an option by itself."""
@@ -351,10 +279,14 @@ class Problem:
 
     def edge(self, value: int, have: int, need: int) -> float:
         """Seconds of boxing from layout ``have`` of a value to ``need``."""
-        key = (self.value_kind[value], have, need)
+        return self.edges(value, have)[need]
+
+    def edges(self, value: int, have: int) -> Mapping[int, float]:
+        """Need → seconds of boxing a value from layout ``have``; computed when it is first asked for."""
+        key = (self.value_kind[value], have)
         found = self._edges.get(key)
         if found is None:
-            found = self._edges[key] = self._edge(value, self.layouts[have], self.needs[need])
+            found = self._edges[key] = _Edges(lambda need: self._edge(value, self.layouts[have], self.needs[need]))
         return found
 
     def _edge(self, value: int, have: Sbp, need: tuple[Sbp, Placement, str]) -> float:
@@ -395,17 +327,18 @@ class Problem:
         return found
 
 
+class _Edges(dict[int, float]):
+    """Need → seconds, computed when it is first asked for."""
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def __missing__(self, need: int) -> float:
+        found = self[need] = self.seconds(need)
+        return found
+
+
 def _in_blocks(s: Signature) -> int:
     """How many outputs of a signature are cut in more than one piece for each device."""
     return sum(isinstance(layout, Split) and (layout.blocks > 1 or layout.unit > 1) for layout in s.outs)
-
-
-def _rounds_sums(call: OpCall, signature: Signature) -> bool:
-    """Whether a partial sum would be rounded to few bits on each device, which shows in optimizers such as Muon."""
-    outs = zip(signature.outs, call.outs, strict=True)
-    return any(isinstance(s, PartialSum) and m is not None and m.dtype in FEW_BITS for s, m in outs)
-
-
-def _splits_ragged(ragged: Collection[tuple[int, int]], s: Signature) -> bool:
-    """Whether a signature splits a dim whose size an earlier axis has made different on different devices."""
-    return any(isinstance(x, Split) and (i, x.dim) in ragged for i, x in enumerate((*s.ins, *s.outs)))

@@ -61,10 +61,10 @@ class Search:
         have = self.have.get(v, -1)
         total = 0.0
         if have >= 0:
-            edge = self.problem.edge
+            edges = self.problem.edges(v, have)
             for need, count in self.needs[v].items():
                 if count:
-                    total += edge(v, have, need)
+                    total += edges[need]
         if self.byte_price:
             held = sum(self.problem.held_bytes(v, layout) for layout, count in self.kept[v].items() if count)
             if v in self.problem.variables and have >= 0:
@@ -206,27 +206,30 @@ class Search:
         """(value, layout) → estimated seconds of the dearest path of readers, each taking its cheapest option."""
         p = self.problem
         ahead: dict[tuple[int, int], float] = {}
+        after: dict[tuple[int, int], dict[tuple[int, ...], float]] = {}  # (reader, value) → its needs → s from there on
         for i in range(len(p.items) - 1, -1, -1):
             item = p.items[i]
             for o, layouts in zip(item.outs, zip(*p.makes[i], strict=True), strict=True):
                 if o < 0:
                     continue
+                readers = [after[r, o] for r in p.readers.get(o, ()) if p.items[r].node >= 0]
                 for have in set(layouts):
-                    ways = [self._cost_ahead(o, have, r) for r in p.readers.get(o, ()) if p.items[r].node >= 0]
-                    ahead[(o, have)] = max(ways, default=0.0)
-            self._ahead = ahead
+                    ahead[o, have] = max((self._cost_ahead(o, have, needs) for needs in readers), default=0.0)
+            if item.node < 0:
+                continue
+            for v in set(item.reads):
+                after[i, v] = {}
+            for own, made, wanted in zip(item.own, p.makes[i], p.wants[i], strict=True):
+                later = max((ahead.get(pair, 0.0) for pair in zip(item.outs, made, strict=True)), default=0.0)
+                seconds = own + FADE * later
+                for v in set(item.reads):
+                    needs = tuple(need for w, need in wanted if w == v)
+                    after[i, v][needs] = min(seconds, after[i, v].get(needs, seconds))
         return ahead
 
-    def _cost_ahead(self, v: int, have: int, reader: int) -> float:
-        p, item = self.problem, self.problem.items[reader]
-        least = float("inf")
-        for option, own in enumerate(item.own):
-            price = own + sum(p.edge(v, have, need) for w, need in p.wants[reader][option] if w == v)
-            if price < least:
-                made = zip(item.outs, p.makes[reader][option], strict=True)
-                price += FADE * max((self._ahead.get((o, layout), 0.0) for o, layout in made), default=0.0)
-                least = min(least, price)
-        return least
+    def _cost_ahead(self, v: int, have: int, after: Mapping[tuple[int, ...], float]) -> float:
+        edges = self.problem.edges(v, have)
+        return min(seconds + sum(map(edges.__getitem__, needs)) for needs, seconds in after.items())
 
     def improve(self, members: Sequence[int], forced: Sequence[int] | None = None) -> float:
         """Give tied items their best option among unchanged neighbours, or forced ones; returns the change in s."""

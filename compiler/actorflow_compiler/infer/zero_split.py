@@ -1,7 +1,8 @@
 """Choose the dim that ZeRO splits of a variable, by how long its parts take to be gathered.
 
 ZeRO's axis splits a dim before later mesh axes do.  If one of these splits the same dim, the parts that a device needs
-lie on devices of other groups as well: it lacks more, and asks for it over slower links.
+lie on devices of other groups as well: it lacks more, and asks for it over slower links.  For a bias and the like, the
+bytes that this saves are not worth messages between all those devices.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from actorflow_compiler.hints.constrain import Wish
 from actorflow_compiler.infer.axes import UNEVEN
 from actorflow_compiler.plan.region import count, intersect, region
 
+FEW = 1 << 17  # elements of a variable that is rather kept whole than split once more on a dim that is split already
+
 
 def zero_split(beside: Wish, shape: Sequence[int], axis: int, placement: Placement, hardware: Hardware) -> Split | None:
-    """The split along mesh axis ``axis`` of a variable of ``shape``; None if no dim is large enough.
+    """The split along mesh axis ``axis`` of a variable of ``shape``; None if no dim is large enough, or it is small.
 
     ``beside`` are its layouts along the other axes, as far as they are known.  Dims that divide evenly, or nearly so,
     come before others; of these it is the one whose parts are gathered soonest, and of equally good ones the first.
+    A variable of few elements is not split where later axes split all dims that it could be.
     """
     parts = placement.axes[axis]
     splits = [(k, e) for k, e in enumerate(beside) if isinstance(e, Split) and k != axis and placement.hierarchy[k] > 1]
@@ -45,6 +49,9 @@ def zero_split(beside: Wish, shape: Sequence[int], axis: int, placement: Placeme
         except LayoutError:  # blocks or units that do not fit what ZeRO's axis leaves
             continue
         (even if lacks <= n * UNEVEN else large).append((price, lacks, d))
+    mixed = {e.dim for k, e in splits if k > axis}
+    if math.prod(shape) <= FEW and mixed and mixed >= {d for _, _, d in (*even, *large)}:
+        return None
     if even:
         return Split(min(even)[2])
     return Split(min(large, key=lambda one: (one[0], -shape[one[2]]))[2]) if large else None
