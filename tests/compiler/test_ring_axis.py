@@ -19,6 +19,7 @@ from actorflow_compiler.custom_ops.ring_attention import RING, RING_BACKWARD
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import zero
 from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.variant import Variant
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.timeline import simulate
 from comms import communications
@@ -91,7 +92,6 @@ LAYOUTS: dict[str, Callable[[], tuple[Layout, int]]] = {  # with the number of s
     "2, micro-batches": lambda: (over("ring", micro_batches=2), 4),
     "2, ZeRO 3": lambda: (over("ring", prepare=functools.partial(zero, stage=3)), 4),
     "2 × sequence 2": lambda: (over({"ring": 2, "sequence": 2}), 2),
-    "2 × 2 stages": lambda: (over("ring", pipeline=True, micro_batches=2), 4),
 }
 
 
@@ -110,7 +110,7 @@ def check(model: Case, layout: str, loss: float = 1e-5, bound: float = 1e-9) -> 
 
 
 @pytest.mark.matrix(every=12)
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if "stages" not in name])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_ring_trains_as_one_device(name: str, layout: str) -> None:
     plan = check(in_float64(MODELS[name]()), layout)
@@ -128,11 +128,21 @@ def test_models_of_transformers_train_around_a_ring(name: str, layout: str) -> N
     assert goes_around(check(model, layout, bound=1e-4 if "tensor" in layout else bound))
 
 
+VARIANTS = {
+    "plain": Variant(),
+    "recomputed": Variant(recompute=True),
+    "gradients of parameters apart": Variant(weights=True),
+    "both": Variant(recompute=True, weights=True),
+}
+
+
 @pytest.mark.slow
-def test_each_stage_passes_its_own_blocks_on() -> None:
-    case_, layout = in_float64(CASES["gpt"]), replace(over("ring", micro_batches=2), world=4, pipeline=True)
-    losses, state, _ = train_planned(case_, layout, [4] * 2)
-    expected, reference = train_eagerly(case_, [4] * 2, 1)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_stage_passes_its_own_blocks_on(variant: str) -> None:
+    model, layout = in_float64(CASES["gpt"]), over("ring", micro_batches=2)
+    layout = replace(layout, world=4, pipeline=True, variant=VARIANTS[variant])
+    losses, state, _ = train_planned(model, layout, [4] * 2)
+    expected, reference = train_eagerly(model, [4] * 2, 1)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=0)
     assert max(differences(state, reference).values()) <= 1e-9
 

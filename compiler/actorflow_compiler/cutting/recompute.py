@@ -1,8 +1,9 @@
 """Recompute forward values in the backward pass of each stage, instead of keeping them.
 
 The forward pass of a stage then keeps only what came from other stages, from the batch or out of a collective, and
-what is computed once for all micro-batches.  No communication is repeated, except for the gathers of ZeRO, which are
-made anew for the backward pass anyway.  Random numbers are functions of a counter, hence the same when drawn again.
+what is computed once for all micro-batches; and what attention around a ring gives, since the blocks that it was made
+of are gone.  No communication is repeated, except for the gathers of ZeRO, which are made anew for the backward pass
+anyway.  Random numbers are functions of a counter, hence the same when drawn again.
 Running statistics are not updated a second time.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.custom_ops.ring_attention import RING
 from actorflow_compiler.cutting.copies import ItemCopier
 from actorflow_compiler.cutting.gathers import is_gather
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
@@ -99,7 +101,7 @@ class _Recomputation:
         ranks = self.program.listed.of(item.placement)
         if any(not item.steps.get(r) or (v, r) in self.program.alias for r in ranks for v in item.writes):
             return False
-        if any(s.op == RECEIVES for steps in item.steps.values() for s in steps):
+        if any(s.op in (RECEIVES, RING) for steps in item.steps.values() for s in steps):
             return False
         return not self.moving.intersection(item.reads) or _without_statistics(item, wanted) is not None
 

@@ -206,7 +206,8 @@ class Problem:
         parts = max(map(self.size, {n.placement for n in self.graph.nodes if n.placement is not None}), default=1)
         if self.mode in ALONG_SEQUENCE and parts > 1 and not self.mirrored:
             uneven = any(ragged)
-            self.along = along_sequence(self.graph, calls, reads, self.metas, found, self.weights, parts, uneven)
+            given = (self.graph, calls, reads, self.metas, found, self.weights, parts, uneven, self.mode.value)
+            self.along = along_sequence(*given)
             if self.mode == ParallelMode.RING:
                 self.along = [around_ring(of) for of in self.along]
             found = [of.options for of in self.along]

@@ -66,16 +66,16 @@ class SequenceOptions:
 
 def along_sequence(
     graph: Graph, calls: Sequence[OpCall], reads: Sequence[tuple[int, ...]], metas: Mapping[int, Meta],
-    options: Options, weights: Iterable[int], parts: int, ragged: bool = False,
+    options: Options, weights: Iterable[int], parts: int, ragged: bool = False, asked: str = SEQUENCE_START,
 ) -> list[SequenceOptions]:  # fmt: skip
     """The options of every op, without those that split something else where the sequence can be split.
 
     What attention does may be split by heads, what depends on no sequence as it is cheapest, but never by samples.
-    ``ragged`` is whether another axis has cut dims unevenly.  Raises LayoutError if no tensor of the batch has a
-    sequence of ``parts`` positions at least.
+    ``ragged`` is whether another axis has cut dims unevenly, ``asked`` how users call the axis.  Raises LayoutError
+    if no tensor of the batch has a sequence of ``parts`` positions at least.
     """
     dims = _BatchDims(graph, calls, reads, metas, options)
-    _check(graph, metas, dims.sequence, parts, ragged)
+    _check(graph, metas, dims.sequence, parts, ragged, asked)
     held = set(weights)
     dims.follow_heads(held)
     kept: list[SequenceOptions] = []
@@ -113,7 +113,7 @@ def _cuts(signature: Signature, values: Sequence[int]) -> list[Cut]:
     return [(v, layout) for v, layout in zip(values, layouts, strict=True) if v >= 0 and isinstance(layout, Split)]
 
 
-def _check(graph: Graph, metas: Mapping[int, Meta], sequence: Dims, parts: int, ragged: bool) -> None:
+def _check(graph: Graph, metas: Mapping[int, Meta], sequence: Dims, parts: int, ragged: bool, asked: str) -> None:
     """Raise LayoutError where there is no sequence, or none that is long enough."""
     batch = [i for i in graph.inputs if i.kind in CALL_INPUTS]
     value = {i.name: i.value for i in batch}
@@ -124,7 +124,7 @@ def _check(graph: Graph, metas: Mapping[int, Meta], sequence: Dims, parts: int, 
     again = " (what another axis has cut unevenly is not cut again)" if ragged else ""
     found = f"at most {longest} positions" if sequence else "no dim along which attention looks or tokens are looked up"
     raise LayoutError(
-        f'parallel= asks for "sequence" over {parts} devices; {found} was found in the batch '
+        f'parallel= asks for "{asked}" over {parts} devices; {found} was found in the batch '
         f"({shapes or 'no tensors'}), a dim of {parts} positions at least was expected{again}. "
         f'Use "data" or "tensor" for this axis, or fewer devices'
     )
