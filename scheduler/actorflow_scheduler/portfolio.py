@@ -119,16 +119,23 @@ class Portfolio:
         number = {key: i for i, key in enumerate(sorted(set(wanted)))}
         return [number[key] for key in wanted]
 
-    def needed_first(self, run: IterationOrder) -> list[int]:
+    def needed_first(self, run: IterationOrder, edges: Iterable[Dependency] = ()) -> list[int]:
         """The priorities, but for communication: what a run needs first comes first, and not what is ready first.
 
-        Gathers of variables are ready long before they are needed, many at the same time.
+        Gathers of variables are ready long before they are needed, many at the same time.  ``edges`` are needs, too.
         """
         graph, keys = self.graph, list(self.priorities)
         position = {n: i for i, n in enumerate(run.nodes)}
+        more: dict[int, list[int]] = {}
+        for node, then in edges:
+            more.setdefault(node, []).append(then)
         for node in reversed(run.nodes):  # what waits for communication that others wait for has its key before it
             if graph.is_comm[node]:
-                after = [n for n in (*graph.feeds[node], *graph.fetch[node]) if graph.members[n] != graph.members[node]]
+                after = [
+                    n
+                    for n in (*graph.feeds[node], *graph.fetch[node], *more.get(node, ()))
+                    if graph.members[n] != graph.members[node]
+                ]
                 wanted = (keys[n] if graph.is_comm[n] else position[n] for n in after)
                 keys[node] = min(wanted, default=len(position))
         return keys
@@ -261,8 +268,24 @@ class Portfolio:
         if self.hides or not self.found:
             self.consider(name, keys, self.loose_edges(order))
 
+    def scattered_soon(self) -> Iterator[Dependency]:
+        """Edges by which what a micro-batch makes for a collective is sent before the one after the next makes more.
+
+        Nothing but the optimizer may need gradients that each micro-batch scatters: sent last, they pile up.
+        """
+        for register in self.plan.registers:
+            made = self.plan.actor(register.producer)
+            if made.comm is None and made.rate > 2 and register.fill == 1 and register.nbytes:
+                for read in register.readers:
+                    if isinstance(self.plan.actor(read.actor).comm, Collective) and read.firings == 1:
+                        to, of = self.graph.first[made.id], self.graph.first[read.actor]
+                        yield from ((of + n, to + n + 2) for n in range(made.rate - 2))
+
     def keep_computing(self, name: str, orders: Iterable[Order]) -> None:
-        """Consider orders of compute queues, with the communication that they need first before all other."""
+        """Consider orders of compute queues, with the communication that they need first before all other.
+
+        Then the same without more gradients in memory than of two micro-batches.
+        """
         edges: list[Dependency] = []
         for order in orders:
             if order.queue == COMPUTING and order.actors[0] in self.graph.first:
@@ -272,10 +295,12 @@ class Portfolio:
                     nodes.append(self.graph.first[actor] + fired[actor])
                     fired[actor] += 1
                 edges += pairwise(nodes)
-        run = self.graph.run(self.priorities, edges)
-        if run is not None:
-            self.budget = max(1, self.budget)
-            self.consider(name, self.needed_first(run), edges)
+        soon = [*self.scattered_soon()]
+        for more in ([], soon)[: 1 + bool(soon)]:
+            run = self.graph.run(self.priorities, [*edges, *more])
+            if run is not None:
+                self.budget = max(1, self.budget)
+                self.consider(name, self.needed_first(run, more), [*edges, *more])
 
     def search(self, frugal: bool = False) -> None:
         """Consider all candidates that the budget allows; if ``frugal``, also candidates that need little memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.cost import max_workspace_bytes
 from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.forecast import forecast
-from actorflow_scheduler.gathers_ahead import gathered_chunks, with_gathers_at_once
+from actorflow_scheduler.gathers_ahead import SPARE, GatheredChunks, gathered_chunks, with_gathers_at_once
 from actorflow_scheduler.pipeline import SCHEDULES
 from actorflow_scheduler.portfolio import SAME, STEADY, Candidate, Portfolio
 from actorflow_scheduler.portfolio import period as period_of
@@ -33,6 +34,7 @@ Made = Plan | FoldedPlan
 
 Memory = Mapping[int, int]  # rank → most bytes for its live registers and the largest workspace together
 WORTH = 0.01  # gathers run further ahead only if that shortens the period by this fraction
+IN_TURN = 2 * AHEAD  # the most chunks of a pass that are tried where memory is not known, if micro-batches gather anew
 
 
 def schedule(
@@ -147,13 +149,25 @@ class _Search:
         for variant in variants:
             self.fill(variant, self.name)
         found = self.choose(variants)
-        if self.memory and (found is None or not self.is_fastest(found)):
-            again = [replace(v, recompute=True) for v in variants]
-            if callable(self.make) and any(p.plan.pieces > 1 for p in self.portfolios.values()):
-                for variant in again:
-                    self.fill(variant, self.name)
-                found = self.choose(list(self.portfolios))
-        return found
+        if not self.memory or not callable(self.make) or all(p.plan.pieces == 1 for p in self.portfolios.values()):
+            return found
+        again = [replace(v, recompute=True) for v in variants]
+        if found is None:
+            found = self.fewer_chunks(variants)
+        if found is None or not self.is_fastest(found):
+            for variant in again:
+                self.fill(variant, self.name)
+            found = self.choose(list(self.portfolios))
+        return found or self.fewer_chunks(again)
+
+    def fewer_chunks(self, variants: list[Variant]) -> _SizedCandidate | None:
+        """The fastest candidate that fits the memory with fewer gathered chunks at a time; None if none does."""
+        few = ({"ahead": 1}, {"shared": True}, {"shared": True, "ahead": 1})[: 1 if self.is_pipeline else 3]
+        fewer = [replace(v, **less) for v in variants if self.chunks(v).in_turn for less in few]
+        for variant in fewer:
+            with contextlib.suppress(PlanError):  # the named schedule needs chunks of both passes
+                self.fill(variant, self.name)
+        return self.choose(fewer)
 
     @property
     def is_pipeline(self) -> bool:
@@ -207,7 +221,8 @@ class _Search:
         """The fastest candidate that fits the memory; without memory caps, the smallest of the equally fast ones."""
         found = self.candidates(variants)
         if not self.memory:
-            fastest = [x for x in found if x[1].period <= found[0][1].period * (1 + SAME)]
+            spare = SPARE if any(self.chunks(v).in_turn for v in variants) else SAME
+            fastest = [x for x in found if x[1].period <= found[0][1].period * (1 + spare)]
             return self.size(*min(fastest, key=lambda x: self.planner(x[0]).estimate(x[1].run)), 0)
         best: _SizedCandidate | None = None
         for variant, candidate in found:
@@ -256,6 +271,10 @@ class _Search:
 
     # ---- how far gathers of parameters run ahead
 
+    def chunks(self, variant: Variant) -> GatheredChunks:
+        """The chunks of parameters that the plan of a variant gathers."""
+        return gathered_chunks(self.folded[variant].plan)
+
     def run_ahead(
         self, found: _SizedCandidate, room: Memory | None, beside: bool
     ) -> tuple[_SizedCandidate, tuple[str, ...]]:
@@ -263,13 +282,18 @@ class _Search:
 
         Of the numbers of chunks that are about equally fast it is a small one.
         """
-        chunks = gathered_chunks(self.folded[found.variant].plan)
+        chunks = self.chunks(found.variant)
         if not chunks.most:
             return found, ()
+        if found.variant.shared or found.variant.ahead == 1:
+            return found, (f"{chunks.text(found.variant.ahead, found.variant.shared)}; there is no memory for more",)
         if not beside:
             return found, (f"{chunks.text(AHEAD)}; more would not be faster",)
         if room is None or not callable(self.make):
-            return found, (f"{chunks.text(AHEAD)}; whether there is memory for more is not known",)
+            faster = self.with_ahead(found, IN_TURN) if chunks.in_turn and callable(self.make) else None
+            if faster is not None and faster.period < found.period * (1 - WORTH):
+                found = faster
+            return found, (f"{chunks.text(found.variant.ahead)}; whether there is memory for more is not known",)
         if not self.fits_early(found, room):
             return found, (f"{chunks.text(AHEAD)}; there is no memory for more",)
         free = None if self.is_optimal(found) else self.with_ahead(found, None)
@@ -327,11 +351,14 @@ class _Search:
 
     def refusal(self) -> str:
         """The error text for when no candidate fits the memory; it suggests another schedule if one fits."""
-        nearest = min(
-            self.candidates(list(self.portfolios)),
-            key=lambda x: self.over(self.planner(x[0]).at_least(x[1].run), x[0])[0],
+        of_variants = (self.candidates([variant]) for variant in self.portfolios)
+        nearest = (
+            min(found, key=lambda x: self.over(self.planner(x[0]).at_least(x[1].run), x[0])[0])
+            for found in of_variants
+            if found
         )
-        sized = self.size(*nearest, len(SlotPlanner.LEVELS) - 1)
+        sizes = (self.size(*one, len(SlotPlanner.LEVELS) - 1) for one in nearest)
+        sized = min(sizes, key=lambda one: self.over(one.peak, one.variant)[0])
         rank = self.over(sized.peak, sized.variant)[1]
         cap = self.caps(sized.variant)[rank] + self.workspace[sized.variant][rank]
         why = too_much(sized.plan, rank, sized.peak[rank], cap)

@@ -3,7 +3,7 @@
 A bucket is filled in the order in which its members are ready.  Gradients that only the optimizer needs may wait for
 those of later levels until a bucket is full, so that many small ones, which a tensor-parallel model makes level by
 level, are sent together.  All others are sent at once.  A full bucket does not grow, so that its buffers stay small,
-except by the rest of what the optimizer sends at one time.
+except by the rest of what the optimizer sends at one time, or of a chunk of parameters (``gathers.py``).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class _Bucket:
 
 
 def fill_buckets(
-    program: LoweredProgram, levels: Sequence[int], parts: Sequence[int]
+    program: LoweredProgram, levels: Sequence[int], parts: Sequence[int], chunk: Mapping[int, int]
 ) -> tuple[LoweredProgram, Mapping[int, int]]:
     """Give every collective its bucket; also returns lower bounds on the levels of items, by position.
 
-    ``parts[k]`` is the last part of a backward segment that item k waits for.
+    ``parts[k]`` is the last part of a backward segment that item k waits for, ``chunk[k]`` the chunk of a gather.
     """
     patient = _patient(program)
     items = list(program.items)
@@ -47,7 +47,7 @@ def fill_buckets(
         ),
         key=lambda k: (levels[k], parts[k], k),
     )
-    open_: dict[tuple[Kind, bool], _Bucket] = {}
+    open_: dict[tuple[Kind, bool, int], _Bucket] = {}
     members: dict[int, list[int]] = {}
     left: Counter[tuple[Kind, bool, tuple[int, int]]] = Counter()  # bytes that are ready at once and in no bucket yet
     nbytes = {k: _bytes(program, items[k]) for k in ready}
@@ -55,11 +55,11 @@ def fill_buckets(
         left[_bucket_key(items[k]), k in patient, (levels[k], parts[k])] += nbytes[k]
     for k in ready:
         at, waits = (levels[k], parts[k]), k in patient
-        key = (_bucket_key(items[k]), waits)
+        key = (_bucket_key(items[k]), waits, chunk.get(k, -1))
         bucket = open_.get(key)
-        rest, left[*key, at] = left[*key, at], left[*key, at] - nbytes[k]
+        rest, left[*key[:2], at] = left[*key[:2], at], left[*key[:2], at] - nbytes[k]
         # the rest of what a part of the optimizer sends goes with it, unless it fills a bucket of its own
-        grows = items[k].phase == Phase.OPTIMIZER and rest < BUCKET
+        grows = k in chunk or (items[k].phase == Phase.OPTIMIZER and rest < BUCKET)
         full = bucket is not None and bucket.nbytes >= BUCKET and not grows
         if bucket is None or (bucket.ready != at and (full or not waits)) or (full and not waits):
             bucket = open_[key] = _Bucket(len(members), at)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.cutting.actor_origins import origins_of
 from actorflow_compiler.cutting.bodies import BuiltBody, build_body
-from actorflow_compiler.cutting.gathers import ChunkUse, delays, is_gather
+from actorflow_compiler.cutting.gathers import ChunkUse, delays, is_gather, rounds, turns
 from actorflow_compiler.cutting.lower import ItemKind, ProgramItem, resolve
 from actorflow_compiler.cutting.segment import Segment, SegmentedProgram
 from actorflow_compiler.cutting.stores import views_of_variables
@@ -69,7 +69,7 @@ class ActorDraft:
     after: list[int] = field(default_factory=list)  # of a comm: values that are made before it begins
     result: int | None = None  # of a sink
     level: int = 0  # see ``segment.py``
-    gathers: bool = False  # variables, for forward or backward ops
+    gathers: Phase | None = None  # variables, for forward or backward ops
     flops: dict[str, float] = field(default_factory=dict)  # by the dtype of their operands
 
 
@@ -92,12 +92,16 @@ class CutPlan:
 
     free: Plan
     chains: tuple[tuple[ChunkUse, ...], ...]  # see ``gathers.delays``
+    rounds: Mapping[int, int]  # see ``gathers.rounds``; of actors that gathers of a later micro-batch may wait for
 
-    def plan(self, ahead: int | None) -> Plan:
-        """The plan in which each stage has ``ahead`` gathered chunks in memory at a time; None: any number."""
-        first = len(self.free.registers)
-        more = () if ahead is None else tuple(delays(self.chains, ahead, first))
-        return verify(replace(self.free, registers=(*self.free.registers, *more)))
+    def plan(self, ahead: int | None, shared: bool = False) -> Plan:
+        """The plan with ``ahead`` chunks of each pass of a stage in memory at a time, or of both; None: any number."""
+        plan, registers = self.free, list(self.free.registers)
+        if ahead is not None:
+            registers += delays(self.chains, ahead, len(registers))
+            several = [chain for chain in self.chains if plan.actor(chain[0].gathers[0]).rate > 1]
+            registers += turns(several, ahead, len(registers), self.rounds, shared)
+        return verify(replace(plan, registers=tuple(registers)))
 
 
 def cut(header: PlanHeader, segmented: SegmentedProgram) -> CutPlan:
@@ -105,7 +109,7 @@ def cut(header: PlanHeader, segmented: SegmentedProgram) -> CutPlan:
     cutter = _Cutter(header, segmented)
     plan = cutter.plan()
     origins = origins_of(header.origins, segmented.program, cutter.made)
-    return CutPlan(replace(plan, origins=origins), cutter.chains(plan))
+    return CutPlan(replace(plan, origins=origins), *cutter.chains(plan))
 
 
 class _Cutter:
@@ -246,7 +250,7 @@ class _Cutter:
                 key = (comm.label, comm.ranks, item.phase, item.pieces, level, stage, rank)
                 queue, kind, name = "comm", ActorKind.BOXING, f"{label}.{level[1]}@{rank}"
             one = self.draft(key, ActorDraft(name, rank, queue, kind, rate, stage, comm=comm))
-            one.level, one.gathers = level[0], is_gather(self.program, item)
+            one.level, one.gathers = level[0], item.phase if is_gather(self.program, item) else None
             if one.moves and isinstance(one.comm, Collective) and isinstance(comm, Collective):  # no all-reduce has any
                 one.comm = replace(one.comm, exchanges=one.comm.exchanges + comm.exchanges)
             one.moves += [(v, w) for v, w in zip(item.reads, item.writes, strict=True)]
@@ -542,14 +546,22 @@ class _Cutter:
                     readers.setdefault((name, draft.rank), {})[number] = None
         return writers, readers
 
-    def chains(self, plan: Plan) -> tuple[tuple[ChunkUse, ...], ...]:
-        """The chunks of gathered variables of each stage and rank, in the order of their use."""
-        found: dict[tuple[int, int, int], list[ChunkUse]] = {}
+    def chains(self, plan: Plan) -> tuple[tuple[tuple[ChunkUse, ...], ...], Mapping[int, int]]:
+        """The chunks of gathered variables of each stage and rank, in the order of their use, and actors' rounds."""
+        several = any(draft.gathers and draft.rate > 1 for draft in self.drafts)
+        joined = rounds(plan) if several else {}
+        joined = {a: n for a, n in joined.items() if self.drafts[a].kind is not ActorKind.WEIGHT}
+        chunks: dict[tuple[int, int, int, Phase, int], list[int]] = {}  # a chunk's gathers are of one level
         for number, draft in enumerate(self.drafts):
-            if draft.gathers:
-                reads = (read.actor for register in plan.outputs_of[number] for read in register.readers)
-                readers = tuple((r, self.drafts[r].level) for r in dict.fromkeys(reads))
-                same_rate = tuple(r for r in readers if self.drafts[r[0]].rate == draft.rate)
-                use = ChunkUse(number, draft.level, same_rate)
-                found.setdefault((draft.rank, draft.stage, draft.rate), []).append(use)
-        return tuple(tuple(sorted(chain, key=lambda use: (use.level, use.gather))) for chain in found.values())
+            if draft.gathers is not None:
+                key = (draft.rank, draft.stage, draft.rate, draft.gathers, draft.level)
+                chunks.setdefault(key, []).append(number)
+        found: dict[tuple[int, int, int], list[ChunkUse]] = {}
+        for (rank, stage, rate, phase, level), gathers in chunks.items():
+            made = (register for number in gathers for register in plan.outputs_of[number])
+            reads = dict.fromkeys(read.actor for register in made for read in register.readers)
+            readers = tuple((r, self.drafts[r].level) for r in reads if self.drafts[r].rate == rate)
+            least = min((joined[r] for r in reads if r in joined), default=0)
+            found.setdefault((rank, stage, rate), []).append(ChunkUse(tuple(gathers), level, phase, readers, least))
+        chains = (tuple(sorted(chain, key=lambda use: (use.level, use.gathers))) for chain in found.values())
+        return tuple(chains), joined

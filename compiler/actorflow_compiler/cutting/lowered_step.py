@@ -34,12 +34,12 @@ class LoweredStep:
         header = self.header
         if header.pieces > 1 or self.checkpoints:  # in a joined actor, recomputed values would be the kept ones
             variant = replace(variant, joined=False)
-        free = replace(variant, ahead=None)
+        free = replace(variant, ahead=None, shared=False)
         if free not in self.cuts:
             segmented = verify_segments(insert_stores(segment(self.program, free)))
             notes = (*header.notes, *recompute_notes(segmented.program, header.pieces))
             self.cuts[free] = cut(replace(header, notes=notes), segmented)
-        return self.cuts[free].plan(variant.ahead)
+        return self.cuts[free].plan(variant.ahead, variant.shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def _with_buckets(program: LoweredProgram, chunk: Mapping[int, int]) -> tuple[Lo
     """
     first = _levels(program, chunk)
     parts = _parts(program, first)
-    filled, least = fill_buckets(program, first, parts)
+    filled, least = fill_buckets(program, first, parts, chunk)
     levels = _levels(filled, chunk, least)
     sent = [k for k, i in enumerate(program.items) if i.kind is ItemKind.COMM and i.phase == Phase.OPTIMIZER]
     after = optimizer_parts(filled, levels, _parts(filled, levels)) if sent else parts
@@ -92,7 +92,7 @@ def _with_buckets(program: LoweredProgram, chunk: Mapping[int, int]) -> tuple[Lo
         return filled, levels
     for k in sent:
         parts[k] = after[k]
-    filled, least = fill_buckets(program, first, parts)
+    filled, least = fill_buckets(program, first, parts, chunk)
     return filled, _levels(filled, chunk, least)
 
 

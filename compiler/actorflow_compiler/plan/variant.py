@@ -17,7 +17,8 @@ class Variant:
     weights: bool = False  # gradients of parameters have actors of their own (W), which may run later
     recompute: bool = False  # a stage keeps only its inputs for the backward pass and recomputes the rest
     joined: bool = False  # whole batches only: forward and backward ops with nothing in between are one actor
-    ahead: int | None = AHEAD  # chunks of a stage's gathered parameters in memory at a time; None: any number
+    ahead: int | None = AHEAD  # gathered chunks of a pass of a stage in memory at a time; None: any number
+    shared: bool = False  # ``ahead`` is for both passes together, which then take turns; only with a single stage
 
 
 PLAIN = Variant()
