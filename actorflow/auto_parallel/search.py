@@ -111,7 +111,7 @@ class PlanSearch:
         if best is None:
             raise LayoutError(self._refusal())
         if not stopped and self._is_late():
-            stopped = f"{self.enough:.0f} s were over"
+            stopped = f"its {self.enough:.0f} s were used up"
         others = sorted((c for c in self.compared.values() if c is not best), key=lambda c: c.seconds)
         return Choice(
             best,
@@ -242,7 +242,9 @@ class PlanSearch:
         return len(self.compared) >= self.least and self.estimates[strategy].least >= best.seconds
 
     def _is_late(self) -> bool:
-        return time.monotonic() - self.begun > self.enough
+        """Whether the time is over, or would be if one more plan takes as long as those before did."""
+        passed = time.monotonic() - self.begun
+        return passed + passed / max(1, len(self.compared)) > self.enough
 
     def _refusal(self) -> str:
         """The text of an error that says why there is no plan: of the plan that needs least, what it needs."""
