@@ -14,6 +14,7 @@ of the values is taken, as the whole attention does: such rows count their keys 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -188,8 +189,9 @@ OPS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _known_to_torch() -> Any:
-    """Register the ops with torch, so that a trace can contain them."""
+@functools.cache
+def traced() -> Any:
+    """The ops as torch knows them, so that a trace can contain them: ``traced().pass_on(...)``."""
 
     def attended(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, sums: Tensor | None, *_: Any
@@ -216,6 +218,3 @@ def _known_to_torch() -> Any:
     for name, shape in shapes.items():
         torch.library.custom_op(f"actorflow::{name}", OPS[name], mutates_args=()).register_fake(shape)
     return torch.ops.actorflow
-
-
-TRACED = _known_to_torch()  # the same ops for decompositions to call: TRACED.pass_on(...)

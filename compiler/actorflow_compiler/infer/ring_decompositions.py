@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.core.sbp import Parts, share
-from actorflow_compiler.custom_ops.ring_attention import LOST, POSITIONS, TRACED, wide
+from actorflow_compiler.custom_ops.ring_attention import LOST, POSITIONS, traced, wide
 from actorflow_compiler.signatures.ring_signatures import BACKWARD, DIMS, FORWARD
 
 Cuts = tuple[tuple[int, tuple[Parts, ...]], ...]  # (dim, devices of each axis that splits it)
@@ -50,15 +50,15 @@ class _Ring:
 
     def spread(self, x: Tensor) -> Tensor:
         """A tensor that lies as the sequence, in equal blocks."""
-        return x if self.even else TRACED.even_out(x, self.rows, max(self.rows))
+        return x if self.even else traced().even_out(x, self.rows, max(self.rows))
 
     def whole(self, x: Tensor) -> Tensor:
         """The opposite of ``spread``."""
-        return x if self.even else TRACED.cut_back(x, self.rows, max(self.rows))
+        return x if self.even else traced().cut_back(x, self.rows, max(self.rows))
 
     def pass_on(self, tensors: Sequence[Tensor], after: Tensor) -> list[Tensor]:
         """Blocks of all tensors, each passed on to the next device."""
-        return [TRACED.pass_on(x, after, self.devices) for x in tensors]
+        return [traced().pass_on(x, after, self.devices) for x in tensors]
 
 
 def _forward(
@@ -77,7 +77,7 @@ def _forward(
             k, v = keys.pass_on((k, v), done)
             assert sums is not None
             done = sums
-        out, sums = TRACED.ring_attention(q, k, v, out, sums, mask, top, keys.blocks(step, is_causal), scale)
+        out, sums = traced().ring_attention(q, k, v, out, sums, mask, top, keys.blocks(step, is_causal), scale)
     assert out is not None
     assert sums is not None
     if top is not None:  # rows that see nothing: what the kernel says of them
@@ -102,7 +102,7 @@ def _backward(
             assert dq is not None
             done = found[0]
             found = keys.pass_on(found, dq)
-        dq, *terms = TRACED.ring_attention_backward(
+        dq, *terms = traced().ring_attention_backward(
             grad, q, k, v, out, sums, dq, mask, keys.blocks(step, is_causal), scale
         )
         found = [a + b for a, b in zip(found, terms, strict=True)] if step else terms
