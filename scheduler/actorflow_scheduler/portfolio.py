@@ -30,6 +30,7 @@ from actorflow_scheduler.iteration_graph import Dependency, IterationGraph, Iter
 from actorflow_scheduler.notation import COMPUTING
 from actorflow_scheduler.pipeline import SCHEDULES, find_pipeline, task_of
 from actorflow_scheduler.published_orders import B, F, PublishedOrder, StageTask, W
+from actorflow_scheduler.recomputed_regions import recomputed_late
 from actorflow_scheduler.slots import roomy
 from actorflow_scheduler.timeline import stuck
 
@@ -94,6 +95,9 @@ class Portfolio:
         self.known: set[tuple[Order, ...]] = set()  # the orders of the candidates found
         first = graph.run(self.priorities)
         assert first is not None  # only additional edges can make it None
+        self.recomputed = recomputed_late(graph, first)  # edges that keep little of what is computed again
+        if self.recomputed:
+            first = graph.run(self.priorities, self.recomputed) or first
         position = {n: i for i, n in enumerate(first.nodes)}
         for nodes in self.nodes.values():
             nodes.sort(key=position.__getitem__)
@@ -235,7 +239,10 @@ class Portfolio:
         if self.budget <= 0 and self.found:
             return None
         self.budget -= len(self.graph.members) * LISTED
-        run = self.graph.run(keys, [*edges], patience)
+        edges = [*edges]
+        run = self.graph.run(keys, [*edges, *self.recomputed], patience)
+        if run is None and self.recomputed:
+            run = self.graph.run(keys, edges, patience)
         if run is None:
             return None
         self.tried += 1
