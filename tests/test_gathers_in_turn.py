@@ -25,7 +25,7 @@ from actorflow_scheduler.timeline import simulate
 from models import CASES
 from trained import Layout, laid_of, train, train_eagerly
 
-PIECES, STEPS = 6, 3
+PIECES, STEPS = 4, 2
 CHUNKS = 7 + 6  # of seven layers in the forward pass; in the backward pass the first one has no gradient to pass on
 LINK = replace(CPU_CORE, bytes_per_s=1e15, latency_s=0.0, fire_overhead_s=0.0)  # chunks are there at once
 
@@ -127,7 +127,7 @@ def test_what_one_op_reads_is_gathered_at_once_and_a_chunk_by_one_collective() -
     assert len(weights) == 14  # each with its bias
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [*FEWER[:4], Variant(ahead=None)], ids=str)
 @pytest.mark.parametrize("centred", [False, True], ids=["thin", "centred"])
 def test_losses_are_those_of_the_eager_script_however_few_chunks_there_are(variant: Variant, centred: bool) -> None:
@@ -168,6 +168,7 @@ def test_a_budget_takes_fewer_chunks_and_as_long_as_that_needs() -> None:
         schedule(laid().cut, memory=dict.fromkeys(range(2), min(found) // 2))
 
 
+@pytest.mark.slow
 def test_weight_gradients_that_are_actors_of_their_own_delay_no_gather() -> None:
     layout = Layout(4, PIECES, pipeline=True, prepare=lambda m: zero(m, 3))
     step = laid_of(CASES["gpt"], layout, 2 * PIECES)[0]  # what they make of a norm's weight reads the weight

@@ -107,6 +107,7 @@ def test_every_stage_trains_as_the_eager_script_does_beside_a_tensor_axis(
     check(CROSSED[name], crossed(name, mesh, stage, hinted), 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hinted", [True, False], ids=["hinted", "found"])
 def test_what_zero_moves_beside_a_tensor_axis_stays_in_groups_of_the_data_axis(hinted: bool) -> None:
     layout = crossed("clipped gpt", (2, 2), 3, hinted)
@@ -121,8 +122,6 @@ def test_what_zero_moves_beside_a_tensor_axis_stays_in_groups_of_the_data_axis(h
         if isinstance(a.comm, Collective) and any(isinstance(o, OfVariable) and o.name in names for o in a.operands)
     ]
     assert {tuple(ranks) for ranks in gathered} == {(0, 2), (1, 3)}
-    if not hinted:
-        check(SMALL["clipped gpt"], layout, 8)
 
 
 @pytest.mark.parametrize("stage", [1, 2])

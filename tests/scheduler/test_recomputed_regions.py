@@ -113,7 +113,8 @@ def test_few_layers_are_computed_again_before_gradients_use_them(pieces: int) ->
     assert forecast(late, BUSY).period <= forecast(early, BUSY).period * 1.02
 
 
-@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pieces", [1, 2])
 def test_losses_with_checkpoints_beside_collectives_are_those_of_the_eager_script(pieces: int) -> None:
     _, values, optimizer = laid_of(CASE, layout(pieces), BATCH)
     expected, _ = train_eagerly(CASE, [BATCH] * STEPS, 1)
@@ -140,5 +141,5 @@ def test_a_published_order_of_a_pipeline_computes_few_layers_again_at_a_time() -
 
 
 def test_a_step_without_checkpoints_is_ordered_as_ever() -> None:
-    plan = laid_of(CASES["gpt"], Layout(2), 8)[0].cut(Variant())
+    plan = laid_of(CASES["mlp"], Layout(2), 8)[0].cut(Variant())
     assert Portfolio(plan, nanoseconds(plan, BUSY)).recomputed == ()
