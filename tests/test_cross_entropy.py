@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import Sbp, Split
-from actorflow_compiler.infer import layout_assignment, problem
+from actorflow_compiler.infer import layout_assignment, legal_options
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.signatures import signatures
 from models import Case, Loss
@@ -94,7 +94,7 @@ LAYOUTS = {
 @pytest.fixture
 def split_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are not gathered, whatever that costs."""
-    monkeypatch.setattr(problem, "signatures", functools.partial(signatures, inner=True))
+    monkeypatch.setattr(legal_options, "signatures", functools.partial(signatures, inner=True))
     monkeypatch.setattr(layout_assignment, "inner_cost", lambda *_: (-1e12, 0))
 
 
