@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import actorflow.auto_parallel.search
 import warm
 from actorflow.auto_parallel.comparison import SHOWN, choice_note, considered
 from actorflow.auto_parallel.search import PlanSearch
@@ -170,6 +171,34 @@ def test_a_budget_is_kept_and_the_next_best_are_told_with_the_reason() -> None:
     assert all(other.why for other in others)
     assert all(other.seconds >= first.seconds or "memory" in other.why for other in others if other.seconds)
     check_trains("mlp", search, optimizer, choice.best.strategy)
+
+
+def test_after_a_strategy_that_does_not_fit_comes_the_fastest_that_fits_by_estimates_as_wrong_as_its_own() -> None:
+    search, _ = search_of(CASES["gpt"], 4, budget=1e9)
+    order = search._estimated()
+    alike = [s for s in order if (s.stages, s.mesh, s.modes) == (order[0].stages, order[0].mesh, order[0].modes)]
+    found = search.compare(alike[0])
+    search.budget = 0.8 * found.nbytes
+    taken = search._smaller(found, alike)
+    expected = {s: search.estimates[s].nbytes * found.nbytes / search.estimates[alike[0]].nbytes for s in alike}
+    assert expected[taken] <= search.budget < min(expected[s] for s in alike[: alike.index(taken)])
+    search.budget = 1.0
+    assert search._smaller(found, alike) == min(alike, key=lambda s: (expected[s], search.estimates[s].seconds))
+
+
+def test_of_about_equal_estimates_those_are_compiled_first_that_take_less_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(actorflow.auto_parallel.search, "ABOUT", 1e9)  # all are about equal
+    search, _ = search_of(CASES["gpt"], 4)
+    search.run()
+    shapes: dict[object, Strategy] = {}
+    for s in search.compared:
+        shapes.setdefault((s.stages, s.mesh, s.modes), s)
+    first = list(shapes.values())[: actorflow.auto_parallel.search.SHAPES]
+    pieces = [(s.stages or 1) * s.micro_batches for s in first]
+    assert len(pieces) > 3
+    assert pieces == sorted(pieces)
 
 
 def test_a_budget_that_nothing_fits_is_refused_with_what_is_needed() -> None:

@@ -6,6 +6,7 @@ varied in micro-batches and ZeRO.  A strategy that cannot beat the best forecast
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ SHAPES = 8  # meshes and stages that are compiled, each with what is estimated t
 VARIED = 6  # further ones, beside the best, with other micro-batches or ZeRO
 FINAL = 2  # of pipelines: how many the full search of schedules decides among
 ENOUGH = 45.0  # seconds
+ABOUT = 0.1  # by which estimates of a step's time may differ and say little of which is faster
 NEAR = 0.1  # of the budget, by which a forecast of memory may be wrong
 ALIKE = 0.05  # of a part of a value: ranks whose parts differ by less are compared as one, which has the largest
 
@@ -147,19 +149,37 @@ class PlanSearch:
         return ratio if ratio > 1 else 0.0
 
     def _compare_shapes(self, order: Sequence[Strategy]) -> None:
-        """Compile the strategy of each shape that is estimated to be best, and if it does not fit the smallest one."""
+        """Compile the strategy of each shape that is estimated to be best, and if it does not fit a smaller one."""
         shapes: dict[Shape, list[Strategy]] = {}
         for s in order:
             shapes.setdefault((s.stages, s.mesh, tuple(map(str, s.modes))), []).append(s)
-        for number, alike in enumerate(shapes.values()):
+        first = sorted(list(shapes.values())[:SHAPES], key=lambda alike: self._effort(alike[0], order[0]))
+        for number, alike in enumerate((*first, *list(shapes.values())[SHAPES:])):
             best = self._best()
             if best is not None and (number >= SHAPES or self._is_late()):
                 return
             worth = [s for s in alike if best is None or not self._is_worse(s, best)]
-            if worth and self.compare(worth[0]).refused:
-                smallest = min(worth, key=lambda s: (self.estimates[s].nbytes, self.estimates[s].seconds))
-                if smallest not in self.compared:
-                    self.compare(smallest)
+            if worth and (found := self.compare(worth[0])).refused:
+                smaller = self._smaller(found, worth)
+                if smaller not in self.compared:
+                    self.compare(smaller)
+
+    def _smaller(self, found: Compared, alike: Sequence[Strategy]) -> Strategy:
+        """The fastest of strategies alike that fits, by its estimate, if that is as wrong as for one that does not fit.
+
+        If there is none, the smallest.
+        """
+        wrong = found.nbytes / max(self.estimates[found.strategy].nbytes, 1.0)
+        for s in alike:
+            if self.budget is not None and 0 < wrong * self.estimates[s].nbytes <= self.budget:
+                return s
+        return min(alike, key=lambda s: (self.estimates[s].nbytes, self.estimates[s].seconds))
+
+    def _effort(self, strategy: Strategy, first: Strategy) -> tuple[float, int, int]:
+        """A key by which, of strategies with about equal estimates, those come first that are compiled sooner."""
+        behind = self.estimates[strategy].seconds / max(self.estimates[first].seconds, 1e-12)
+        pieces = (strategy.stages or 1) * strategy.micro_batches
+        return self._seems_over(strategy), int(math.log(max(behind, 1.0)) / math.log1p(ABOUT)), pieces
 
     def _vary(self, order: Sequence[Strategy]) -> None:
         """Compile neighbours of the best strategy until none is better: other micro-batches, other stages of ZeRO."""

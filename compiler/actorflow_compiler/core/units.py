@@ -45,7 +45,7 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 99.95:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"
-    scale, unit = next((x for x in ((1.0, "s"), (1e-3, "ms")) if seconds >= 0.9995 * x[0]), (1e-6, "µs"))
+    scale, unit = next((x for x in ((1.0, "s"), (1e-3, "ms")) if seconds >= 0.99949 * x[0]), (1e-6, "µs"))
     return f"{seconds / scale:.3g} {unit}"
 
 

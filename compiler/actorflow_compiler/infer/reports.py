@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from actorflow_compiler.core.op_call import SignatureSource
+from actorflow_compiler.core.units import seconds_text
 from actorflow_compiler.hints.goal import ParallelMode
 
 SHOWN = 12  # most alternatives shown of one op
@@ -69,13 +70,13 @@ def report_lines(reports: Sequence[AxisReport]) -> Iterator[str]:
         if r.bound is not None:
             share = 1 - r.bound / r.seconds if r.seconds else 0.0
             why = f": {r.unclosed}" if r.unclosed else ""
-            gap = f"; no layout of repeated blocks needs less than {time_text(r.bound)} (gap {share:.1%}{why})"
+            gap = f"; no layout of repeated blocks needs less than {seconds_text(r.bound)} (gap {share:.1%}{why})"
         elif r.unclosed:
             gap = f"; no bound is known: {r.unclosed}"
         yield (
-            f"layouts of mesh axis {r.axis}, {r.mode}: about {time_text(r.seconds)} of communication and repeated work "
-            f"in an iteration, found from {r.start}{gap}; {r.items} ops and variables, {r.classes} of them different; "
-            f"a device holds {size_text(r.held.variables)} of variables, {size_text(r.held.activations)} of "
+            f"layouts of mesh axis {r.axis}, {r.mode}: about {seconds_text(r.seconds)} of communication and repeated "
+            f"work in an iteration, found from {r.start}{gap}; {r.items} ops and variables, {r.classes} of them "
+            f"different; a device holds {size_text(r.held.variables)} of variables, {size_text(r.held.activations)} of "
             f"activations, {size_text(r.held.gradients)} of gradients"
         )
 
@@ -92,20 +93,12 @@ def _paragraph(e: Explanation) -> Iterator[str]:
     yield f"{name}{e.op}, mesh axis {e.axis}"
     width = max(len(a.text) for a in e.alternatives)
     for a in e.alternatives[:SHOWN]:
-        price = a.against or f"{'+' if a.seconds >= 0 else '-'}{time_text(abs(a.seconds))}"
+        price = a.against or f"{'+' if a.seconds >= 0 else '-'}{seconds_text(abs(a.seconds))}"
         price = "chosen" if a.chosen else price
         source = "" if a.source == SignatureSource.TABLE else f"  [{a.source}]"
         yield f"    {a.text:<{width}}  {price}{source}"
     if len(e.alternatives) > SHOWN:
         yield f"    … and {len(e.alternatives) - SHOWN} that cost more"
-
-
-def time_text(s: float) -> str:
-    """Seconds as a short text: 1.5 s, 12 ms, 3 µs."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if s >= scale:
-            return f"{s / scale:.3g} {unit}"
-    return f"{s / 1e-6:.3g} µs"
 
 
 def size_text(n: float) -> str:
