@@ -173,6 +173,19 @@ def in_float64(case: Case) -> Case:
     return replace(case, make=lambda: case.make().double(), batches=batches)
 
 
+def trained_as_eagerly(case: Case, layout: Layout, size: int, loss: float = 1e-5, bound: float = 1e-9) -> Plan:
+    """Train two steps, of batches of ``size``, and compare losses and state with eager training; returns the plan.
+
+    ``loss``: relative tolerance of losses; ``bound``: of parameters and optimizer state, as ``differences`` counts.
+    """
+    losses, state, plan = train_planned(case, layout, [size] * 2)
+    expected, eager = train_eagerly(case, [size] * 2, 1)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=loss, atol=0)
+    worst = max(differences(state, eager).items(), key=lambda item: item[1])
+    assert worst[1] <= bound, worst
+    return plan
+
+
 def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
     """For each tensor the largest difference, in relation to its largest element; 0.001 for smaller ones.
 

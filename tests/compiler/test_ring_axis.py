@@ -24,7 +24,7 @@ from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.timeline import simulate
 from comms import communications
 from models import CASES, Batch, Case
-from trained import Layout, differences, in_float64, plan_of, train_eagerly, train_planned
+from trained import Layout, differences, in_float64, plan_of, train_eagerly, train_planned, trained_as_eagerly
 
 LENGTH, WIDTH, HEADS, GROUPS, WORDS = 12, 16, 4, 2, 50
 
@@ -96,14 +96,7 @@ LAYOUTS: dict[str, Callable[[], tuple[Layout, int]]] = {  # with the number of s
 
 
 def check(model: Case, layout: str, loss: float = 1e-5, bound: float = 1e-9) -> Plan:
-    """Train two steps; compare with eager training."""
-    laid, size = LAYOUTS[layout]()
-    losses, state, plan = train_planned(model, laid, [size] * 2)
-    expected, reference = train_eagerly(model, [size] * 2, 1)
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=loss, atol=0)
-    worst = max(differences(state, reference).items(), key=lambda item: item[1])
-    assert worst[1] <= bound, worst
-    return plan
+    return trained_as_eagerly(model, *LAYOUTS[layout](), loss, bound)
 
 
 # ---- equal to eager training

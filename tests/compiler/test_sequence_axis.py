@@ -22,7 +22,7 @@ from actorflow_compiler.hints.hints import zero
 from actorflow_compiler.plan.plan import Plan
 from comms import communications
 from models import CASES, Batch, Case
-from trained import Layout, differences, in_float64, plan_of, train_eagerly, train_planned
+from trained import Layout, in_float64, plan_of, trained_as_eagerly
 
 LENGTH, WIDTH, HEADS, WORDS, CLASSES = 11, 16, 4, 50, 3
 
@@ -109,14 +109,7 @@ LAYOUTS: dict[str, Callable[[], tuple[Layout, int]]] = {  # with the number of s
 
 
 def check(case: Case, layout: str, bound: float = 1e-9) -> Plan:
-    """Train two steps; compare with eager training."""
-    laid, size = LAYOUTS[layout]()
-    losses, state, plan = train_planned(case, laid, [size] * 2)
-    expected, reference = train_eagerly(case, [size] * 2, 1)
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=0)
-    worst = max(differences(state, reference).items(), key=lambda item: item[1])
-    assert worst[1] <= bound, worst
-    return plan
+    return trained_as_eagerly(case, *LAYOUTS[layout](), bound=bound)
 
 
 # ---- equal to eager training
