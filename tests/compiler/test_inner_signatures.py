@@ -180,6 +180,15 @@ def test_every_line_has_a_body_and_a_sample() -> None:
 BY_WEIGHTS = [pytest.param(weights, marks=pytest.mark.slow) for weights in ((2, 1), (1, 2))]
 
 
+def tolerance(case: Instance, result: Tensor) -> float:
+    """What rounding may change of a result, as a share of the largest: what a kernel keeps in float32 of operands of 16
+    bits (the logarithm of a softmax's sum, say), it adds up in as few bits as the CPU's instructions are for.
+    """
+    if result.dtype == torch.float32 and any(x.dtype == torch.bfloat16 for x in case.operands):
+        return 1e-4
+    return {torch.float64: 1e-10, torch.bfloat16: 1e-2}.get(result.dtype, 1e-6)
+
+
 @pytest.mark.parametrize("parts", [2, 3, *BY_WEIGHTS], ids=str)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_an_op_written_out_gives_on_parts_what_the_whole_op_gives(name: str, parts: Parts) -> None:
@@ -192,8 +201,7 @@ def test_an_op_written_out_gives_on_parts_what_the_whole_op_gives(name: str, par
     for s in found:
         expected = [x for x in case.results if x is not None]
         for ours, theirs in zip(on_parts(case, s, parts), expected, strict=True):
-            tolerance = 1e-10 if theirs.dtype == torch.float64 else 1e-2 if theirs.dtype == torch.bfloat16 else 1e-6
-            assert close(ours, theirs, tolerance), (name, s)
+            assert close(ours, theirs, tolerance(case, theirs)), (name, s)
 
 
 def test_only_a_dim_of_which_every_device_gets_some_is_split_inside() -> None:
