@@ -216,6 +216,7 @@ class Problem:
                 self.experts.options(n, legal) if n.placement is not None and self.size(n.placement) > 1 else legal
                 for n, legal in zip(self.graph.nodes, found, strict=True)
             ]
+        found = [self._of_own_rows(options, values) for options, values in zip(found, reads, strict=True)]
         numbers: dict[Hashable, int] = {}
         for value, layouts in variables.items():
             if len(layouts) > 1:
@@ -241,6 +242,17 @@ class Problem:
             self.items.append(
                 LayoutItem(n.where, number, n.placement, n.phase, reads[k], n.outs, found[k], own, k, work)
             )
+
+    def _of_own_rows(self, options: tuple[Signature, ...], reads: Sequence[int]) -> tuple[Signature, ...]:
+        """The options by which each device takes its own rows of a batch from its source, or all if there is none.
+
+        That is a rule of data axes and no price: a few bytes may be cheaper to read whole than to agree on later, but a
+        device then reads what is not its own.  Where hints split something, the batch may be better left whole.
+        """
+        cut = [(j, self.free.get(v)) for j, v in enumerate(reads)]
+        if self.mode != ParallelMode.DATA or self.hinted or self.mirrored or not any(rows for _, rows in cut):
+            return options
+        return tuple(s for s in options if all(s.ins[j] == rows for j, rows in cut if rows)) or options
 
     def _own(self, call: OpCall, s: Signature, where: Placement, work: float, rate: int) -> float:
         """Seconds of an option by itself."""
