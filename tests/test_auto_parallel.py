@@ -190,7 +190,7 @@ def test_of_about_equal_estimates_those_are_compiled_first_that_take_less_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(actorflow.auto_parallel.search, "ABOUT", 1e9)  # all are about equal
-    search, _ = search_of(CASES["gpt"], 4)
+    search, _ = search_of(CASES["mlp"], 4)
     search.run()
     shapes: dict[object, Strategy] = {}
     for s in search.compared:

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "changing_rates.py"
 DECAY = 3
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("case", [*CASES, *map(scheduled, SCHEDULES)], ids=lambda case: case.__name__)
 def test_a_step_that_sets_rates_trains_as_eagerly(case: Callable[..., list[float]]) -> None:
     assert difference(case, "micro-batches", "AdamW") < 1e-9
@@ -63,6 +63,7 @@ def test_two_ranks_do_so_too(how: str) -> None:
     right_on_two_ranks(SCRIPT, cases, ["tensor", "pipeline", "zero 3"], how)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", OPEN)
 def test_a_schedule_is_no_reason_to_compile_again(name: str) -> None:
     case = scheduled(name) if name in SCHEDULES else next(case for case in CASES if case.__name__ == name)

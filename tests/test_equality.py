@@ -17,7 +17,7 @@ from trained import LAYOUTS, MESH, Layout, train_eagerly, train_planned
 STEPS = 4
 
 
-@pytest.mark.matrix(times=2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*CASES, pytest.param("deep gpt", marks=pytest.mark.slow)])
 def test_a_plan_trains_as_the_eager_script_does(name: str, layout: str) -> None:

@@ -29,12 +29,12 @@ def dtype() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-ON_TWO_RANKS = [*BETWEEN, *WITHIN][1::4]  # which one device leaves to the slow tests
+ON_ONE_DEVICE, ON_TWO_RANKS = [*BETWEEN, *WITHIN][::2], [*BETWEEN, *WITHIN][1::8]
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=pytest.mark.slow if c in ON_TWO_RANKS else ()) for c in [*BETWEEN, *WITHIN]],
+    [pytest.param(c, marks=() if c in ON_ONE_DEVICE else pytest.mark.slow) for c in [*BETWEEN, *WITHIN]],
 )
 def test_a_job_does_what_the_script_does_with_python(case: str) -> None:
     wanted, _ = train(case, job=False)

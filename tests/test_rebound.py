@@ -19,7 +19,7 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "rebound.py"
 
 
-@pytest.mark.matrix(times=2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_what_a_script_holds_resets_and_restores_runs(case: Callable[[Trained], list[float]], kind: str) -> None:
@@ -166,5 +166,4 @@ def test_what_is_changed_or_lies_deep_stays_as_it_was(case: Callable[[bool], lis
 def test_a_rank_that_takes_a_plan_in_late_is_read_when_it_has() -> None:
     run = actorflow("run", str(SCRIPT.with_name("late_to_read.py")), "--devices", "2")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "right" in run.stdout
-    assert "NOBODY" not in run.stdout
+    assert run.stdout == "right\n"

@@ -56,7 +56,7 @@ def eagerly(name: str) -> dict[str, object]:
         pytest.param("mlp", "split", 2, marks=pytest.mark.slow),
         ("gpt", "data", 2),
         pytest.param("gpt", "pipeline", 2, marks=pytest.mark.slow),
-        ("gpt", "pipeline", 4),
+        pytest.param("gpt", "pipeline", 4, marks=pytest.mark.slow),  # test_pipeline_runs.py has quicker ones
         pytest.param("gpt", "home", 2, marks=pytest.mark.slow),
     ],
 )

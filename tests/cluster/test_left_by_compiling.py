@@ -26,6 +26,7 @@ OF_COMPILING = (  # what passes make and hand on, and torch's own
 )
 WEIGHTS = (192 * 64 * 4, 192 * 64 * 2)  # bytes of a block's first weight, whole or half of it
 LAYOUTS = {  # name → (ranks, options of the job, lines before it, weights of that size on each rank)
+    "columns": (2, 'parallel="tensor"', "", 2),
     "blocks": (4, 'parallel={"data": 2, "tensor": 2}', "", 2),
     "stages": (2, "micro_batches=2", "flow.place(model, stages=2)", 1),
 }
@@ -80,7 +81,7 @@ with open(os.path.join(FOLDER, f"{rank}.json"), "w") as file:
 """
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=["columns", "stages", pytest.param("blocks", marks=pytest.mark.slow)])
 def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
     """The name of a layout, and what each of its ranks holds after two calls of a step."""
     ranks, options, placed, _ = LAYOUTS[request.param]

@@ -256,7 +256,7 @@ def digests_in_a_process(python: str, names: list[str], **env: str) -> Any:
 @pytest.mark.parametrize(
     "names",
     [
-        ["mlp", "gpt", "contrastive", "1", "2"],
+        ["mlp", "contrastive", "1"],
         pytest.param(
             [*CASES, "transformer", "padded encoder", "u-net", "residual net", "dropout"], marks=pytest.mark.slow
         ),

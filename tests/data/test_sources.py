@@ -31,7 +31,9 @@ def parts(layout: str, devices: int, rank: int, size: int) -> list[int]:
     return np.concatenate(shares).tolist()
 
 
-@pytest.mark.parametrize(("layout", "devices"), [("data", 2), ("pipeline", 4), ("tensor", 2)])
+@pytest.mark.parametrize(
+    ("layout", "devices"), [("data", 2), ("pipeline", 4), pytest.param("tensor", 2, marks=pytest.mark.slow)]
+)
 def test_losses_are_those_of_one_device_and_no_row_is_read_that_is_not_needed(
     layout: str, devices: int, tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def undisturbed(folder: Path, *arguments: object, devices: int = 2) -> Losses:
     return found
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ranks_that_are_killed_start_again_and_end_bit_for_bit_as_if_nothing_had_been(
     devices: int, tmp_path: Path
 ) -> None:

@@ -110,8 +110,9 @@ ONE_LAYER = replace(CASES["clipped gpt"], make=lambda: GPT(layers=1, width=32, h
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("mlp", JOINED), ("dropout", LAYOUTS["four micro-batches"]),
-        # which inductor takes long for
+        ("dropout", LAYOUTS["four micro-batches"]),
+        # which inductor takes long for; test_compiled_jobs.py has a joined one
+        pytest.param("mlp", JOINED, marks=pytest.mark.slow),
         pytest.param("dropout", JOINED, marks=pytest.mark.slow),
         pytest.param("mlp", LAYOUTS["data 2, pipeline 2"], marks=pytest.mark.slow),
         pytest.param("cnn", JOINED, marks=pytest.mark.slow),

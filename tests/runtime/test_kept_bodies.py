@@ -115,27 +115,29 @@ def test_a_body_that_is_loaded_computes_what_the_compiled_one_does_bit_by_bit(
     torch.testing.assert_close(outputs(second, one), list(plain))
 
 
-def _compute(variables: dict[str, str], threads: int, compiles: bool, answer: Any) -> None:
-    """In a new process: compile or load the body, and compute with it; ``compiles``: whether C++ can be compiled."""
+def _compute(variables: dict[str, str], threads: int, answer: Any) -> None:
+    """In a new process, which cannot compile C++: load the body, and compute with it."""
     os.environ.clear()  # those of the process that it was forked from, which another test may have started
     os.environ.update(variables)
     from torch._inductor import cpp_builder
 
     torch.set_num_threads(threads)
-    if not compiles:
-        cpp_builder.CppBuilder.build = None
+    cpp_builder.CppBuilder.build = None
     one = wanted()
     found = made(one)
     assert not found.errors
     answer.send((found.compiled, found.loaded, [x.numpy() for x in outputs(found, one)]))
 
 
-def in_a_new_process(cache: Path, compiles: bool) -> tuple[int, int, list[Tensor]]:
-    """How many bodies were compiled there, how many loaded, and what they computed; ``cache``: inductor's own."""
+def in_a_new_process(cache: Path) -> tuple[int, int, list[Tensor]]:
+    """How many bodies were compiled there, how many loaded, and what they computed; ``cache``: inductor's own.
+
+    C++ cannot be compiled there.
+    """
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe()
     variables = dict(os.environ) | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    process = context.Process(target=_compute, args=(variables, torch.get_num_threads(), compiles, there))
+    process = context.Process(target=_compute, args=(variables, torch.get_num_threads(), there))
     process.start()
     there.close()  # so that the end of the process ends the wait
     compiled, loaded, found = here.recv()
@@ -144,9 +146,11 @@ def in_a_new_process(cache: Path, compiles: bool) -> tuple[int, int, list[Tensor
 
 
 def test_a_kept_body_is_loaded_by_another_process_and_needs_no_compiler(folder: Path, tmp_path: Path) -> None:
-    compiled, loaded, before = in_a_new_process(tmp_path / "one", compiles=True)
-    assert (compiled, loaded) == (1, 0)
-    compiled, loaded, after = in_a_new_process(tmp_path / "other", compiles=False)
+    one = wanted()
+    found = made(one)
+    assert (found.compiled, found.loaded) == (1, 0)
+    before = outputs(found, one)
+    compiled, loaded, after = in_a_new_process(tmp_path / "other")
     assert (compiled, loaded) == (0, 1)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(before, after, strict=True))
 

@@ -57,8 +57,10 @@ def replayed(
     ("name", "layout"),
     [
         *(("mlp", layout) for layout in (LAYOUTS | MORE)),
-        ("cnn", "four micro-batches"), ("cnn", "data 2, pipeline 2"), ("cnn", "forward and backward in one"),
-        ("clipped gpt", "tensor 2"), ("clipped gpt", "pipeline 2, weights apart"),
+        ("cnn", "four micro-batches"), ("cnn", "forward and backward in one"),
+        ("clipped gpt", "pipeline 2, weights apart"),
+        pytest.param("cnn", "data 2, pipeline 2", marks=pytest.mark.slow),
+        pytest.param("clipped gpt", "tensor 2", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_replayed_bodies_train_as_one_device_does(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@
 
 trains every case under every layout; ``some`` instead of ``every`` trains each case once, under another layout than its
 neighbours.  Of many cases it trains representatives: of pairs each first part once, beside another second part than its
-neighbours; and of more than a few of these, or of others, every second one.
+neighbours; and of more than a few of these, or of others, some six.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ T = TypeVar("T")
 Cases = Callable[[str], Sequence[T]]  # those of a layout
 EVERY, SOME = "every", "some"
 FEW = 8  # cases, all of which are trained
+SEVERAL = 6  # that represent more
 EXACT = 1e-9  # float64 to the last digits
 
 
@@ -49,7 +50,7 @@ def _representatives(cases: Sequence[T]) -> Sequence[T]:
             by_first.setdefault(case[0], []).append(case)
         cases = [group[number % len(group)] for number, group in enumerate(by_first.values())]
     # tests of one device that take every nth case begin with the first
-    return cases if len(cases) <= FEW else cases[1::2]
+    return cases if len(cases) <= FEW else cases[1 :: max(2, len(cases) // SEVERAL)]
 
 
 def main(cases: Cases[T], wrong: Callable[[str, T], str], title: Callable[[T], str] = str) -> None:

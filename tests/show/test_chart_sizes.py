@@ -25,7 +25,7 @@ def lone(count: int) -> TimelineView:
     return TimelineView(spans, 0.0, max(1, count) * length)
 
 
-@pytest.mark.parametrize("count", [0, 1, 20_000])
+@pytest.mark.parametrize("count", [0, pytest.param(1, marks=pytest.mark.slow), 20_000])
 def test_any_number_of_firings_is_drawn(tmp_path: Path, count: int) -> None:
     path_of_chromium()
     path = tmp_path / "plan.html"
