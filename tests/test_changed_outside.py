@@ -183,7 +183,7 @@ STATES: dict[str, Change] = {
 }
 
 
-@pytest.mark.matrix(times=2)
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("change", STATES)

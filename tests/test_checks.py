@@ -20,7 +20,7 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "checks.py"
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_check_raises_in_the_call_where_eager_does_and_what_is_behind_it_does_not_change(name: str) -> None:
     assert difference(name, "one") < 1e-9

@@ -244,7 +244,9 @@ def test_so_many_chunks_are_in_memory_as_the_variant_says(ahead: int) -> None:
     assert most_at_a_time(with_ahead(None)) > 8
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", ["data 2", pytest.param("data 2, micro-batches", marks=pytest.mark.slow), "data 2, pipeline 2"]
+)
 def test_no_number_changes_however_far_gathers_run_ahead(name: str) -> None:
     step, values, optimizer = laid_of(CASE, LAYOUTS[name], 16)
 

@@ -35,7 +35,7 @@ def check(name: str, layout: Layout, steps: int, dropout: float = 0.0) -> Plan:
     return plan
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", PROMISED)
 def test_a_batch_split_over_two_devices_trains_as_on_one(name: str) -> None:
     plan = check(name, LAYOUTS["data 2"], 2)
@@ -51,7 +51,7 @@ def test_micro_batches_through_two_stages_train_as_the_whole_batch(name: str) ->
     assert not [note for note in plan.notes if "cannot be split" in note]
 
 
-@pytest.mark.parametrize("name", ["vit", "mixtral"])
+@pytest.mark.parametrize("name", [pytest.param("vit", marks=pytest.mark.slow), "mixtral"])
 def test_dropout_inside_a_library_drops_the_same_elements_under_every_plan(name: str) -> None:
     check(name, LAYOUTS["data 2"], 2, dropout=0.2)
 

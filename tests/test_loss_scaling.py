@@ -95,6 +95,7 @@ def half(kind: str, dtype: torch.dtype) -> Case:
     return replace(CASES[kind], loss=loss)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(("name", "layout"), [*(("mlp", layout) for layout in LAYOUTS), ("gpt", "data 2, pipeline 2")])
 def test_autocast_works_under_every_plan(name: str, layout: str) -> None:
     case = half(name, torch.bfloat16)

@@ -128,7 +128,7 @@ CHANNELS_LAST = replace(
 )
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("layout", ["data 2", "tensor 2", "pipeline 2", "ZeRO 3"])
 @pytest.mark.parametrize("case", [DENOISER, CHANNELS_LAST], ids=["row by row", "channels last"])
 def test_a_diffusion_model_trains_as_eagerly(case: Case, layout: str) -> None:

@@ -129,6 +129,7 @@ def test_two_data_parallel_ranks_have_their_parameters_elsewhere(
     assert plan.summary.stages[0] == "cpu:[0,1]"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("micro_batches", [2, 4])
 @pytest.mark.parametrize("home", [[2], [2, 3]])
 def test_statistics_that_are_cut_move_on_with_every_micro_batch(home: list[int], micro_batches: int) -> None:

@@ -47,7 +47,12 @@ def check(name: str, layout: Layout, steps: int = STEPS) -> Plan:
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "schedule"),
-    [("gpt", s) for s in SCHEDULES] + [("cnn", s) for s in SCHEDULES] + [("llama", "zb-v"), ("t5", "auto")],
+    [
+        *(("gpt", s) for s in SCHEDULES),
+        *(("cnn", s) for s in SCHEDULES),
+        ("llama", "zb-v"),
+        pytest.param("t5", "auto", marks=pytest.mark.slow),  # test_hf.py has it in two stages
+    ],
 )
 def test_two_stages_train_as_one_device_under_every_schedule(name: str, schedule: str) -> None:
     plan = check(name, pipelined(2, 4 if schedule in ROUND else 2, 4, schedule), 2)

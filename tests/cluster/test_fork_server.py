@@ -144,7 +144,10 @@ def test_a_thread_that_would_not_live_on_forbids_forks(start: Start, tmp_path: P
     assert "'profiler'" in run.output.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("variable", "loaded"), [("TORCH_COMPILE_DISABLE", False), ("SOMETHING_ELSE", True)])
+@pytest.mark.parametrize(
+    ("variable", "loaded"),
+    [("TORCH_COMPILE_DISABLE", False), pytest.param("SOMETHING_ELSE", True, marks=pytest.mark.slow)],
+)
 def test_variables_of_torchs_compiler_that_a_script_sets_are_heeded(variable: str, loaded: bool, start: Start) -> None:
     show = (
         f"import os, sys; os.environ['{variable}'] = '1'; print('loaded', 'torch._dynamo' in sys.modules)\n"

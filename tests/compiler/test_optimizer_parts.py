@@ -152,6 +152,7 @@ def test_no_part_keeps_gradients_for_another(case: Case) -> None:
     assert sum(passed) < 4096  # numbers, such as norms
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", [DATA, ZERO_1, Layout(4, 2, pipeline=True)], ids=["dp", "z1", "stages"])
 @pytest.mark.parametrize(
     "case",

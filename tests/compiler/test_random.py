@@ -108,7 +108,9 @@ def test_numbers_are_distributed_as_those_of_pytorch(
     assert ks_2samp(a, b).statistic <= 2.2 * (2 / len(a)) ** 0.5  # beyond by chance once in 8000 times
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [layout if layout == "both" else pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS]
+)
 def test_every_op_draws_the_same_under_every_plan(layout: str, inputs: Tensor, results: dict[str, Tensor]) -> None:
     world, micro_batches = LAYOUTS[layout]
     found = drawn(all_ops, inputs, world=world, micro_batches=micro_batches)

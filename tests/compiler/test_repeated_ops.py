@@ -27,6 +27,7 @@ from models import CASES
 from trained import Layout, request_of
 
 MODELS = {**CASES, **ARCHITECTURES, **NOISY}
+LIKE_OTHERS = ("gpt", "transformer", "recurrent with attention", "residual net", "variational autoencoder")
 WIDTH, ROWS = 6, 4
 
 
@@ -53,7 +54,9 @@ def counting() -> Iterator[list[int]]:
     counts += [mode.repeated for mode in modes]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in MODELS]
+)
 def test_models_are_captured_as_if_each_op_were_interpreted(name: str) -> None:
     found = capture_step(request_of(MODELS[name], Layout(1), 8)[0])
     with interpreting_all():

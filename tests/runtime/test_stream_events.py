@@ -186,7 +186,7 @@ SMALL = {**CASES, "clipped gpt": replace(CASES["clipped gpt"], make=lambda: GPT(
     [
         ("mlp", Layout(2)),
         ("mlp", LAYOUTS["pipeline 2"]),
-        ("cnn", Layout(2, 2)),
+        pytest.param("cnn", Layout(2, 2), marks=pytest.mark.slow),
         ("clipped gpt", Layout(2, 2, prepare=lambda model: zero(model, 3))),
     ],
     ids=["data", "pipeline", "cnn", "zero"],
