@@ -80,6 +80,7 @@ class Cluster:
         where = ("", 0) if self.rank else (settings.master_host, unused_port(settings.bind_host()))
         self._control_plane = ControlPlane(
             settings,
+            self._loop,
             self._ticket,
             where,
             self._agreed_calls,
@@ -135,12 +136,12 @@ class Cluster:
         """
         self._next()
         self.calls += 1
-        return self._control_plane.announce(CommonStep(StepKind.CALL, digest, text, call), dropped)
+        return self._control_plane.steps.announce(CommonStep(StepKind.CALL, digest, text, call), dropped)
 
     def want_agreement(self) -> None:
         """Have this rank told as soon as all ranks have made the calls that it has announced; returns at once."""
-        self._control_plane.steps.want()
-        self._soon(self._control_plane.tell)
+        self._control_plane.steps.log.want()
+        self._soon(self._control_plane.steps.tell)
 
     def goodbye(self) -> None:
         """Serve other ranks until every rank has come to the end of its script; then close all links."""
@@ -171,7 +172,7 @@ class Cluster:
 
     def say(self, word: Word) -> None:
         """Tell the master about a call that has failed, here or elsewhere; any thread, returns at once."""
-        self._soon(self._control_plane.say, word)
+        self._soon(self._control_plane.failed_calls.say, word)
 
     def on_order(self, callback: Callable[[Order], object]) -> None:
         """Call back with the master's orders about calls that have failed."""
@@ -180,7 +181,7 @@ class Cluster:
     def forget(self, dropped: DropSet) -> None:
         """Forget plans and variables that all ranks have dropped by an agreement other than ``announce_call``."""
         if dropped:
-            self._soon(self._control_plane.forget, dropped, self._steps)
+            self._soon(self._control_plane.steps.forget, dropped, self._steps)
 
     # -- messages --------------------------------------------------------------------------------
 

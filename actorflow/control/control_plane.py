@@ -20,16 +20,17 @@ from actorflow.control import channels as door
 from actorflow.control import join_hints as join_hints
 from actorflow.control import proto as proto
 from actorflow.control.channels import PeerServicer, PeerStub, add_servicer, grpc
-from actorflow.control.drops import NO_DROPS, DropSet, DropTally, ReleasedHere
+from actorflow.control.drops import DropSet
+from actorflow.control.failed_calls import FailedCalls
 from actorflow.control.join import Reception
-from actorflow.control.ledger import Ledger, StepDifference, differs
 from actorflow.control.link import PeerLink
 from actorflow.control.local_links import LocalLinks
 from actorflow.control.message_rules import COUNT, check_fields, check_sender, one_of_a_range, refuse
 from actorflow.control.payloads import MOST, Payloads
 from actorflow.control.peer_watch import PeerWatch
 from actorflow.control.pull import MOST_TEXT, PullService, in_headers
-from actorflow.control.step_log import DIGEST, CommonStep, Described, StepBatch, StepKind, StepLog
+from actorflow.control.step_agreement import StepAgreement
+from actorflow.control.step_log import CommonStep, StepKind
 from actorflow.control.store_keeper import StoreKeeper
 from actorflow.control.strangers import Strangers, host_of
 from actorflow.rendezvous.failure import LOST, Failure, FailureKind
@@ -41,14 +42,13 @@ from actorflow.rendezvous.waiting_nodes import lost_node
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow.support.requests import Request
 from actorflow.support.truncate import truncated
-from actorflow.transport.abandon import Coordinator, Hold, Order, Word
+from actorflow.transport.abandon import Order
 from actorflow.transport.messages import Credit, Line, Message, Stamp
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
 T = TypeVar("T")
 
-SPACING, FOR_EACH = 0.05, 0.001  # seconds, and for each rank, from one time that a rank tells of its steps to the next
 CLOSING = 3.0  # seconds for links to close after all have said goodbye
 NOTICING = 6.0  # seconds until the loss of a peer whose connection has broken is known
 BACKSTOP = 2.0  # times the limit of the watch over peers after which gRPC ends what has no link, such as a pull
@@ -68,6 +68,7 @@ class ControlPlane:
     def __init__(
         self,
         settings: Settings,
+        loop: asyncio.AbstractEventLoop,  # of the gRPC thread
         ticket: Callable[[int], Ticket],  # makes this rank's ticket from the port of its server
         store: tuple[str, int],  # where a script may open a store of its own, as the master says
         on_go: Callable[[int, DropSet], None],
@@ -85,24 +86,11 @@ class ControlPlane:
         self.pulls = PullService(settings.world)
         self.links: dict[int, PeerLink] = {}
         self.local_links = LocalLinks(settings, on_line, self._line_ended)
+        self.steps = StepAgreement(settings.rank, settings.world, loop, self._put, self._tell_all, self)
+        self.failed_calls = FailedCalls(settings.rank, settings.world, self._put, self._tell_all, on_order)
+        self._loop = loop
         self._make_ticket = ticket
-        self._on_go, self._on_message, self._on_failure, self._on_order = on_go, on_message, on_failure, on_order
-        self.steps = StepLog()  # of this rank
-        self._telling = False  # the master will be told of its new steps soon
-        self._tells: asyncio.TimerHandle | None = None
-        self._hurry = 0  # steps that some rank waits for, so that the master is told of them at once
-        self._ledger = Ledger(settings.world)  # this and what follows are the master's
-        self._alike = 0  # steps that all ranks have been told to be alike
-        self._settles: asyncio.TimerHandle | None = None
-        self._wanted: set[int] = set()  # steps of which some rank wants to know when all have done them
-        self._hurried: dict[int, int] = {}  # rank → steps of which it was asked to tell at once
-        self._difference: StepDifference | None = None
-        self._described: dict[int, Described] = {}  # by rank: what the two have done that differ
-        self._coordinator = Coordinator(settings.world)  # the master's
-        self._held: set[int] = set()  # calls that the master has ordered to be held, on another rank
-        self._decided: set[int] = set()  # and those that it has decided
-        self._dropped = DropTally(settings.world)
-        self._released = ReleasedHere()  # on another rank: all that the master can say to be dropped
+        self._on_go, self._on_message, self._on_failure = on_go, on_message, on_failure
         self._reception: Reception | None = None  # the master's
         self._strangers = Strangers(self._say)
         self._store_keeper = StoreKeeper()  # the master's
@@ -118,15 +106,15 @@ class ControlPlane:
             self.links,
             self.tickets,
             lambda peer: self._spawn(self._silent_for_long(peer)),
-            self._missing_step,
+            self.steps.missing,
         )
         self._items: dict[str, Callable[[PeerLink, Any], None]] = {
-            "steps": lambda link, item: self._hear_steps(link.peer, proto.steps_from(item)),
+            "steps": lambda link, item: self.steps.hear(link.peer, proto.steps_from(item)),
             "part": self._add_part,
-            "alike": lambda _, item: self._are_alike(*proto.alike_from(item)),
-            "hurry": lambda _, item: self._hurry_up(item.steps),
-            "tell": lambda link, item: self._describe(link, item.step),
-            "told": lambda link, item: self._hear_described(link.peer, proto.told_from(item)),
+            "alike": lambda _, item: self.steps.are_alike(*proto.alike_from(item)),
+            "hurry": lambda _, item: self.steps.hurry_up(item.steps),
+            "tell": lambda _, item: self.steps.describe(item.step),
+            "told": lambda link, item: self.steps.hear_described(link.peer, proto.told_from(item)),
             "hello": self._hello,
             "welcome": lambda _, item: self._welcome(item),
             "failure": self._told_of_failure,
@@ -134,17 +122,16 @@ class ControlPlane:
             "farewell": lambda _, __: self._told_farewell(),
             "bye": self._bye,
             "near": lambda link, item: self.local_links.on_dialled(link.peer, item.connected),
-            "failed": lambda link, item: self._heard_of(link.peer, proto.word_from(item)),
-            "vote": lambda link, item: self._heard_of(link.peer, proto.word_from(item)),
-            "hold": lambda _, item: self._hear_order(proto.order_from(item)),
-            "decision": lambda _, item: self._hear_order(proto.order_from(item)),
+            "failed": lambda link, item: self.failed_calls.hear(link.peer, proto.word_from(item)),
+            "vote": lambda link, item: self.failed_calls.hear(link.peer, proto.word_from(item)),
+            "hold": lambda _, item: self.failed_calls.obey(proto.order_from(item)),
+            "decision": lambda _, item: self.failed_calls.obey(proto.order_from(item)),
             "beat": lambda _, __: None,
             "silent": self._told_of_silence,
         }
 
     async def run(self, joined: Future[None]) -> None:
         """Serve from joining to goodbye; ``joined`` gets the result of joining."""
-        self._loop = asyncio.get_running_loop()
         self._failing: asyncio.Future[None] = self._loop.create_future()
         self._welcomed: asyncio.Future[None] = self._loop.create_future()
         self._departed: asyncio.Future[None] = self._loop.create_future()
@@ -531,188 +518,26 @@ class ControlPlane:
 
     # -- common steps ----------------------------------------------------------------------------
 
-    def announce(self, step: CommonStep, dropped: DropSet) -> int:
-        """Add a step of this rank, of which the master is told in a while; returns its history.  On any thread."""
-        history = self.steps.add(step, dropped)
-        if not self._telling:
-            self._telling = True
-            with suppress(RuntimeError):  # the loop is closed: the run is over
-                self._loop.call_soon_threadsafe(self._tell_soon)
-        return history
-
-    def issue(self, step: CommonStep) -> None:
-        """Add a step of this rank, and tell the master at once."""
-        self.steps.add(step)
-        self.tell()
-
-    def tell(self) -> None:
-        """Tell the master of this rank's new steps."""
-        if self._tells is not None:
-            self._tells.cancel()
-            self._tells = None
-        self._telling = False  # before the steps are taken, so that one which is added meanwhile is told of
-        batch = self.steps.take()
-        if batch is None:
-            return
-        for _, dropped in batch.dropped:
-            self._released.tell(dropped, self.steps.told)
-        if self.rank == 0:
-            self._add_steps(0, batch)
-        else:
-            self.links[0].put(proto.steps_to(batch))
-
-    @property
-    def _spacing(self) -> float:
-        """Seconds between two times that a rank tells of its steps, so that the master hears no more of more ranks."""
-        return max(SPACING, FOR_EACH * self.settings.world)
-
-    def _tell_soon(self) -> None:
-        if self.steps.told < self._hurry:
-            self.tell()
-        elif self._tells is None:
-            self._tells = self._loop.call_later(self._spacing, self.tell)
-
-    def _hurry_up(self, steps: int) -> None:
-        one_of_a_range("a wait for steps", steps, 1, COUNT)
-        self._hurry = max(self._hurry, steps)
-        self.tell()
-
-    def _hear_steps(self, rank: int, batch: StepBatch) -> None:
-        done = self._ledger.told(rank) + len(batch.digests) // DIGEST
-        if self._difference is None and batch.wanted > done:
-            refuse(RefusalReason.SEQUENCE, f"a wish to know of {batch.wanted} steps", f"at most {done}: its own")
-        self._add_steps(rank, batch)
-
     def _add_part(self, link: PeerLink, part: pb.Part) -> None:
-        tells = self.rank == 0 and self._difference is None  # else the run is about to end
-        self._payloads.add(link.peer, part, self._ledger.told(link.peer) if tells else None)
+        tells = self.rank == 0 and not self.steps.differ  # else the run is about to end
+        self._payloads.add(link.peer, part, self.steps.told(link.peer) if tells else None)
 
-    def _add_steps(self, rank: int, batch: StepBatch) -> None:
-        """On the master: take in the next steps of a rank."""
-        if self._difference is not None:
-            return
-        self._difference = self._ledger.add(rank, batch.digests, batch.ended)
-        if self._difference is not None:
-            for one in (self._difference.first, self._difference.second):
-                if one:
-                    self.links[one].put(pb.Item(tell=pb.Tell(step=self._difference.step)))
-                else:
-                    self._is_described(0, self.steps.describe(self._difference.step))
-            return
-        for call, dropped in batch.dropped:
-            self._dropped.report(rank, dropped, call)
-        if batch.wanted > self._alike:
-            self._wanted.add(batch.wanted)
-        if self._wanted or self._ledger.over:
-            self._settle()
-        elif self._settles is None:
-            self._settles = self._loop.call_later(self._spacing, self._settle)
-        if self._ledger.over:
-            self._tell_all(pb.Item(farewell=pb.Farewell()))
-            self._farewell()
+    def steps_agreed(self, call: int, dropped: DropSet) -> None:
+        """See ``StepListener``."""
+        self._on_go(call, dropped)
 
-    def _settle(self) -> None:
-        """On the master: tell all ranks which steps all have done; ask for news of those that some rank waits for."""
-        if self._settles is not None:
-            self._settles.cancel()
-            self._settles = None
-        alike = self._ledger.alike()
-        if alike > self._alike:
-            self._alike = alike
-            self._wanted = {steps for steps in self._wanted if steps > alike}
-            call = self.steps.forget(alike)
-            agreed = NO_DROPS if call < 0 else self._dropped.agreed(call)
-            self._tell_all(proto.alike_to(alike, agreed))
-            if call >= 0:
-                self._on_go(call, agreed)
-        if self._wanted:
-            steps = min(self._wanted)
-            for rank in self._ledger.late(steps):
-                if self._hurried.get(rank, 0) >= steps:
-                    continue
-                self._hurried[rank] = steps
-                if rank:
-                    self.links[rank].put(pb.Item(hurry=pb.Hurry(steps=steps)))
-                else:
-                    self._loop.call_soon(self._hurry_up, steps)
+    def steps_over(self) -> None:
+        """See ``StepListener``."""
+        self._farewell()
 
-    def _are_alike(self, steps: int, dropped: DropSet) -> None:
-        one_of_a_range("the word of alike steps", steps, self.steps.forgotten + 1, self.steps.told + 1)
-        self._released.agree(dropped, steps)
-        call = self.steps.forget(steps)
-        if call >= 0:
-            self._on_go(call, dropped)
-
-    def _describe(self, link: PeerLink, step: int) -> None:
-        one_of_a_range("a question about step", step, self.steps.forgotten, self.steps.told)
-        found = self.steps.describe(step)
-        if found is not None:
-            link.put(proto.told_to(found))
-
-    def _hear_described(self, rank: int, step: Described) -> None:
-        found = self._difference
-        if found is None or rank not in (found.first, found.second) or rank in self._described:
-            refuse(RefusalReason.SEQUENCE, "an answer about a step", "none: it was not asked")
-        self._is_described(rank, step)
-
-    def _is_described(self, rank: int, step: Described | None) -> None:
-        """On the master: end the run when both ranks that differ have said what they have done."""
-        if step is None or self._difference is None:
-            return
-        self._described[rank] = step
-        first, second = self._difference.first, self._difference.second
-        if first in self._described and second in self._described:
-            text = differs(self._difference, self._described[first], self._described[second])
-            ticket = self.tickets[second]
-            self.fail(Failure(second, ticket.host, ticket.pid, FailureKind.CALL, text, 0))
-
-    def _missing_step(self, rank: int) -> str:
-        """On the master: what a rank has not done and another one has, as text; empty where it has done all."""
-        found = self._ledger.missing(rank)
-        if found is None:
-            return ""
-        step, other = found
-        own = self.steps.describe(step)
-        if own is None:
-            return f"rank {other} has gone further in its script"
-        return f"rank 0 {own.text.partition(' [')[0]}, which it has not"  # without what guards it
-
-    def say(self, word: Word) -> None:
-        """Tell the master the state, on this rank, of a call that has failed on some rank."""
-        if self.rank == 0:
-            self._heard_of(0, word)
-        else:
-            self.links[0].put(proto.word_to(word))
-
-    def _heard_of(self, rank: int, word: Word) -> None:
-        order = self._coordinator.hear(rank, word)
-        if order is not None:
-            self._tell_all(proto.order_to(order))
-            self._on_order(order)
-
-    def _hear_order(self, order: Order) -> None:
-        """On another rank than the master: hold a call once, and decide it once."""
-        if isinstance(order, Hold):
-            if order.call in self._held or order.call in self._decided:
-                refuse(RefusalReason.SEQUENCE, f"a second order to hold call {order.call}", "one")
-            self._held.add(order.call)
-        else:
-            if order.call not in self._held:
-                refuse(RefusalReason.SEQUENCE, f"a decision on call {order.call}", "one on a call that is held")
-            self._held.discard(order.call)
-            self._decided.add(order.call)
-        self._on_order(order)
-
-    def forget(self, dropped: DropSet, steps: int) -> None:
-        """Forget drops on which all ranks have agreed by other means, in this rank's first ``steps`` steps."""
-        if self.rank == 0:
-            self._dropped.forget(dropped)
-        else:
-            self._released.forget(dropped, steps)
+    def steps_differ(self, rank: int, text: str) -> None:
+        """See ``StepListener``."""
+        ticket = self.tickets[rank]
+        self.fail(Failure(rank, ticket.host, ticket.pid, FailureKind.CALL, text, 0))
 
     async def gather(self, number: int, tag: str, payload: bytes) -> list[bytes] | None:
         """Common step ``number``: send every rank's payload to the master; other ranks get None."""
-        self.issue(CommonStep(StepKind.GATHER, tag))
+        self.steps.issue(CommonStep(StepKind.GATHER, tag))
         if self.rank:
             self._send_parts(0, number, payload)
             return None
@@ -720,7 +545,7 @@ class ControlPlane:
 
     async def scatter(self, number: int, tag: str, payloads: Sequence[bytes] | None) -> bytes:
         """Common step ``number``: send each rank its payload from the master."""
-        self.issue(CommonStep(StepKind.SCATTER, tag))
+        self.steps.issue(CommonStep(StepKind.SCATTER, tag))
         if self.rank:
             return await self._payload(0, number)
         assert payloads is not None
@@ -740,7 +565,7 @@ class ControlPlane:
 
     async def _payload(self, peer: int, number: int) -> bytes:
         found = await self._unless_failed(self._payloads.take(peer, number))
-        if self._difference is not None:  # ranks have not come here in the same way: the run is about to end
+        if self.steps.differ:  # ranks have not come here in the same way: the run is about to end
             await self._unless_failed(self._loop.create_future())
         return found
 
@@ -748,13 +573,13 @@ class ControlPlane:
 
     async def goodbye(self) -> None:
         """Serve until every rank's script has ended, then close all links."""
-        self.issue(CommonStep(StepKind.END))
+        self.steps.issue(CommonStep(StepKind.END))
         await self._unless_failed(self._departed)
         await asyncio.wait({asyncio.ensure_future(link.ended.wait()) for link in self.links.values()}, timeout=CLOSING)
         self._over.set()
 
     def _told_farewell(self) -> None:
-        if not self.steps.ended:
+        if not self.steps.log.ended:
             refuse(RefusalReason.SEQUENCE, "a farewell", "none before this rank's script has ended")
         self._farewell()
 
@@ -867,6 +692,9 @@ class ControlPlane:
         if self.failure is not None:
             raise self.failure.error()
         raise TimeoutError
+
+    def _put(self, peer: int, item: pb.Item) -> None:
+        self.links[peer].put(item)
 
     def _tell_all(self, item: pb.Item) -> None:
         for link in self.links.values():

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorflow.control import control_plane
+from actorflow.control import step_agreement
 from actorflow.control.cluster import Cluster
 from actorflow.control.drops import DropSet
 from actorflow.rendezvous.failure import Failure
-from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import CallError, ClusterError
 from cluster.ranks import LIMIT, Ranks, Word
 
@@ -65,7 +64,7 @@ def test_ranks_are_told_of_a_call_only_when_all_have_made_it(joined: Joined) -> 
 def test_the_master_hears_of_many_calls_at_once_however_many_ranks_there_are(
     joined: Joined, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
-    monkeypatch.setattr(control_plane, "SPACING", LIMIT)  # no time of its own comes for a rank to tell of its steps
+    monkeypatch.setattr(step_agreement, "SPACING", LIMIT)  # no time of its own comes for a rank to tell of its steps
     ranks = joined(world)
     heard: list[str] = []
     known = [threading.Event() for _ in range(world)]
@@ -87,25 +86,24 @@ def test_the_master_hears_of_many_calls_at_once_however_many_ranks_there_are(
 
 @given(st.integers(2, 20_000))
 def test_the_master_hears_of_calls_no_more_often_where_there_are_more_ranks(world: int) -> None:
-    plane = control_plane.ControlPlane.__new__(control_plane.ControlPlane)
-    plane.settings = Settings(world=world)
-    assert (world - 1) / plane._spacing <= max(1 / control_plane.FOR_EACH, 1 / control_plane.SPACING)
-    assert plane._spacing >= control_plane.SPACING
+    found = step_agreement.spacing(world)
+    assert (world - 1) / found <= max(1 / step_agreement.FOR_EACH, 1 / step_agreement.SPACING)
+    assert found >= step_agreement.SPACING
 
 
 def test_a_rank_that_wants_to_know_makes_slow_ranks_tell_what_they_do_at_once(
     joined: Joined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that do so only after they were asked, one step after the other."""
-    monkeypatch.setattr(control_plane, "SPACING", 2 * LIMIT)
+    monkeypatch.setattr(step_agreement, "SPACING", 2 * LIMIT)
     ranks = joined(3)
     hurried: list[SimpleQueue[int]] = [SimpleQueue() for _ in range(3)]  # the steps that each rank was asked for
     known: list[SimpleQueue[int]] = [SimpleQueue() for _ in range(3)]  # the calls that each rank was told of
 
     def hear(cluster: Cluster) -> None:
-        plane, rank = cluster._control_plane, cluster.rank
-        hurry = plane._hurry_up
-        monkeypatch.setattr(plane, "_hurry_up", lambda steps: (hurry(steps), hurried[rank].put(steps)))
+        steps, rank = cluster._control_plane.steps, cluster.rank
+        hurry = steps.hurry_up
+        monkeypatch.setattr(steps, "hurry_up", lambda steps: (hurry(steps), hurried[rank].put(steps)))
         cluster.on_call_agreed(lambda call, _: known[rank].put(call))
 
     ranks.each(hear)

@@ -197,7 +197,7 @@ def test_a_master_that_says_to_drop_what_a_rank_has_not_released_ends_the_run(
         cluster.announce_call(0, "digest", "step()", released)
         cluster.want_agreement()
     pause = threading.Event()
-    while min(master._ledger.told(rank) for rank in (1, 2)) < 1:
+    while min(master.steps.told(rank) for rank in (1, 2)) < 1:
         pause.wait(0.01)
     master._loop.call_soon_threadsafe(master._tell_all, proto.alike_to(1, released | dropped))
     for cluster in ranks.clusters:

@@ -73,17 +73,18 @@ class ControlDoor:
     def state(self, rank: int) -> Any:
         """All that a message could have changed, as plain data."""
         plane = self.plane(rank)
+        steps, failed = plane.steps, plane.failed_calls
 
         async def look() -> Any:
             return repr([
                 {rank: astuple(ticket) for rank, ticket in plane.tickets.items()}, plane.store, plane.failure,
                 [(peer, link.known, link.said_bye, link.turned_away) for peer, link in plane.links.items()],
-                plane.steps.told, plane.steps.forgotten, plane.steps.ended, plane._hurry, plane._alike,
-                plane._ledger._done, bytes(plane._ledger._digests), sorted(plane._ledger._ended), plane._difference,
-                sorted(plane._wanted), sorted(plane._hurried.items()), sorted(plane._described),
-                sorted(plane._coordinator._open), sorted(plane._coordinator._decided), sorted(plane._held),
-                sorted(plane._decided), plane._dropped._by, plane._dropped._later, plane._done,
-                repr(plane._released._told), repr(plane._released._forgotten),
+                steps.log.told, steps.log.forgotten, steps.log.ended, steps._hurry, steps._alike,
+                steps._ledger._done, bytes(steps._ledger._digests), sorted(steps._ledger._ended), steps._difference,
+                sorted(steps._wanted), sorted(steps._hurried.items()), sorted(steps._described),
+                sorted(failed._coordinator._open), sorted(failed._coordinator._decided), sorted(failed._held),
+                sorted(failed._decided), steps._dropped._by, steps._dropped._later, plane._done,
+                repr(steps._released._told), repr(steps._released._forgotten),
                 plane._payloads._here, plane._payloads._steps,
                 {key: len(whole.result()) if whole.done() else None for key, whole in plane._payloads._whole.items()},
                 sorted(plane.local_links._settled), sorted(plane.local_links._said), sorted(plane.peer_watch._suspects),
@@ -120,7 +121,7 @@ def three_ranks() -> Iterator[ControlDoor]:
         assert ranks.each(lambda cluster: cluster.gather("one", b"")) == [[b""] * WORLD, None, None]
         assert ranks.each(lambda c: c.scatter("two", None if c.rank else [b"x"] * WORLD)) == [b"x"] * WORLD
         pause = threading.Event()
-        while any(cluster._control_plane.steps.forgotten < 2 for cluster in ranks.clusters):
+        while any(cluster._control_plane.steps.log.forgotten < 2 for cluster in ranks.clusters):
             pause.wait(0.01)  # the master tells in its own time that all have done both
         ControlPlane._item = take_in  # type: ignore[method-assign]
         yield ControlDoor(ranks, traffic)
