@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from actorflow.control import control_plane, peer_watch
 from actorflow.control.cluster import Cluster
+from actorflow.launch import watch
 from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous import options
 from actorflow.rendezvous.failure import FailureKind
@@ -22,38 +24,40 @@ Joined = Callable[..., Ranks]
 TICK = 0.05
 
 
-class Terminal:
-    """What a launcher prints."""
+class Terminal(io.StringIO):
+    """What a launcher, and ranks without one, print: in memory, since pytest's capture loses what comes as it reads."""
 
-    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
-        self._capfd = capfd
-        self.text = ""
+    def __init__(self) -> None:
+        super().__init__()
+        self._printed = threading.Condition()
         self.watch = RankWatch()
         self.watch.start()
 
+    def write(self, text: str) -> int:
+        """Print something.  For any thread."""
+        with self._printed:
+            self._printed.notify_all()
+            return super().write(text)
+
     def until(self, text: str) -> None:
         """Wait for a text to be printed."""
-        deadline = time.monotonic() + LIMIT
-        while text not in self.read():
-            assert time.monotonic() < deadline, f"{text!r} was awaited; printed is: {self.text}"
-            time.sleep(TICK)
-
-    def read(self) -> str:
-        """All of it so far."""
-        self.text += self._capfd.readouterr().err
-        return self.text
+        with self._printed:
+            printed = self._printed.wait_for(lambda: text in self.getvalue(), LIMIT)
+        assert printed, f"{text!r} was awaited; printed is: {self.getvalue()}"
 
     def lines(self, of: str) -> list[str]:
         """The lines with a text in them."""
-        return [line for line in self.read().splitlines() if of in line]
+        return [line for line in self.getvalue().splitlines() if of in line]
 
 
 @pytest.fixture
-def terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     monkeypatch.setattr(peer_watch, "TICK", TICK)
     monkeypatch.setattr(peer_watch, "SUSPECT", 10 * TICK)
     monkeypatch.setattr(control_plane, "CATCHING_UP", 0.0)
-    made = Terminal(capfd)
+    made = Terminal()
+    for module in (peer_watch, watch):
+        monkeypatch.setattr(module, "print", lambda text, **_: print(text, file=made), raising=False)
     yield made
     if made.watch._thread.is_alive():
         made.watch.close()
