@@ -87,6 +87,7 @@ def trained(decorate: Callable[[Any], Any], register: Register) -> list[Tensor]:
     return [*found, *(p.detach().clone() for p in model.parameters())]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("register", HOOKS, ids=lambda register: register.__name__)
 def test_hooks_of_all_modules_and_optimizers_run_as_long_as_they_are_there(register: Register) -> None:
     for mine, wanted in zip(trained(flow.global_function, register), trained(lambda f: f, register), strict=True):

@@ -90,7 +90,11 @@ def ran(folder: Path, body: str, lines: str) -> tuple[int, str]:
 
 
 @pytest.mark.matrix(every=3)
-@pytest.mark.parametrize("layout", ["one device", "data 2", "tensor 2", "pipeline 2", "ZeRO 3"])
+@pytest.mark.parametrize(
+    "layout",
+    # one device is in frontend/test_failed_calls.py
+    [pytest.param("one device", marks=pytest.mark.slow), "data 2", "tensor 2", "pipeline 2", "ZeRO 3"],
+)
 def test_the_good_batches_train_as_eagerly(layout: str) -> None:
     run = actorflow("run", str(SCRIPT), "--devices", str(LAYOUTS[layout].devices), "--", layout)
     assert run.returncode == 0, run.stdout + run.stderr

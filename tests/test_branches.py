@@ -42,6 +42,7 @@ def inside(model: Model) -> Side:
     return lambda h: torch.cond(h.sum() > 0, lambda h: model.below.sqrt(), lambda h: model.below.log(), (h,))
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("side", [operand, parameter, module, several, inside])
 def test_a_side_that_gives_nan_changes_nothing_where_it_is_not_taken(side: Callable[[Model], Side]) -> None:
     torch.manual_seed(0)

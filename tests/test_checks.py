@@ -290,6 +290,7 @@ STRICT = True
 BATCHES = [[1.0, 2.0], [20.0, 1.0], [1.0, -20.0], [20.0, -20.0], [math.nan, 1.0], [20.0, math.nan], [2.0, 1.0]]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("check", [both, either_of_two, between, each_column, one_of_two_checks])
 def test_a_check_of_several_conditions_raises_where_all_of_them_hold(check: Callable[[Tensor], None]) -> None:
     def said(step: Callable[[Tensor], Tensor]) -> list[str]:

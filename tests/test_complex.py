@@ -26,6 +26,7 @@ class Waves(nn.Module):
         return out
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", ["one device", "two micro-batches", "data 2", "tensor 2"])
 def test_a_filter_of_frequencies_trains_as_eagerly(layout: str) -> None:
     check(Case(lambda: Waves().double(), ADAMW, rows, ("first", "head"), loss=row_loss), LAYOUTS[layout])

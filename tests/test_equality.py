@@ -39,7 +39,7 @@ def test_a_batch_smaller_than_the_number_of_devices_trains_as_well() -> None:
 MEGATRON = {r".*(qkv|up)\.weight": (None, Split(0)), r".*(projection|down)\.weight": (None, Split(1))}
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(("name", "hints"), [("mlp", {}), ("cnn", {}), ("gpt", {}), ("gpt", MEGATRON)])
 @pytest.mark.parametrize("size", [8, 7])
 def test_a_mesh_of_two_axes_trains_as_well(name: str, hints: dict[str, tuple[Sbp | None, ...]], size: int) -> None:

@@ -69,7 +69,7 @@ ALSO_DATA = (
 )  # those that the default run has on two devices
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -86,6 +86,7 @@ def test_a_step_in_micro_batches_does_what_the_whole_batch_does(name: str, layou
     check(run_planned(STEPS[name], planned), eagerly(name))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NORMED)
 def test_batch_norm_does_what_an_eager_loop_over_micro_batches_does(name: str, layout: str) -> None:
@@ -161,6 +162,7 @@ def test_what_is_made_of_the_batch_alone_does_not_cut_the_forward_pass_in_two() 
 # ---- flow.unpack and flow.pack
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("losses", [unpacked, unpacked_inside])
 @pytest.mark.parametrize(("world", "pipeline"), [(1, False), (2, True), (2, False)])

@@ -20,7 +20,7 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "nested.py"
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_over_nested_tensors_trains_as_eagerly(name: str) -> None:
     assert difference(CASES[name], "one") < 1e-9

@@ -103,7 +103,7 @@ def nbytes(case: Case) -> int:
     return sum(p.numel() * p.itemsize for p in case.model().parameters())
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("name", SMALL)
 def test_one_rank_computes_and_another_keeps_the_parameters(name: str, micro_batches: int) -> None:
@@ -114,7 +114,7 @@ def test_one_rank_computes_and_another_keeps_the_parameters(name: str, micro_bat
     assert kept(plan, 0) == {v.name for v in plan.variables if v.kind == "buffer"}
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize(
     ("name", "home", "sbp"), [("mlp", [2, 3], Split(0)), ("clipped gpt", [2], B), ("cnn", [2], B), ("cnn", [2, 3], B)]

@@ -32,6 +32,7 @@ def trainer(model: nn.Module, window: Tensor, options: dict[str, Any]) -> Callab
     return step
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("options", [{}, {"length": 64}, {"length": 61, "normalized": False}], ids=str)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_masked_spectrum_trains_as_eagerly(options: dict[str, Any], micro_batches: int) -> None:

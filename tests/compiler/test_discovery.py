@@ -137,6 +137,7 @@ KNOWN = (
 )
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("op", KNOWN.split())
 def test_discovery_finds_what_the_table_says(op: str) -> None:
     name = f"aten.{op}" if "." in op else f"aten.{op}.default"

@@ -119,6 +119,7 @@ EXTREMES = {
 }
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("title", EXTREMES)
 def test_what_a_way_of_working_excludes_stays_excluded_on_any_hardware(title: str) -> None:
     hardware = EXTREMES[title]

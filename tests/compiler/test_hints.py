@@ -471,6 +471,7 @@ def test_a_constraint_with_more_entries_than_the_mesh_has_axes_names_line_and_sh
 MESH = placement("cpu", [[0, 1], [2, 3]])
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("sbp", "layout"),
     [

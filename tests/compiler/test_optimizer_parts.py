@@ -137,8 +137,8 @@ def test_what_a_norm_of_all_gradients_scales_is_one_part() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        replace(WIDE, clip=1.0),
-        replace(WIDE, **SCALED),
+        pytest.param(replace(WIDE, clip=1.0), marks=pytest.mark.slow),
+        pytest.param(replace(WIDE, **SCALED), marks=pytest.mark.slow),
         replace(WIDE, clip=1.0, **SCALED, optimizer=lambda m: RMSprop(m.parameters(), 1e-3)),
     ],
     ids=["clipped", "scaled", "scaled and clipped, by an optimizer of many ops"],

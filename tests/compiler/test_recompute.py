@@ -50,6 +50,7 @@ def test_hybrid_plans_that_compute_forward_values_again_train_as_the_eager_scrip
     assert max(differences(found.state, state).values()) <= case_of(name)[1]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("variant", [RECOMPUTE, BOTH], ids=["recompute", "both"])
 @pytest.mark.parametrize("layout", ["pipeline 2", "data 2, pipeline 2", "tensor 2, pipeline 2", "ZeRO 2, pipeline 2"])
 def test_the_forward_pass_keeps_nothing_that_it_computed_for_the_backward_pass(layout: str, variant: Variant) -> None:

@@ -313,6 +313,7 @@ STEPS = [
 ]  # fmt: skip
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("step", STEPS, ids=operator.attrgetter("__name__"))
 def test_steps_are_captured_as_if_each_op_were_interpreted(step: Step) -> None:
     check(step)
@@ -327,6 +328,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers_are_captured_as_if_each_op_were_interpreted(kind: str) -> None:
     check(one_tensor_twice, OPTIMIZERS[kind])
@@ -358,6 +360,7 @@ DIFFERENCES: dict[str, Callable[[list[Block]], object]] = {
 }
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("difference", DIFFERENCES)
 def test_blocks_that_only_look_alike_are_captured_as_they_are(difference: str) -> None:
     def captured_blocks() -> Capture:

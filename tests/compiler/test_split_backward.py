@@ -15,6 +15,7 @@ from variants import BOTH, WEIGHTS, case_of, eager, layers, ops, plan, run, step
 MODELS = ["mlp", "cnn", "gpt", pytest.param("llama", marks=pytest.mark.slow), "t5"]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_gradient_of_a_weight_is_computed_by_a_weight_actor(name: str) -> None:
     linear = layers(name, nn.Linear)

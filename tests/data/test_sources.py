@@ -32,7 +32,8 @@ def parts(layout: str, devices: int, rank: int, size: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "devices"), [("data", 2), ("pipeline", 4), pytest.param("tensor", 2, marks=pytest.mark.slow)]
+    ("layout", "devices"),
+    [("data", 2), *(pytest.param(*how, marks=pytest.mark.slow) for how in (("pipeline", 4), ("tensor", 2)))],
 )
 def test_losses_are_those_of_one_device_and_no_row_is_read_that_is_not_needed(
     layout: str, devices: int, tmp_path: Path

@@ -57,6 +57,7 @@ def indices(count: int, bad: int) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("bad", [0, 2])
 @pytest.mark.parametrize(
     ("make", "draw", "micro_batches"),

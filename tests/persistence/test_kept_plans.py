@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -327,12 +328,24 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def trained_before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """The folder of a training, with its plan, and its losses."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((process, "_session"), (cluster, "_current")):
+            patch.setattr(module, name, getattr(module, name))
+        losses = Script().train(folder, 2)
+        finish_saves()
+    return folder, losses
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_is_no_plan_of_the_step_is_ignored_with_a_line_and_replaced(
-    damage: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    damage: str, trained_before: tuple[Path, list[float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "run"
-    expected = Script().train(folder, 2)
+    before, expected = trained_before
+    folder = shutil.copytree(before, tmp_path / "run")
     (path,) = plans_in(folder)
     whole = path.read_bytes()
     change, said = DAMAGES[damage]
@@ -551,6 +564,7 @@ def test_of_many_plans_those_used_last_stay_and_files_of_others_always(
     assert {path.name for path in mine.iterdir()} >= {*theirs, f"plan-{'b' * 64}"}
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("text", ["", "[1, 2", '{"a": 1}', "[1, null]", "\xff"])
 def test_a_list_of_plans_that_is_none_is_written_anew(text: str, tmp_path: Path) -> None:
     Script().train(tmp_path)
@@ -611,6 +625,7 @@ def test_a_machine_without_measurements_takes_those_that_are_kept_with_the_plan(
     assert KEPT.taken == 0  # it has its own by now
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"format": 1}', '{"format": 1, "work": {"a": NaN}, "flops_per_s": 1, "latency": 1}', "[" * 10**5],

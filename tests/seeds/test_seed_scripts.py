@@ -55,7 +55,13 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[f
     return found
 
 
-@pytest.mark.parametrize("script", ["consistent.py", "mirrored.py", "hybrid.py", "distributed.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        *("consistent.py", "distributed.py"),
+        *(pytest.param(script, marks=pytest.mark.slow) for script in ("mirrored.py", "hybrid.py")),
+    ],
+)
 def test_a_script_on_two_devices_has_the_losses_of_one_device(
     script: str, one_device: Callable[..., list[float]]
 ) -> None:
