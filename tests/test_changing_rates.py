@@ -63,7 +63,7 @@ def test_two_ranks_do_so_too(how: str) -> None:
     right_on_two_ranks(SCRIPT, cases, ["tensor", "pipeline", "zero 3"], how)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", OPEN)
 def test_a_schedule_is_no_reason_to_compile_again(name: str) -> None:
     case = scheduled(name) if name in SCHEDULES else next(case for case in CASES if case.__name__ == name)

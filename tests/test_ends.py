@@ -134,7 +134,7 @@ sys.exit(3)
         (A_CALLBACK, 1, "", "ValueError: no"),
         (A_RANK, -signal.SIGINT, "", "KeyboardInterrupt"),
         (STOPPED, 3, "ended", ""),
-        (RAISES, 3, "ended", ""),
+        pytest.param(RAISES, 3, "ended", "", marks=pytest.mark.slow),
         (STUCK, 3, "", ""),
         (LETS_GO, 3, "", ""),
     ],

@@ -19,7 +19,7 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "rebound.py"
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_what_a_script_holds_resets_and_restores_runs(case: Callable[[Trained], list[float]], kind: str) -> None:

@@ -313,7 +313,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("step", STEPS, ids=operator.attrgetter("__name__"))
 def test_steps_are_captured_as_if_each_op_were_interpreted(step: Step) -> None:
     check(step)

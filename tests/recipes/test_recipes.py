@@ -50,7 +50,7 @@ def check(task: Task, outcome: Outcome) -> None:
         assert outcome.ended == "equal", outcome.said
 
 
-@pytest.mark.matrix(every=20)
+@pytest.mark.matrix(every=40)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("task", FAST, ids=lambda t: f"{t.recipe} @ {t.layout}")
 def test_a_recipe_is_trained_as_eagerly(task: Task, outcome_of: dict[Task, Outcome]) -> None:
