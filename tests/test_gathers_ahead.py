@@ -117,7 +117,9 @@ def chosen(plan: Plan) -> tuple[str, str]:
     return found[1], found[2]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", ["data 2", "data 2, micro-batches", pytest.param("data 2, pipeline 2", marks=pytest.mark.slow)]
+)
 def test_a_slow_link_is_kept_busy_where_there_is_memory(name: str) -> None:
     hardware = SLOWER.get(name, SLOW)
     few = FEW.get(name, AHEAD)

@@ -66,7 +66,7 @@ def parameter_bytes(plan: Plan) -> int:
 # ---- what the layouts move
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_data_parallelism_moves_the_gradients_once_and_the_loss(world: int) -> None:
     plan = planned(gpt(), Layout(world))
     assert moved(plan).keys() == {("all_reduce", "backward"), ("all_reduce", "forward")}
@@ -100,7 +100,7 @@ def megatron(model: nn.Module) -> None:
     })  # fmt: skip
 
 
-@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("layers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_megatron_hints_give_two_all_reduces_forward_and_two_backward_in_each_layer(layers: int) -> None:
     batch = 16  # so that its logits are dearer to gather than the messages of a loss in parts
     plan = plan_of(gpt_2(layers), Layout(2, prepare=megatron, goal=goal_of("tensor", None)), batch)[0]

@@ -58,7 +58,7 @@ def replayed(
     [
         *(("mlp", layout) for layout in (LAYOUTS | MORE)),
         ("cnn", "four micro-batches"), ("cnn", "forward and backward in one"),
-        ("clipped gpt", "pipeline 2, weights apart"),
+        pytest.param("clipped gpt", "pipeline 2, weights apart", marks=pytest.mark.slow),
         pytest.param("cnn", "data 2, pipeline 2", marks=pytest.mark.slow),
         pytest.param("clipped gpt", "tensor 2", marks=pytest.mark.slow),
     ],
