@@ -82,6 +82,14 @@ def test_sharded_gradients_and_parameters_move_in_buckets_as_well() -> None:
         assert sum(c.nbytes for c in found if c.kind == kind) == GRADIENTS
 
 
+def test_what_a_pass_gathers_in_one_chunk_is_one_bucket() -> None:
+    """Also what the first layers read in the backward pass, for whose results nothing but the optimizer waits."""
+    plan, _, _ = plan_of(CASES["gpt"], Layout(2, prepare=lambda model: zero(model, 3)), 64)
+    gathers = buckets([c for c in communications(plan) if c.kind == "all_gather"])
+    assert sorted(bucket[0].phase for bucket in gathers) == ["backward", "forward"]
+    assert all({c.phase for c in bucket} == {bucket[0].phase} for bucket in gathers)
+
+
 def test_small_sums_that_are_ready_at_different_times_leave_together_if_only_the_optimizer_waits() -> None:
     mesh = placement("cpu", [[0, 1], [2, 3]])
     early = [(mesh, (B, B)), (mesh, (B, Split(0))), (mesh, (P, Split(0))), (mesh, (P, Split(0)))]

@@ -37,7 +37,7 @@ def fill_buckets(
 
     ``parts[k]`` is the last part of a backward segment that item k waits for, ``chunk[k]`` the chunk of a gather.
     """
-    patient = _patient(program)
+    patient = _patient(program).difference(chunk)  # a chunk is gathered at once
     items = list(program.items)
     ready = sorted(
         (
