@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
-from actorflow_compiler.plan.plan import Actor, Collective, Comm, Plan, Plane, Send
+from actorflow_compiler.plan.plan import Actor, Collective, Comm, Plan, Plane
+from actorflow_compiler.plan.rank_location import RankLocation, plane_among
 from actorflow_scheduler.call_order import order_calls
 
 __all__ = [
@@ -19,21 +20,10 @@ __all__ = [
 NEVER = timedelta(days=1)  # the control plane notices ranks that do not come
 
 
-@dataclass(frozen=True, slots=True)
-class RankLocation:
-    """The properties of a rank's machine and device that decide how tensors are sent to it."""
-
-    machine: str = ""  # equal for ranks that can share memory; empty for one that cannot
-    gpu: str = ""  # an id of the GPU that it computes on; empty without one
-    nccl: bool = False  # whether it can use NCCL
-
-
 def choose_planes(plan: Plan, spots: Sequence[RankLocation], hardware: Hardware = CPU_CORE) -> Plan:
     """A whole plan with a data plane for each communication, and the call order of planes that need one.
 
-    NCCL among GPUs, if each belongs to one rank; else shared memory among ranks of one machine; else Gloo, or inline
-    in the message for small tensors.  All but NCCL stage tensors of GPUs through host memory; collectives with any on a
-    GPU then use Gloo.
+    They are those of ``plane_among``; else Gloo, or inline in the message for small tensors.
     """
     return order_calls(with_planes(plan, spots), Plane.NCCL, hardware)
 
@@ -42,12 +32,7 @@ def with_planes(plan: Plan, spots: Sequence[RankLocation]) -> Plan:
     """A plan of some or all ranks with a data plane for each communication, as ``choose_planes`` gives it."""
 
     def plane(actor: Actor, comm: Comm) -> Plane:
-        of = [spots[rank] for rank in comm.ranks]
-        if all(spot.gpu and spot.nccl for spot in of) and len({spot.gpu for spot in of}) == len(of):
-            return Plane.NCCL
-        near = len(of) > 1 and bool(of[0].machine) and len({spot.machine for spot in of}) == 1
-        here = isinstance(comm, Send) or not any(spot.gpu for spot in of)
-        return Plane.SHARED if near and here else comm.plane
+        return plane_among([spots[rank] for rank in comm.ranks], isinstance(comm, Collective)) or comm.plane
 
     return _with_planes(plan, plane)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import FLOATS, ITEM_BYTES
 from actorflow_compiler.core.sbp import numel
+from actorflow_compiler.plan.communication_time import communication_time
 from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import (
     Actor,
@@ -22,15 +22,12 @@ from actorflow_compiler.plan.plan import (
     OfVariable,
     Operand,
     Plan,
-    Plane,
     Send,
     Target,
     TensorSpec,
 )
 from actorflow_compiler.plan.summary import sent_bytes, variable_shape
 from actorflow_scheduler.work_digest import work_digest
-
-AT_ONCE = 65536  # bytes up to which Gloo's all-reduce sends everything to everyone; above, it uses a ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +42,16 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
     """Seconds for which one firing occupies its queue: overhead plus the measured time of its body, or an estimate.
 
     The estimate for computing is the time of its arithmetic or of reading and writing its operands and targets,
-    whichever is longer, at the speed of its rank.  For communication it is the time of its bytes at the bandwidth of
-    one rank, plus the latency of the messages that it waits for.
+    whichever is longer, at the speed of its rank.  That for communication is ``communication_time``.
     """
     total = hardware.fire_overhead_s
     if actor.comm is not None:
-        link = hardware.link(actor.comm.ranks)
-        total += waits(plan, actor) * link.latency_s + moved_bytes(plan, actor) / link.bytes_per_s
+        comm = actor.comm
+        kind = comm.kind if isinstance(comm, Collective) else None
+        read = sum(_firing_bytes(plan, o, writes=False) for o in actor.operands)
+        link = hardware.link(comm.ranks)
+        if actor.operands or kind is not None:  # else it is a control message
+            total += communication_time(kind, len(comm.ranks), read, moved_bytes(plan, actor), comm.plane, link)
     elif hardware.measured and actor.body is not None:
         known = hardware.measured.get(work_digest(plan, actor))
         if known is not None:
@@ -67,28 +67,6 @@ def latency(actor: Actor, hardware: Hardware) -> float:
     if not isinstance(actor.comm, Send):
         return 0.0
     return hardware.link(actor.comm.ranks).latency_s
-
-
-def waits(plan: Plan, actor: Actor) -> int:
-    """How many message latencies a communication waits for, one after the other, before its queue is free.
-
-    With Gloo, a rank sends data only on request: a send takes two messages (announcement and answer), and so does a
-    collective (requests and data).  A ring all-reduce does this 2 (n-1) times.  On other planes a send does not wait.
-    In a collective in shared memory every rank tells all others at once; with NCCL it is a tree.
-    """
-    comm = actor.comm
-    assert comm is not None
-    n = len(comm.ranks)
-    if comm.plane != Plane.GLOO:
-        if isinstance(comm, Send):
-            return 0
-        return 1 if comm.plane == Plane.SHARED else max(1, math.ceil(math.log2(n)))
-    if isinstance(comm, Send):
-        return 2 if actor.operands else 0
-    if comm.kind != CollectiveKind.ALL_REDUCE or comm.exchanges:
-        return 2
-    read = sum(_firing_bytes(plan, o, writes=False) for o in actor.operands)
-    return 2 if (n - 1) * read <= AT_ONCE else 2 * 2 * (n - 1)
 
 
 def flops_per_s(plan: Plan, actor: Actor, hardware: Hardware) -> float:

@@ -11,6 +11,7 @@ from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, Split
+from actorflow_compiler.plan.communication_time import AT_ONCE
 from actorflow_compiler.plan.plan import (
     Actor,
     Body,
@@ -29,7 +30,6 @@ from actorflow_compiler.plan.plan import (
     Variable,
 )
 from actorflow_scheduler.cost import (
-    AT_ONCE,
     latency,
     moved_bytes,
     register_bytes,
