@@ -97,6 +97,7 @@ def test_a_cache_with_a_limit_may_hold_numbers() -> None:
     assert [float(job(torch.ones(3))), float(job(torch.ones(2)))] == [18, 12]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "key", [("a", 1), ("a", (1, 0.5)), torch.float32, (torch.device("cpu"), None), Form.ROW, (nn.Linear, 3), Owner()]
 )

@@ -127,6 +127,7 @@ TENSORS: dict[str, Change] = {
 }
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("change", TENSORS)
 def test_a_tensor_that_is_changed_is_read_anew(change: str) -> None:
     check(TENSORS[change])

@@ -124,6 +124,7 @@ def test_a_loss_over_a_split_vocabulary_moves_no_logits(loss: str) -> None:
     assert sum(nbytes for _, nbytes in plan.summary.moved) < gathered / 2
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.usefixtures("split_inside")
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "vocabulary 2"])
 def test_a_vocabulary_may_be_split_over_any_axes(layout: str) -> None:

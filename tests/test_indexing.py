@@ -73,6 +73,7 @@ def eagerly(function: Callable[[Tensor, Tensor, Tensor], Any], job: Callable[...
     return [*found, memory.detach() + 0, layer.weight.detach() + 0]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", ["row", "column", "several", "masked"])
 def test_reading_and_writing_by_numbers_that_are_data(name: str) -> None:
     wanted = eagerly(STEPS[name], lambda f: f)

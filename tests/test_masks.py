@@ -66,6 +66,7 @@ def test_of_nothing_a_mean_is_nan_as_in_eager(loss: Loss) -> None:
     assert torch.equal(wanted.isnan(), found.isnan())
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "loss",
     [

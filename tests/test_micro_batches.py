@@ -257,6 +257,7 @@ def test_a_first_batch_that_does_not_divide_is_refused_with_the_nearest_numbers_
         plan_of(of_size(Step(minimised(unpacked)), size))
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(("size", "pieces"), [(15, 3), (2, 2), (7, 1)])
 @pytest.mark.parametrize("losses", [None, unpacked])
 def test_a_later_batch_goes_in_as_many_pieces_as_it_divides_into(size: int, pieces: int, losses: Any) -> None:

@@ -216,6 +216,7 @@ def _reads_all(x: Tensor) -> Tensor:
     return x * float(os.environ.get("ACTORFLOW_TEST_GAIN", "1"))
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("case", UNREACHED)
 def test_what_scripts_reach_in_devious_ways_is_seen_to_change(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_by, "__code__", _by.__code__)

@@ -129,6 +129,7 @@ def zeroed(model: Any, i: int) -> None:
         model.h = torch.zeros(4).double()
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(("change", "plans"), [(scaled, 2), (flipped, 2), (evaluated, 2), (zeroed, 1)])
 def test_attributes_and_modes_of_a_scripted_module_are_guarded(
     change: Callable[[Any, int], object], plans: int

@@ -61,6 +61,7 @@ TAKE: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("take", TAKE)
 def test_views_show_what_calls_have_made_of_parameters(take: str) -> None:
     assert alike(TAKE[take])

@@ -427,6 +427,7 @@ class Scaled(nn.Module):
         return logits
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("layout", "parts"),
     [

@@ -171,6 +171,7 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_changes_of_tensors_and_views(change: Callable[[Tensor, Tensor], Any], transposed: bool) -> None:

@@ -69,6 +69,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_is_a_sum_over_a_constant(loss: str, reduction: str) -> None:
@@ -77,6 +78,7 @@ def test_a_loss_is_a_sum_over_a_constant(loss: str, reduction: str) -> None:
     assert not [op for op in ops if "loss" in op or "mean" in op or "binary" in op]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3, 2)])

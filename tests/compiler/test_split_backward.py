@@ -80,6 +80,7 @@ def test_a_plan_with_weight_actors_trains_as_the_eager_script_does(name: str, la
     assert max(differences(found.state, state).values()) <= case_of(name)[1]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", ["pipeline 2", "data 2, pipeline 2", "tensor 2, pipeline 2", "ZeRO 2, pipeline 2"])
 def test_no_micro_batch_waits_for_a_weight_actor(layout: str) -> None:
     split = plan("gpt", layout, WEIGHTS)

@@ -54,6 +54,7 @@ def test_a_function_is_the_same_under_every_pair_of_layouts(two: ThreadRanks, na
         check_equal(two, FUNCTIONS[name], _inputs(), PAIR, layouts)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", ["add", "matmul", "reshape", "cross_entropy", "index", "layer_norm"])
 def test_a_function_is_the_same_on_a_mesh(four: ThreadRanks, name: str) -> None:
     for layouts in (([S(0), S(1)], [B, S(0)]), ([S(1), P], [S(0), S(0)]), ([P, P], [S(1), B])):

@@ -189,6 +189,7 @@ LAYOUTS: tuple[Sbp, ...] = (
 )
 
 
+@pytest.mark.matrix(times=2)
 @pytest.mark.parametrize("slot", [192, 1 << 23], ids=["in ranges", "at once"])
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("target", [s for s in LAYOUTS if s != P], ids=str)

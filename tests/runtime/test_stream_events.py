@@ -187,7 +187,8 @@ SMALL = {**CASES, "clipped gpt": replace(CASES["clipped gpt"], make=lambda: GPT(
         ("mlp", Layout(2)),
         ("mlp", LAYOUTS["pipeline 2"]),
         pytest.param("cnn", Layout(2, 2), marks=pytest.mark.slow),
-        ("clipped gpt", Layout(2, 2, prepare=lambda model: zero(model, 3))),
+        # test_nccl_runs.py has a quicker one
+        pytest.param("clipped gpt", Layout(2, 2, prepare=lambda model: zero(model, 3)), marks=pytest.mark.slow),
     ],
     ids=["data", "pipeline", "cnn", "zero"],
 )
