@@ -76,7 +76,7 @@ def test_data_parallel_stages_train_as_one_device(name: str, schedule: str) -> N
     assert plan.summary.stages == ("cpu:[0,1]", "cpu:[2,3]")
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("schedule", ["auto", "1f1b", "zb-h1"])
 def test_tensor_parallel_stages_train_as_one_device(schedule: str) -> None:
     plan = check("gpt", replace(pipelined(4, 2, 4, schedule), goal=goal_of("tensor", None)), 2)

@@ -62,7 +62,9 @@ def said(run: Run, folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("script", "network"), [(PIPELINE, ["gloo", "inline"]), (DATA, ["gloo"])], ids=["in stages", "in collectives"]
+    ("script", "network"),
+    [(PIPELINE, ["gloo", "inline"]), pytest.param(DATA, ["gloo"], marks=pytest.mark.slow)],
+    ids=["in stages", "in collectives"],
 )
 def test_a_run_trains_the_same_over_unix_sockets_and_over_the_network(
     script: str, network: list[str], start: Start, tmp_path: Path

@@ -106,7 +106,7 @@ def test_a_batch_that_is_split_stays_split_through_the_whole_step(name: str, bat
     assert walk.reduced <= 1.2 * sum(w.nbytes for w in weights) + 8 * (len(weights) + 4)
 
 
-@pytest.mark.parametrize(("parts", "unit"), [(3, 1), (2, 4)])
+@pytest.mark.parametrize(("parts", "unit"), [pytest.param(3, 1, marks=pytest.mark.slow), (2, 4)])
 def test_heads_and_columns_that_are_split_stay_split_between_two_sums(parts: int, unit: int) -> None:
     model, loss, x, y = models()["gpt fused"]
     module, inputs = step_graph(model, loss, x, y)
@@ -137,7 +137,7 @@ def test_heads_and_columns_that_are_split_stay_split_between_two_sums(parts: int
     ) - len(hints)
 
 
-@pytest.mark.parametrize("name", ["gpt where", "cnn"])
+@pytest.mark.parametrize("name", [pytest.param("gpt where", marks=pytest.mark.slow), "cnn"])
 def test_what_one_device_runs_can_be_split_again_along_a_second_axis(name: str) -> None:
     wrong: list[str] = []
     splits = 0

@@ -31,6 +31,11 @@ def run(script: str, devices: int, *arguments: str) -> str:
     return done.stdout
 
 
+def test_losses_on_two_devices_are_those_of_one(tmp_path: Path) -> None:
+    assert run("streamed.py", 2, "streams", "data", str(tmp_path)) == "all equal\n"
+
+
+@pytest.mark.slow  # shards and loaders go on at other numbers of ranks in test_shards.py and test_kept_position.py
 def test_losses_are_those_of_one_device_and_it_goes_on_at_another_number_of_ranks(tmp_path: Path) -> None:
     assert run("streamed.py", 2, "streams", "data", str(tmp_path)) == "all equal\n"
     assert run("streamed.py", 3, "streams", "tensor", str(tmp_path), "data") == "all equal\n"
