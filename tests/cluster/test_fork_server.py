@@ -36,7 +36,7 @@ atexit.register(print, "at the end")
 """
 
 
-@pytest.mark.parametrize("option", ["--fork", pytest.param("--no-fork", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("option", ["--fork", "--no-fork"])
 def test_a_rank_has_its_own_place_whether_it_is_a_fork_or_not(option: str, start: Start, tmp_path: Path) -> None:
     run = start(SHOWN, "--devices", "2", option, "--", str(tmp_path))
     assert run.wait() == 0, run.output

@@ -87,7 +87,7 @@ def ends_within(run: Run, seconds: float) -> int:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])  # which a test of pauses has
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])  # test_launch_local.py kills it
 @pytest.mark.parametrize(
     ("number", "cause"),
     [

@@ -94,8 +94,8 @@ def begin(start: Start, folder: Path, how: str, *options: str, python: str = sys
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("how", [pytest.param("data", marks=pytest.mark.slow), "pipeline"])
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("how", ["data", "pipeline"])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_stopped_for_a_while_is_named_and_the_run_goes_on_with_the_same_losses(
     start: Start, tmp_path: Path, how: str, rank: int
 ) -> None:

@@ -564,7 +564,6 @@ def test_of_many_plans_those_used_last_stay_and_files_of_others_always(
     assert {path.name for path in mine.iterdir()} >= {*theirs, f"plan-{'b' * 64}"}
 
 
-@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("text", ["", "[1, 2", '{"a": 1}', "[1, null]", "\xff"])
 def test_a_list_of_plans_that_is_none_is_written_anew(text: str, tmp_path: Path) -> None:
     Script().train(tmp_path)
@@ -625,7 +624,6 @@ def test_a_machine_without_measurements_takes_those_that_are_kept_with_the_plan(
     assert KEPT.taken == 0  # it has its own by now
 
 
-@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"format": 1}', '{"format": 1, "work": {"a": NaN}, "flops_per_s": 1, "latency": 1}', "[" * 10**5],

@@ -196,11 +196,7 @@ def undisturbed(tmp_path: Path, steps: str, *words: str) -> dict[int, set[tuple[
     return losses(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [pytest.param((), marks=pytest.mark.slow), ("in:two:stages",)],
-    ids=["replicas", "parts that are sent"],
-)
+@pytest.mark.parametrize("words", [(), ("in:two:stages",)], ids=["replicas", "parts that are sent"])
 def test_a_run_that_loses_a_node_goes_on_from_the_memory_of_another(words: tuple[str, ...], tmp_path: Path) -> None:
     expected = undisturbed(tmp_path / "whole", "18", *words)
     port, script = free_port(), ("18", "3", "neighbours:1:1000", "0:hold:11", *words)
