@@ -1,11 +1,12 @@
 """Measure the control plane of many ranks on one machine: joining, a plan, calls, the end, and a rank that is killed.
 
-python benchmarks/scale.py                      10, 100 and 300 ranks, two minutes
-python benchmarks/scale.py --ranks 1000         --processes: those that the ranks share, rank 0 has one of its own
+python benchmarks/scale.py                      10, 100 and 1,000 ranks, some five minutes
+python benchmarks/scale.py --ranks 300          --processes: those that the ranks share, rank 0 has one of its own
 
 Ranks are those of a real run, without a script and without a worker: each has its server, its links and its part in
 what all agree on.  Those of a process share its thread.  All of a machine's cores work for all ranks here, so times are
-upper bounds; memory and bytes are what they are.
+upper bounds, and calls come the slower, the more ranks there are; memory and traffic are what they are.  Traffic is
+counted without signs of life, which come once a second on each link.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import click
 import psutil
@@ -33,16 +36,19 @@ from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.network import unused_port
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
+from actorflow_protos import runtime_pb2 as pb
 
 PLAN = 20_000  # bytes of a rank's part of a plan
-STEPS, PACE = 40, 0.05  # calls, and seconds from one to the next
+STEPS, PACE, FOR_EACH = 40, 0.1, 0.001  # calls, and seconds from one to the next, and for each rank
 PATIENCE = 600.0  # seconds for ranks to join, or not to answer
-FIGURES = ("join s", "plan s", "MB of rank 0", "CPU ms a call, rank 0", "bytes a rank and call", "agreed s", "end s",
-           "killed, known to all s")  # fmt: skip
+FIGURES = (
+    "join s", "plan s", "MB of rank 0", "CPU ms a call, rank 0", "messages a call, rank 0", "bytes a call, rank 0",
+    "messages a call, others", "bytes a call, others", "agreed s", "end s", "killed, known to all s",
+)  # fmt: skip
 
 
 @click.command()
-@click.option("--ranks", multiple=True, type=int, default=(10, 100, 300), show_default=True)
+@click.option("--ranks", multiple=True, type=int, default=(10, 100, 1000), show_default=True)
 @click.option("--processes", default=4, show_default=True, help="Processes that ranks other than 0 share.")
 @click.option("--part", hidden=True, help="Be a process of a run: its ranks, those of the run, the port, how it ends.")
 def main(ranks: Sequence[int], processes: int, part: str | None) -> None:
@@ -80,7 +86,13 @@ def run(world: int, processes: int, ends: bool) -> dict[str, float]:
             process.wait()
     found = [json.loads(text.splitlines()[-1]) for text in (said if ends else said[:1] + said[2:])]
     if ends:
-        return dict(found[0])
+        others = [count for one in found[1:] for count in one["traffic"].values()]
+        [[messages, size]] = found[0].pop("traffic").values()
+        return found[0] | {
+            "messages a call, rank 0": messages / STEPS, "bytes a call, rank 0": size / STEPS,
+            "messages a call, others": sum(count for count, _ in others) / len(others) / STEPS,
+            "bytes a call, others": sum(size for _, size in others) / len(others) / STEPS,
+        }  # fmt: skip
     return {"killed, known to all s": max(one["failed at"] for one in found) - killed}
 
 
@@ -102,26 +114,27 @@ class Part:
         joined: list[Future[None]] = [Future() for _ in planes]
         running = [asyncio.ensure_future(plane.run(done)) for plane, done in zip(planes, joined, strict=True)]
         await asyncio.gather(*map(asyncio.wrap_future, joined))
-        found = {"join s": time.monotonic() - began}
+        found: dict[str, Any] = {"join s": time.monotonic() - began}
 
         began = time.monotonic()
         whole = [bytes(PLAN)] * self.world
         await asyncio.gather(*(plane.scatter(0, "plan", None if plane.rank else whole) for plane in planes))
+        await asyncio.gather(*(plane.gather(1, "all have it", b"") for plane in planes))
         found["plan s"] = time.monotonic() - began
 
-        cpu, sent = time.process_time(), psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+        traffic = self.count_traffic(planes)
+        cpu = time.process_time()
         for call in range(STEPS):
             for plane in planes:
                 plane.steps.announce(CommonStep(StepKind.CALL, "digest", "step(x)", call), NO_DROPS)
-            await asyncio.sleep(PACE)  # the work of a step
+            await asyncio.sleep(PACE + FOR_EACH * self.world)  # the work of a step
         began = time.monotonic()
         for plane in planes:
             plane.steps.log.want()
             plane.steps.tell()
         await asyncio.gather(*self.agreed.values())
         found["agreed s"] = time.monotonic() - began
-        sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - sent
-        found["bytes a rank and call"] = sent / self.world / STEPS
+        found["traffic"] = {plane.rank: traffic[plane.rank] for plane in planes}
         found["CPU ms a call, rank 0"] = 1000 * (time.process_time() - cpu) / STEPS
         found["MB of rank 0"] = psutil.Process().memory_info().rss / 1e6
 
@@ -134,6 +147,15 @@ class Part:
             print("called", flush=True)
             found["failed at"] = max(await asyncio.gather(*self.failed.values()))
         print(json.dumps(found), flush=True)  # here, since hundreds of streams that are cut may end the process
+
+    def count_traffic(self, planes: Sequence[ControlPlane]) -> dict[int, list[int]]:
+        """Count from now on what ranks send: rank → messages (each of one or more items) and their bytes."""
+        found: dict[int, list[int]] = {}
+        for plane in planes:
+            counts = found[plane.rank] = [0, 0]
+            for link in plane.links.values():
+                link._take = partial(counted, link._take, counts)  # type: ignore[method-assign]
+        return found
 
     def plane(self, rank: int, loop: asyncio.AbstractEventLoop) -> ControlPlane:
         """The control plane of a rank that has not joined yet."""
@@ -154,6 +176,15 @@ class Part:
             settings, loop, lambda port: replace(ticket, address=f"127.0.0.1:{port}", pid=os.getpid()),
             ("127.0.0.1", 1), on_go, lambda *_: None, lambda _: None, on_failure, lambda _: None,
         )  # fmt: skip
+
+
+def counted(take: Callable[[], tuple[pb.Batch, bool]], counts: list[int]) -> tuple[pb.Batch, bool]:
+    """What is written next on a link, counted if it is more than a sign of life."""
+    batch, last = take()
+    if any(item.WhichOneof("kind") != "beat" for item in batch.items):
+        counts[0] += 1
+        counts[1] += batch.ByteSize()
+    return batch, last
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ ACCEPTED = (("actorflow-accepted", "1"),)  # the first metadata that the answeri
 
 PING = 5.0  # seconds between gRPC's own signs of life on a connection that is at rest
 STRANGER, IDLE = 10.0, 30.0  # seconds for a connection to be made, and for one to be there without a call
+UNHEARD = 86400.0  # seconds that a call may wait until Python takes it; a process that is gone is noticed otherwise
 CONNECTIONS = 4  # of one caller: its link, what it pulls, and questions whether this process lives
 SPARE = 64  # connections that a server takes beyond those of its callers
 CALLS = 1024  # that one connection may have under way
@@ -85,6 +86,7 @@ _SERVER = (
     ("grpc.server_handshake_timeout_ms", round(1000 * STRANGER)),
     ("grpc.max_connection_idle_ms", round(1000 * IDLE)),
     ("grpc.max_concurrent_streams", CALLS),
+    ("grpc.server_max_unrequested_time_in_server", round(UNHEARD)),
     ("grpc.max_metadata_size", METADATA),
     ("grpc.absolute_max_metadata_size", METADATA),
 )

@@ -10,6 +10,7 @@ import asyncio
 import sys
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -19,13 +20,22 @@ from typing import Any, TypeVar
 from actorflow.control import channels as door
 from actorflow.control import join_hints as join_hints
 from actorflow.control import proto as proto
+from actorflow.control.address_book import AddressBook, check_welcome, welcome_to
 from actorflow.control.channels import PeerServicer, PeerStub, add_servicer, grpc
 from actorflow.control.drops import DropSet
 from actorflow.control.failed_calls import FailedCalls
 from actorflow.control.join import Reception
 from actorflow.control.link import PeerLink
 from actorflow.control.local_links import LocalLinks
-from actorflow.control.message_rules import COUNT, check_fields, check_sender, one_of_a_range, refuse
+from actorflow.control.message_rules import (
+    COUNT,
+    check_address,
+    check_below,
+    check_fields,
+    check_sender,
+    one_of_a_range,
+    refuse,
+)
 from actorflow.control.payloads import MOST, Payloads
 from actorflow.control.peer_watch import PeerWatch
 from actorflow.control.pull import MOST_TEXT, PullService, in_headers
@@ -33,6 +43,8 @@ from actorflow.control.step_agreement import StepAgreement
 from actorflow.control.step_log import CommonStep, StepKind
 from actorflow.control.store_keeper import StoreKeeper
 from actorflow.control.strangers import Strangers, host_of
+from actorflow.control.tree import Span, Tree, common, spans_of
+from actorflow.control.tree_links import TreeLinks
 from actorflow.rendezvous.failure import LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import LogsKept, Notice, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
@@ -79,15 +91,17 @@ class ControlPlane:
     ) -> None:
         self.settings = settings
         self.rank = settings.rank
-        self.tickets: dict[int, Ticket] = {}
+        self.tickets = AddressBook()
         self.store = store
         self.failure: Failure | None = None
         self.told = threading.Event()  # every peer has been notified of the failure
         self.pulls = PullService(settings.world)
         self.links: dict[int, PeerLink] = {}
         self.local_links = LocalLinks(settings, on_line, self._line_ended)
-        self.steps = StepAgreement(settings.rank, settings.world, loop, self._put, self._tell_all, self)
-        self.failed_calls = FailedCalls(settings.rank, settings.world, self._put, self._tell_all, on_order)
+        self.tree = Tree(settings.rank, settings.world, settings.fan_out)
+        self._tree_links = TreeLinks(self.tree, self.links)
+        self.steps = StepAgreement(self._tree_links, loop, self)
+        self.failed_calls = FailedCalls(self._tree_links, on_order)
         self._loop = loop
         self._make_ticket = ticket
         self._on_go, self._on_message, self._on_failure = on_go, on_message, on_failure
@@ -96,7 +110,7 @@ class ControlPlane:
         self._store_keeper = StoreKeeper()  # the master's
         self._payloads = Payloads()
         self._dialled: dict[int, Any] = {}  # channels, by peer
-        self._arrivals: dict[int, asyncio.Future[None]] = {}  # links that peers opened to this rank
+        self._arrivals: defaultdict[int, asyncio.Future[None]] = defaultdict(loop.create_future)  # of peers' links
         self._tasks: set[asyncio.Future[Any]] = set()
         self._rejected: set[PeerLink] = set()  # links from ranks that do not belong to this run
         self._unheard: set[PeerLink] = set()
@@ -107,6 +121,7 @@ class ControlPlane:
             self.tickets,
             lambda peer: self._spawn(self._silent_for_long(peer)),
             self.steps.missing,
+            self._tree_links.up,
         )
         self._items: dict[str, Callable[[PeerLink, Any], None]] = {
             "steps": lambda link, item: self.steps.hear(link.peer, proto.steps_from(item)),
@@ -116,14 +131,15 @@ class ControlPlane:
             "tell": lambda _, item: self.steps.describe(item.step),
             "told": lambda link, item: self.steps.hear_described(link.peer, proto.told_from(item)),
             "hello": self._hello,
+            "parent": lambda _, item: self._told_parent(item),
             "welcome": lambda _, item: self._welcome(item),
             "failure": self._told_of_failure,
             "heard": lambda link, _: self._told_heard(link),
             "farewell": lambda _, __: self._told_farewell(),
             "bye": self._bye,
             "near": lambda link, item: self.local_links.on_dialled(link.peer, item.connected),
-            "failed": lambda link, item: self.failed_calls.hear(link.peer, proto.word_from(item)),
-            "vote": lambda link, item: self.failed_calls.hear(link.peer, proto.word_from(item)),
+            "failed": lambda link, item: self.failed_calls.hear(link.peer, item.rank, proto.word_from(item)),
+            "vote": lambda link, item: self.failed_calls.hear(link.peer, item.rank, proto.word_from(item)),
             "hold": lambda _, item: self.failed_calls.obey(proto.order_from(item)),
             "decision": lambda _, item: self.failed_calls.obey(proto.order_from(item)),
             "beat": lambda _, __: None,
@@ -133,6 +149,7 @@ class ControlPlane:
     async def run(self, joined: Future[None]) -> None:
         """Serve from joining to goodbye; ``joined`` gets the result of joining."""
         self._failing: asyncio.Future[None] = self._loop.create_future()
+        self._parent_known: asyncio.Future[None] = self._loop.create_future()
         self._welcomed: asyncio.Future[None] = self._loop.create_future()
         self._departed: asyncio.Future[None] = self._loop.create_future()
         self._over = asyncio.Event()
@@ -188,14 +205,19 @@ class ControlPlane:
             print(f"actorflow: rank {self.rank} {text}", file=sys.stderr, flush=True)
 
     async def _welcome_all(self) -> None:
-        """The master's part of joining: wait for all, then give everybody the address book."""
+        """The master's part of joining: wait for all, then give each its place in the tree, and all the address book.
+
+        All have said hello here, since they know nobody else; those that are not next below hear to whom they say it
+        next, and end their first link.
+        """
         assert self._reception is not None
         tickets = await self._reception.wait(self._unless_failed)
-        book = [proto.ticket_to(ticket) for ticket in tickets]
-        welcome = pb.Welcome(
-            tickets=book, store_host=self.store[0], store_port=self.store[1], logs_port=self.settings.logs_port
-        )
-        self._tell_all(pb.Item(welcome=welcome))
+        for rank in range(1 + len(self.tree.children), self.tree.world):
+            self.links[rank].passing = True
+            del self._arrivals[rank]
+            above = proto.ticket_to(tickets[self.tree.parent_of(rank)])
+            self.links[rank].put(pb.Item(parent=pb.Parent(ticket=above)))
+        self._tree_links.down(pb.Item(welcome=welcome_to(tickets, self.store, self.settings.logs_port)))
 
     async def _join(self) -> None:
         """Another rank's part of joining."""
@@ -214,27 +236,42 @@ class ControlPlane:
         finally:
             if notices is not None:
                 notices.cancel()
+        link.passing = self.tree.parent != 0
         link.put(pb.Item(hello=pb.Hello(rank=self.rank, ticket=proto.ticket_to(self.own))))
-        try:  # the master decides; the margin is for a master that started later
-            await self._unless_failed(self._welcomed, s.join_timeout + 10.0)
+        limit = s.join_timeout + 10.0  # the master decides; the margin is for a master that started later
+        try:
+            if link.passing:
+                await self._unless_failed(self._parent_known, limit)
         except TimeoutError:
-            raise ClusterError(f"the master at {address} took the call but did not welcome us") from None
+            raise _not_welcomed(address) from None
+        await self._link_to([self.tree.parent])
+        try:
+            await self._unless_failed(self._welcomed, limit)
+            if link.passing:
+                link.close()
+                await self._unless_failed(link.ended.wait(), limit)
+        except TimeoutError:
+            raise _not_welcomed(address) from None
+        await self._link_to(self.tree.children)
 
     def _hello(self, link: PeerLink, item: pb.Hello) -> None:
         if self._done:
             return
         if link.known or item.rank != link.peer:
             refuse(RefusalReason.SEQUENCE, f"the hello of rank {item.rank}", f"one of rank {link.peer}, once")
-        one_of_a_range("the hello of rank", item.rank, self.rank + 1, COUNT if self._reception else self.settings.world)
-        if item.HasField("ticket") != (self._reception is not None):
+        joins, reception = item.HasField("ticket"), self._reception
+        late = reception is not None and reception.roster.complete
+        most = COUNT if joins and reception else self.settings.world
+        one_of_a_range("the hello of rank", item.rank, self.rank + 1, most)
+        if joins != (reception is not None) and (joins or not late):
             refuse(RefusalReason.VALUE, "a hello with a ticket, or without", "one to rank 0 alone")
-        if self._reception is not None:
+        if joins:
+            assert reception is not None
             ticket = proto.ticket_from(item.ticket)
             if ticket.rank != link.peer:
                 refuse(RefusalReason.NUMBER, f"the ticket of rank {ticket.rank}", f"that of rank {link.peer}")
-            late = self._reception.roster.complete
             try:
-                self._reception.admit(ticket)
+                reception.admit(ticket)
             except ClusterError as e:
                 self._reject(link, str(e), late)
                 return
@@ -245,7 +282,8 @@ class ControlPlane:
         self.links[link.peer] = link
         if self.failure is not None:
             link.put(proto.failure_to(self.failure))
-        arrival = self._arrivals.setdefault(link.peer, self._loop.create_future())
+        self._tree_links.begin(link)
+        arrival = self._arrivals[link.peer]
         if not arrival.done():
             arrival.set_result(None)
 
@@ -260,37 +298,52 @@ class ControlPlane:
             self._rejected.add(link)
             self.fail(failure)
 
+    def _told_parent(self, item: pb.Parent) -> None:
+        if self.tree.parent == 0 or self._parent_known.done():
+            refuse(RefusalReason.SEQUENCE, "the rank above in the tree", "none: it is known")
+        ticket = proto.ticket_from(item.ticket)
+        if ticket.rank != self.tree.parent:
+            refuse(RefusalReason.NUMBER, f"rank {ticket.rank} above in the tree", f"rank {self.tree.parent}")
+        check_address(ticket.address)
+        self.tickets[ticket.rank] = ticket
+        self._parent_known.set_result(None)
+
     def _welcome(self, item: pb.Welcome) -> None:
         if self._welcomed.done():
             refuse(RefusalReason.SEQUENCE, "a second welcome", "one")
-        tickets, store, logs_port = proto.welcome_from(item, self.settings.world, self.own)
-        self.tickets.update({ticket.rank: ticket for ticket in tickets})
-        self.store = store
-        if logs_port and self.settings.leads:  # one for each launcher is enough
-            report_to_launcher(self.settings.launcher, LogsKept(self.settings.at_master(logs_port)))
+        check_welcome(item, self.settings.world, self.own)
+        self.tickets.welcome(item, self.own)
+        self.store = item.store_host, item.store_port
+        self._tree_links.down(pb.Item(welcome=item))
+        if item.logs_port and self.settings.leads:  # one for each launcher is enough
+            report_to_launcher(self.settings.launcher, LogsKept(self.settings.at_master(item.logs_port)))
         self._welcomed.set_result(None)
 
     # -- links -----------------------------------------------------------------------------------
 
     async def connect(self, peers: Sequence[int]) -> None:
         """Make a link to each of these ranks, which call this with our rank among theirs."""
-        wanted = [peer for peer in sorted(set(peers)) if peer != self.rank and peer not in self.links]
+        await self._link_to(peers)
+        for peer in sorted({*peers} - {self.rank}):
+            if self.own.machine and self.own.machine == self.tickets[peer].machine:
+                await self.local_links.connect(self.tickets[peer], self.links[peer], self._unless_failed)
+
+    async def _link_to(self, peers: Sequence[int]) -> None:
+        linked = {peer for peer, link in self.links.items() if not link.passing}
+        wanted = sorted({*peers} - linked - {self.rank})
         timeout = self.settings.join_timeout
         for peer in wanted:
             try:
                 if peer < self.rank:
                     link = await self._dial(peer, self.tickets[peer].address, timeout)
                     link.put(pb.Item(hello=pb.Hello(rank=self.rank)))
+                    self._tree_links.begin(link)
                 else:
-                    arrival = self._arrivals.setdefault(peer, self._loop.create_future())
-                    await self._unless_failed(asyncio.shield(arrival), timeout)
+                    await self._unless_failed(asyncio.shield(self._arrivals[peer]), timeout)
             except TimeoutError:
                 raise ClusterError(
                     await join_hints.why_no_link(self.settings, self.own, self.tickets[peer], timeout)
                 ) from None
-        for peer in sorted({*peers} - {self.rank}):
-            if self.own.machine and self.own.machine == self.tickets[peer].machine:
-                await self.local_links.connect(self.tickets[peer], self.links[peer], self._unless_failed)
 
     async def _dial(self, peer: int, address: str, timeout: float) -> PeerLink:
         await self._reach(peer, address, self._loop.time() + timeout)
@@ -413,7 +466,7 @@ class ControlPlane:
             elif kind == "stamp":
                 self._on_message(link.peer, Stamp(item.stamp.call, item.stamp.history))
             else:
-                check_sender(kind, link.peer, self.rank)
+                check_sender(kind, link.peer, self.tree)
                 found = getattr(item, kind)
                 check_fields(found)
                 self._items[kind](link, found)
@@ -442,12 +495,16 @@ class ControlPlane:
 
     def _bye(self, link: PeerLink, _item: pb.Bye) -> None:
         link.said_bye = True
+        if link.passing:
+            link.close()
 
     def _ended(self, link: PeerLink) -> None:
         link.ended.set()
         self._heard(link)
         if self.links.get(link.peer) is not link:
             return
+        if link.passing and link.said_bye:
+            del self.links[link.peer]
         if self.failure is None and not self._done and not link.said_bye:
             self._spawn(self._lost(link.peer))
 
@@ -503,10 +560,14 @@ class ControlPlane:
             self.fail(self._own_failure(FailureKind.RAISED, f"raised {type(e).__name__}: {e} (while it watched peers)"))
 
     def _told_of_silence(self, link: PeerLink, item: pb.Silent) -> None:
+        check_below(self.tree, link.peer, item.by)
         one_of_a_range("the silence of rank", item.rank, 1, self.settings.world)
-        if item.rank == link.peer or item.seconds < 0:
+        if item.rank == item.by or item.seconds < 0:
             refuse(RefusalReason.VALUE, f"{item.seconds:g} s of silence of rank {item.rank}", "that of another rank")
-        self.peer_watch.hear(link.peer, item.rank, item.seconds, item.over, item.waits)
+        if self.rank:
+            self._tree_links.up(pb.Item(silent=item))
+        else:
+            self.peer_watch.hear(item.by, item.rank, item.seconds, item.over, item.waits, item.missing)
 
     def _fail_for(self, peer: int, kind: FailureKind) -> None:
         ticket = self.tickets.get(peer)
@@ -519,8 +580,36 @@ class ControlPlane:
     # -- common steps ----------------------------------------------------------------------------
 
     def _add_part(self, link: PeerLink, part: pb.Part) -> None:
-        tells = self.rank == 0 and not self.steps.differ  # else the run is about to end
-        self._payloads.add(link.peer, part, self.steps.told(link.peer) if tells else None)
+        if link.peer == self.tree.parent:
+            self._pass_down(part)
+            return
+        check_below(self.tree, link.peer, part.sender)
+        if part.receivers:
+            refuse(RefusalReason.VALUE, f"a part of rank {part.sender} for others", "one for rank 0")
+        if self.rank:
+            self._tree_links.up(pb.Item(part=part))
+            return
+        leaf = part.sender == link.peer and self.tree.is_leaf(link.peer)  # what is known is how far all below one are
+        tells = leaf and not self.steps.differ  # else the run is about to end
+        try:
+            self._payloads.add(part.sender, part, self.steps.told(part.sender) if tells else None)
+        except MessageRefused as error:
+            raise error.of(part.sender) from None
+
+    def _pass_down(self, part: pb.Part) -> None:
+        """Take a part of rank 0's, and pass it on to those below that are to have it."""
+        receivers = proto.ranks_from(part, self.tree)
+        if any(first <= self.rank < end for first, end in receivers):
+            self._payloads.add(0, part)
+        self._send_down(receivers, [pb.Item(part=part)])
+
+    def _send_down(self, receivers: Sequence[Span], items: Sequence[pb.Item]) -> None:
+        for child in self.tree.children:
+            theirs = common(receivers, [*self.tree.subtree_of(child)])
+            for item in items if theirs else ():
+                one = pb.Part(step=item.part.step, last=item.part.last, data=item.part.data)
+                one.receivers.extend(proto.ranks_to(theirs))
+                self._tree_links.put(child, pb.Item(part=one))
 
     def steps_agreed(self, call: int, dropped: DropSet) -> None:
         """See ``StepListener``."""
@@ -533,15 +622,18 @@ class ControlPlane:
     def steps_differ(self, rank: int, text: str) -> None:
         """See ``StepListener``."""
         ticket = self.tickets[rank]
-        self.fail(Failure(rank, ticket.host, ticket.pid, FailureKind.CALL, text, 0))
+        self.fail(Failure(rank, ticket.host, ticket.pid, FailureKind.CALL, text, self.rank))
 
     async def gather(self, number: int, tag: str, payload: bytes) -> list[bytes] | None:
         """Common step ``number``: send every rank's payload to the master; other ranks get None."""
         self.steps.issue(CommonStep(StepKind.GATHER, tag))
         if self.rank:
-            self._send_parts(0, number, payload)
+            for item in self._parts(number, payload, 0):
+                self._tree_links.up(item)
             return None
-        return [payload, *[await self._payload(peer, number) for peer in range(1, self.settings.world)]]
+        found = [payload, *[await self._payload(peer, number) for peer in range(1, self.settings.world)]]
+        await self._unless_failed(self.steps.until_alike(number + 1))  # else payloads may be of something else
+        return found
 
     async def scatter(self, number: int, tag: str, payloads: Sequence[bytes] | None) -> bytes:
         """Common step ``number``: send each rank its payload from the master."""
@@ -550,18 +642,20 @@ class ControlPlane:
             return await self._payload(0, number)
         assert payloads is not None
         assert len(payloads) == self.settings.world
+        ranks: defaultdict[bytes, list[int]] = defaultdict(list)  # that get the same
         for peer in range(1, self.settings.world):
-            self._send_parts(peer, number, payloads[peer])
+            ranks[payloads[peer]].append(peer)
+        for payload, peers in ranks.items():
+            self._send_down(spans_of(peers), self._parts(number, payload, peers[0]))
         return payloads[0]
 
-    def _send_parts(self, peer: int, number: int, payload: bytes) -> None:
+    def _parts(self, number: int, payload: bytes, peer: int) -> list[pb.Item]:
         if len(payload) > MOST:
             raise ClusterError(
                 f"rank {self.rank} has {len(payload)} bytes for rank {peer} in one message, and at most {MOST} go: "
                 "make what goes with a plan smaller, such as tensors that a step holds as constants"
             )
-        for item in proto.parts(number, payload):
-            self.links[peer].put(item)
+        return [*proto.parts(number, payload, self.rank)]
 
     async def _payload(self, peer: int, number: int) -> bytes:
         found = await self._unless_failed(self._payloads.take(peer, number))
@@ -581,6 +675,7 @@ class ControlPlane:
     def _told_farewell(self) -> None:
         if not self.steps.log.ended:
             refuse(RefusalReason.SEQUENCE, "a farewell", "none before this rank's script has ended")
+        self._tree_links.down(pb.Item(farewell=pb.Farewell()))
         self._farewell()
 
     def _farewell(self) -> None:
@@ -644,7 +739,7 @@ class ControlPlane:
     # -- failure ---------------------------------------------------------------------------------
 
     def fail(self, failure: Failure) -> None:
-        """End the run: wake all waiters here, notify the peers (the master notifies all ranks) and the owner."""
+        """End the run: wake all waiters here, and notify the owner and the peers, which notify theirs."""
         if self.failure is not None or self._done:
             return
         self.failure = failure
@@ -693,18 +788,15 @@ class ControlPlane:
             raise self.failure.error()
         raise TimeoutError
 
-    def _put(self, peer: int, item: pb.Item) -> None:
-        self.links[peer].put(item)
-
-    def _tell_all(self, item: pb.Item) -> None:
-        for link in self.links.values():
-            link.put(item)
-
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _not_welcomed(address: str) -> ClusterError:
+    return ClusterError(f"the master at {address} took the call but did not welcome us")
 
 
 def _details(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Agree between ranks on the plans and variables to drop: those that every rank's script has released.
 
-The tally is on the master, and the others check what it says against what they have released.  No clock and no I/O.
+Each rank tallies what it and the ranks next below it have released, of which each stands for all that are below it.
+Rank 0 so knows what all have released, and the others check what it says against what they have.  No clock and no I/O.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def drop_set(plans: Iterable[int], variables: Iterable[str]) -> DropSet:
 class DropTally:
     """Collects the drops that each rank reports, and returns those that all ranks have reported.
 
-    >>> tally = DropTally(world=2)
+    >>> tally = DropTally(range(2))
     >>> tally.report(0, DropSet(variables=frozenset({"w"})), call=3)
     >>> tally.report(1, DropSet(variables=frozenset({"w"})), call=5)
     >>> bool(tally.agreed(4))
@@ -55,8 +56,8 @@ class DropTally:
     ['w']
     """
 
-    def __init__(self, world: int) -> None:
-        self._by = [NO_DROPS] * world
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._by = dict.fromkeys(ranks, NO_DROPS)
         self._later: dict[int, list[tuple[int, DropSet]]] = {}  # call → reports that came with it
         self._news = False
 
@@ -74,18 +75,20 @@ class DropTally:
         if not self._news:
             return NO_DROPS
         self._news = False
-        plans = frozenset.intersection(*(one.plans for one in self._by))
-        found = DropSet(plans, frozenset.intersection(*(one.variables for one in self._by)))
-        self.forget(found)
+        plans = frozenset.intersection(*(one.plans for one in self._by.values()))
+        found = DropSet(plans, frozenset.intersection(*(one.variables for one in self._by.values())))
+        self._forget(found)
         return found
 
-    def forget(self, drops: DropSet) -> None:
-        """Remove drops that all ranks have already carried out."""
+    def forget(self, drops: DropSet, call: int) -> None:
+        """Remove drops that all ranks have already carried out, of reports with calls up to this one."""
         if drops:
-            self._by = [one - drops for one in self._by]
-            self._later = {
-                call: [(rank, found - drops) for rank, found in reports] for call, reports in self._later.items()
-            }
+            self._forget(drops)
+            for at in [at for at in self._later if at <= call]:
+                self._later[at] = [(rank, found - drops) for rank, found in self._later[at]]
+
+    def _forget(self, drops: DropSet) -> None:
+        self._by = {rank: found - drops for rank, found in self._by.items()}
 
 
 class ReleasedHere:

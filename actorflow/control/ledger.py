@@ -1,12 +1,14 @@
 """Check that all ranks do the same common steps in the same order.
 
-The ledger is on the master.  It gets the digests of steps in batches, and compares each batch at once, so that it has
-as much to do for many steps as for one.  It uses no clock and no I/O.
+Each rank's ledger has its own steps and those of the ranks next below it, of which each stands for all that are below
+it.  It gets the digests of steps in batches, and compares each batch at once, so that it has as much to do for many
+steps as for one.  It uses no clock and no I/O.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from actorflow.control.step_log import DIGEST, Described, StepKind
@@ -26,16 +28,16 @@ class StepDifference:
 class Ledger:
     """Compares the n-th step of every rank with the n-th of all others.
 
-    >>> ledger = Ledger(world=2)
+    >>> ledger = Ledger(range(2))
     >>> ledger.add(0, b"digest 1digest 2")
-    >>> ledger.alike()
-    0
-    >>> ledger.add(1, b"digest 1other  2")
+    >>> ledger.alike, ledger.add(1, b"digest 1"), ledger.alike, ledger.take_alike()
+    (0, None, 1, b'digest 1')
+    >>> ledger.add(1, b"other  2")
     StepDifference(step=1, first=0, second=1)
     """
 
-    def __init__(self, world: int) -> None:
-        self._done = [0] * world  # steps that each rank has told of
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._done = dict.fromkeys(ranks, 0)  # rank → steps that it has told of
         self._ended: set[int] = set()
         self._digests = bytearray()  # of the steps that not all ranks have done; as the first rank told each
         self._first = 0  # number of the first of these
@@ -61,15 +63,21 @@ class Ledger:
         """How many steps a rank has told of."""
         return self._done[rank]
 
+    @property
     def alike(self) -> int:
         """How many steps all ranks have done, all alike."""
-        least = min(self._done)
-        if least > self._first:
-            del self._digests[: (least - self._first) * DIGEST]
-            self._first = least
-            while len(self._from) > 1 and self._from[1][0] <= least:
-                self._from.popleft()
-        return least
+        return min(self._done.values())
+
+    def take_alike(self) -> bytes:
+        """Remove and return the digests of the steps that all ranks have done since the last time."""
+        least = self.alike
+        size = (least - self._first) * DIGEST
+        found = bytes(self._digests[:size])
+        del self._digests[:size]
+        self._first = least
+        while len(self._from) > 1 and self._from[1][0] <= least:
+            self._from.popleft()
+        return found
 
     @property
     def over(self) -> bool:
@@ -78,12 +86,12 @@ class Ledger:
 
     def late(self, steps: int) -> list[int]:
         """The ranks that have not told of so many steps."""
-        return [rank for rank, done in enumerate(self._done) if done < steps]
+        return [rank for rank, done in self._done.items() if done < steps]
 
     def missing(self, rank: int) -> tuple[int, int] | None:
-        """The step that a rank has not done and another one has, and that rank; None if it has done all."""
-        number = self._done[rank]
-        if (number - self._first) * DIGEST >= len(self._digests):
+        """The step that a rank has not done and another one has, and that rank; None if there is none."""
+        number = self._done.get(rank)
+        if number is None or (number - self._first) * DIGEST >= len(self._digests):
             return None
         return number, self._teller(number)
 

@@ -30,6 +30,7 @@ class PeerLink:
         self.address = address  # from which the peer has dialled this rank
         self.known = False  # the peer has identified itself
         self.turned_away = False  # nothing of what comes is taken in any more
+        self.passing = False  # it is there only while its two ranks join
         self.said_bye = False  # the peer has said goodbye, so the end of the stream is no failure
         self.ended = asyncio.Event()  # the stream is down
         self.heard = False  # something has come since the watch of peers looked last

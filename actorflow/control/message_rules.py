@@ -12,6 +12,7 @@ from typing import NoReturn, TypeVar
 
 from google.protobuf.message import Message as ProtoMessage
 
+from actorflow.control.tree import Tree
 from actorflow.rendezvous.roster import Ticket
 from actorflow.support.refusals import MessageRefused, RefusalReason
 
@@ -19,9 +20,11 @@ __all__ = [
     "CHUNK",
     "LONGEST",
     "check_address",
+    "check_below",
     "check_fields",
     "check_known",
     "check_sender",
+    "check_socket",
     "check_ticket",
     "member",
     "one_of_a_range",
@@ -42,11 +45,12 @@ _LIMITS = {  # most entries of a list, or bytes or characters of one entry
     "Chunk.data": CHUNK,
     "LogPiece.data": CHUNK,
     "PullRequest.key": 1 << 16,
+    "Part.receivers": RANKS,
     "Steps.digests": 1 << 26,
     "Steps.released": 1 << 20,
     "Dropped.plans": 1 << 20,
     "Dropped.variables": 1 << 20,
-    "Welcome.tickets": RANKS,
+    **{f"Welcome.{name}": RANKS for name in ("nodes", "hosts", "pids", "addresses", "machines", "sockets")},
     "Ticket.argv": 1 << 20,
 }
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+):(\d{1,5})")
@@ -55,22 +59,23 @@ _SOCKET = re.compile(r"actorflow-[0-9a-f]{32}")
 Kind = TypeVar("Kind", bound=StrEnum)
 
 
-class _Star(StrEnum):
+class _Way(StrEnum):
     """Who sends an item to whom."""
 
     ANY = "any rank to any other"
-    TO_MASTER = "a rank to rank 0"
+    UP = "a rank to the one above it in the tree of ranks"
+    DOWN = "a rank to one next below it in the tree of ranks"
+    EITHER = "a rank to one next above or below it in the tree of ranks"
     OF_MASTER = "rank 0 to a rank"
-    EITHER = "rank 0 to a rank, or a rank to rank 0"
-    UP = "a rank to one with a lower number, which it has dialled"
+    DIALLED = "a rank to one with a lower number, which it has dialled"
 
 
-_SENDERS = {
-    "ready": _Star.ANY, "credit": _Star.ANY, "stamp": _Star.ANY, "failure": _Star.ANY, "heard": _Star.ANY,
-    "bye": _Star.ANY, "beat": _Star.ANY, "hello": _Star.UP, "near": _Star.UP, "part": _Star.EITHER,
-    "steps": _Star.TO_MASTER, "told": _Star.TO_MASTER, "failed": _Star.TO_MASTER, "vote": _Star.TO_MASTER,
-    "silent": _Star.TO_MASTER, "welcome": _Star.OF_MASTER, "alike": _Star.OF_MASTER, "hurry": _Star.OF_MASTER,
-    "tell": _Star.OF_MASTER, "farewell": _Star.OF_MASTER, "hold": _Star.OF_MASTER, "decision": _Star.OF_MASTER,
+_WAYS = {
+    "ready": _Way.ANY, "credit": _Way.ANY, "stamp": _Way.ANY, "failure": _Way.ANY, "heard": _Way.ANY,
+    "bye": _Way.ANY, "beat": _Way.ANY, "hello": _Way.DIALLED, "near": _Way.DIALLED, "part": _Way.EITHER,
+    "steps": _Way.UP, "told": _Way.UP, "failed": _Way.UP, "vote": _Way.UP, "silent": _Way.UP,
+    "parent": _Way.OF_MASTER, "welcome": _Way.DOWN, "alike": _Way.DOWN, "hurry": _Way.DOWN,
+    "tell": _Way.DOWN, "farewell": _Way.DOWN, "hold": _Way.DOWN, "decision": _Way.DOWN,
 }  # fmt: skip
 
 
@@ -84,18 +89,25 @@ def unreadable(why: str) -> MessageRefused:
     return MessageRefused(RefusalReason.UNREADABLE, f"bytes that are no message ({why})", "a message of this version")
 
 
-def check_sender(kind: str, sender: int, receiver: int) -> None:
-    """Raise MessageRefused if a rank never sends an item of this kind to the other one."""
-    star = _SENDERS[kind]
+def check_sender(kind: str, sender: int, tree: Tree) -> None:
+    """Raise MessageRefused if a rank never sends an item of this kind to the one whose tree this is."""
+    way = _WAYS[kind]
     fits = {
-        _Star.ANY: True,
-        _Star.TO_MASTER: receiver == 0,
-        _Star.OF_MASTER: sender == 0,
-        _Star.EITHER: 0 in (sender, receiver),
-        _Star.UP: sender > receiver,
+        _Way.ANY: True,
+        _Way.UP: sender in tree.children,
+        _Way.DOWN: sender == tree.parent,
+        _Way.EITHER: sender == tree.parent or sender in tree.children,
+        _Way.OF_MASTER: sender == 0,
+        _Way.DIALLED: sender > tree.rank,
     }
-    if not fits[star]:
-        refuse(RefusalReason.SENDER, f"{kind!r} from rank {sender} to rank {receiver}", f"it from {star}")
+    if not fits[way]:
+        refuse(RefusalReason.SENDER, f"{kind!r} from rank {sender} to rank {tree.rank}", f"it from {way}")
+
+
+def check_below(tree: Tree, neighbour: int, rank: int) -> None:
+    """Raise MessageRefused if what a rank says cannot have come by way of this neighbour, which passes it on."""
+    if rank != neighbour and not (neighbour > tree.rank and tree.holds(neighbour, rank)):
+        refuse(RefusalReason.SENDER, f"words of rank {rank}", f"those of rank {neighbour}, or of one below it")
 
 
 def check_known(message: ProtoMessage) -> None:
@@ -162,9 +174,14 @@ def check_ticket(ticket: Ticket) -> Ticket:
         refuse(RefusalReason.VALUE, f"a ticket with lost_after {ticket.lost_after:g}", "seconds")
     if ticket.address:
         check_address(ticket.address)
-    if ticket.socket and not _SOCKET.fullmatch(ticket.socket):
-        refuse(RefusalReason.VALUE, f"a ticket with the socket {ticket.socket[:80]!r}", "the name of a rank's socket")
+    check_socket(ticket.socket)
     return ticket
+
+
+def check_socket(socket: str) -> None:
+    """Raise MessageRefused if this is neither empty nor the name of a rank's socket."""
+    if socket and not _SOCKET.fullmatch(socket):
+        refuse(RefusalReason.VALUE, f"a ticket with the socket {socket[:80]!r}", "the name of a rank's socket")
 
 
 def check_address(address: str) -> None:

@@ -1,4 +1,4 @@
-"""Assemble the payloads that peers send in pieces for gathers and scatters."""
+"""Assemble the payloads that ranks send in pieces for gathers and scatters, and that others pass on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EACH = 1 << 16  # bytes that a payload counts for itself, so that empty ones are
 
 
 class Payloads:
-    """The payloads of each peer for each common step, complete or awaited; used on the gRPC thread alone."""
+    """The payloads of each rank for each common step, complete or awaited; used on the gRPC thread alone."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, list[bytes]] = {}  # by peer; a peer sends one payload at a time
@@ -24,8 +24,8 @@ class Payloads:
     def add(self, peer: int, part: pb.Part, told: int | None = None) -> None:
         """Add a piece.
 
-        ``told``: how many steps the peer has told of; None where it tells of none, as it is the master.  Raises
-        MessageRefused for a piece that is not the next one of a payload.
+        ``told``: how many steps the rank has told of; None where that is not known here.  Raises MessageRefused for a
+        piece that is not the next one of a payload.
         """
         self._check(peer, part, told)
         pieces = self._pieces.setdefault(peer, [])

@@ -20,7 +20,6 @@ from actorflow_protos import runtime_pb2 as pb
 __all__ = ["PeerWatch", "SeenSilence", "name_silence"]
 
 TICK = 1.0  # seconds between two signs of life
-MANY, SLOWER = 256, 2.0  # in a run of more ranks than that, seconds between them: the master sends some to each rank
 AT_ONCE, BREATH = 64, 0.005  # signs of life sent in one go; seconds that other work has before the next ones
 
 
@@ -32,6 +31,7 @@ class SeenSilence:
     seconds: float  # when it was reported
     at: float  # seconds of the clock: when it was reported
     waits: str  # what ``by`` waits for from that rank; empty: nothing that is known
+    missing: str = ""  # a step that that rank has not done, as ``by`` knows; empty: none
 
 
 @dataclass(slots=True)
@@ -45,10 +45,11 @@ class _Suspect:
 class PeerWatch:
     """Watches the links of one rank; everything runs on the gRPC thread.
 
-    Each rank counts the silence of those that it has a link to.  The master, which has one to every rank, is told of
-    what the others see, and alone names a rank that is silent; of the master's own silence each rank tells its
-    launcher, which says it once.  ``on_long`` is called with a rank that has been silent for the run's limit, or for
-    twice the limit, and so on.  ``missing_step`` returns what a rank has not done yet and others have, on the master.
+    Each rank counts the silence of those that it has a link to.  Rank 0 is told of what the others see, and alone
+    names a rank that is silent; of rank 0's own silence each rank that sees it tells its launcher, which says it once.
+    ``on_long`` is called with a rank that has been silent for the run's limit, or for twice the limit, and so on.
+    ``missing_step`` returns what a rank has not done yet and others have, as far as this one knows; ``report`` sends
+    what this rank sees to rank 0.
     """
 
     def __init__(
@@ -58,12 +59,13 @@ class PeerWatch:
         tickets: Mapping[int, Ticket],
         on_long: Callable[[int], object],
         missing_step: Callable[[int], str],
+        report: Callable[[pb.Item], None],
     ) -> None:
         self.waits_for: Callable[[int], str] = lambda _: ""  # what this rank waits for from another; for any thread
         self._settings = settings
         self._links, self._tickets = links, tickets
-        self._on_long, self._missing_step = on_long, missing_step
-        self._tick = SLOWER if settings.world > MANY else TICK
+        self._on_long, self._missing_step, self._report = on_long, missing_step, report
+        self._tick = TICK
         # ranks tell the master a little earlier, so that it knows who waits when it names a rank
         early = 0.0 if settings.rank == 0 else self._tick
         self._counter = SilenceCounter(SUSPECT - early, settings.silence_limit, self._tick)
@@ -100,12 +102,12 @@ class PeerWatch:
         """Whether any peer has missed signs of life.  For any thread."""
         return self._counter.longest > 2 * self._tick
 
-    def hear(self, by: int, rank: int, seconds: float, over: bool, waits: str) -> None:
+    def hear(self, by: int, rank: int, seconds: float, over: bool, waits: str, missing: str) -> None:
         """Take in what a rank sees of another one's silence; on the master, or on this rank about the master."""
         suspect = self._suspects.setdefault(rank, _Suspect())
         suspect.longest = max(suspect.longest, seconds)
         if not over:
-            suspect.seen[by] = SeenSilence(by, seconds, asyncio.get_running_loop().time(), waits)
+            suspect.seen[by] = SeenSilence(by, seconds, asyncio.get_running_loop().time(), waits, missing)
             return
         suspect.seen.pop(by, None)
         if not suspect.seen:
@@ -138,7 +140,7 @@ class PeerWatch:
                 self._looks.add(look)  # the loop itself keeps only weak references
                 look.add_done_callback(self._looks.discard)
         for rank, suspect in self._suspects.items():
-            looks_itself = self._settings.rank == 0 and not self._is_heard(rank)  # and names it then
+            looks_itself = self._watches(rank) and not self._is_heard(rank)  # and names it then
             if not looks_itself and any(s.seconds + now - s.at >= SUSPECT for s in suspect.seen.values()):
                 self._name(rank)
 
@@ -155,12 +157,14 @@ class PeerWatch:
                 self._name(silence.peer)
 
     def _tell(self, silence: LongSilence, waits: str) -> None:
-        over = silence.turn is Turn.OVER
-        if self._settings.rank == 0 or silence.peer == 0:
-            self.hear(self._settings.rank, silence.peer, silence.seconds, over, waits)
-        elif 0 in self._links:
-            told = pb.Silent(rank=silence.peer, seconds=silence.seconds, over=over, waits=waits)
-            self._links[0].put(pb.Item(silent=told))
+        own, over = self._settings.rank, silence.turn is Turn.OVER
+        missing = "" if over else self._missing_step(silence.peer)
+        if own == 0 or silence.peer == 0:
+            self.hear(own, silence.peer, silence.seconds, over, waits, missing)
+        else:
+            self._report(pb.Item(silent=pb.Silent(
+                rank=silence.peer, seconds=silence.seconds, over=over, waits=waits, by=own, missing=missing
+            )))  # fmt: skip
 
     def _name(self, rank: int) -> None:
         suspect = self._suspects[rank]
@@ -168,9 +172,14 @@ class PeerWatch:
             return
         suspect.named = True
         seen = tuple(suspect.seen[by] for by in sorted(suspect.seen))
-        missing = self._missing_step(rank) if self._settings.rank == 0 else ""
-        elsewhere = self._settings.rank == 0 and self._is_heard(rank)
+        missing = self._missing_step(rank) if rank else ""
+        missing = missing or next((one.missing for one in seen if one.missing), "")
+        elsewhere = self._watches(rank) and self._is_heard(rank)
         self._say(rank, name_silence(self._place(rank), seen, missing, self._settings.silence_limit, elsewhere))
+
+    def _watches(self, rank: int) -> bool:
+        """Whether this is rank 0, and has a link to another rank."""
+        return self._settings.rank == 0 and rank in self._links
 
     def _is_heard(self, rank: int) -> bool:
         return self._counter.of(rank) <= 2 * self._tick

@@ -12,9 +12,7 @@ from actorflow.control.drops import NO_DROPS, DropSet, drop_set
 from actorflow.control.message_rules import (
     CHUNK,
     COUNT,
-    PORTS,
     RANKS,
-    check_address,
     check_ticket,
     member,
     one_of_a_range,
@@ -22,6 +20,7 @@ from actorflow.control.message_rules import (
     shortened,
 )
 from actorflow.control.step_log import DIGEST, Described, StepBatch, StepKind
+from actorflow.control.tree import Span, Tree, common
 from actorflow.rendezvous.failure import LAUNCHER, Failure, FailureKind
 from actorflow.rendezvous.roster import Ticket
 from actorflow.support.refusals import RefusalReason
@@ -72,6 +71,7 @@ def ticket_to(ticket: Ticket) -> pb.Ticket:
         socket=ticket.socket,
         libraries=ticket.libraries,
         lost_after=ticket.lost_after,
+        fan_out=ticket.fan_out,
     )
 
 
@@ -95,22 +95,9 @@ def ticket_from(item: pb.Ticket) -> Ticket:
         socket=item.socket,
         libraries=item.libraries,
         lost_after=item.lost_after,
+        fan_out=item.fan_out,
     )
     return check_ticket(found)
-
-
-def welcome_from(item: pb.Welcome, world: int, own: Ticket) -> tuple[list[Ticket], tuple[str, int], int]:
-    """The tickets of all ranks, the address of the store, and the port for logs; ``own`` is the receiver's ticket."""
-    tickets = [ticket_from(ticket) for ticket in item.tickets]
-    if [ticket.rank for ticket in tickets] != list(range(world)):
-        refuse(RefusalReason.NUMBER, f"tickets of {len(tickets)} ranks", f"those of ranks 0 to {world - 1} in order")
-    if tickets[own.rank] != own:
-        refuse(RefusalReason.VALUE, f"another ticket of rank {own.rank}", "the one that it has sent")
-    for ticket in tickets:
-        check_address(ticket.address)
-    one_of_a_range("the port of the store", item.store_port, 1, PORTS)
-    one_of_a_range("the port for logs", item.logs_port, 0, PORTS)
-    return tickets, (item.store_host, item.store_port), item.logs_port
 
 
 def failure_to(failure: Failure) -> pb.Item:
@@ -136,14 +123,14 @@ def failure_from(item: pb.Failure) -> Failure:
 
 
 def steps_to(batch: StepBatch) -> pb.Item:
-    """The next steps of a rank as an item of the link to the master."""
+    """The next steps of a subtree as an item of the link to the rank above it."""
     released = [pb.Released(call=call, dropped=_dropped_to(dropped)) for call, dropped in batch.dropped]
     steps = pb.Steps(digests=batch.digests, released=released, ended=batch.ended, wanted=batch.wanted)
     return pb.Item(steps=steps)
 
 
 def steps_from(item: pb.Steps) -> StepBatch:
-    """The next steps of a rank."""
+    """The next steps of a subtree."""
     count, odd = divmod(len(item.digests), DIGEST)
     if odd:
         refuse(RefusalReason.SIZE, f"{len(item.digests)} bytes of digests of steps", f"a multiple of {DIGEST}")
@@ -169,7 +156,7 @@ def alike_from(item: pb.Alike) -> tuple[int, DropSet]:
 
 
 def told_to(step: Described) -> pb.Item:
-    """What a rank has done as a common step, for people, as an item of the link to the master."""
+    """What a rank has done as a common step, for people, as an item of the link to the rank above."""
     return pb.Item(told=pb.Told(kind=step.kind, text=shortened(step.text)))
 
 
@@ -188,11 +175,13 @@ def _dropped_from(item: pb.Released | pb.Alike) -> DropSet:
     return drop_set(item.dropped.plans, item.dropped.variables) if item.HasField("dropped") else NO_DROPS
 
 
-def word_to(word: Word) -> pb.Item:
-    """A rank's word about a call that has failed, as an item of the link to the master."""
+def word_to(word: Word, rank: int) -> pb.Item:
+    """A rank's word about a call that has failed, as an item of a link."""
     if isinstance(word, Failed):
-        return pb.Item(failed=_failed_to(word))
-    return pb.Item(vote=pb.Vote(call=word.call, obstacle=shortened(word.obstacle)))
+        failed = _failed_to(word)
+        failed.rank = rank
+        return pb.Item(failed=failed)
+    return pb.Item(vote=pb.Vote(call=word.call, obstacle=shortened(word.obstacle), rank=rank))
 
 
 def word_from(item: pb.Failed | pb.Vote) -> Word:
@@ -238,9 +227,27 @@ def pieces(data: bytes) -> Iterator[memoryview]:
         yield view[start : start + CHUNK]
 
 
-def parts(step: int, data: bytes) -> Iterable[pb.Item]:
-    """The payload of a gather or scatter as items of a link."""
+def parts(step: int, data: bytes, sender: int) -> Iterable[pb.Item]:
+    """The payload of a rank for a gather, or of rank 0 for a scatter, as items of a link."""
     rest = len(data)
     for piece in pieces(data):
         rest -= len(piece)
-        yield pb.Item(part=pb.Part(step=step, last=rest == 0, data=bytes(piece)))
+        yield pb.Item(part=pb.Part(step=step, last=rest == 0, data=bytes(piece), sender=sender))
+
+
+def ranks_to(spans: Iterable[Span]) -> list[pb.Ranks]:
+    """Ranks as protobuf."""
+    return [pb.Ranks(first=first, end=end) for first, end in spans]
+
+
+def ranks_from(item: pb.Part, tree: Tree) -> list[Span]:
+    """The ranks that get a part, which is on its way down through the rank whose tree this is."""
+    found = [(span.first, span.end) for span in item.receivers]
+    last = 0
+    for first, end in found:
+        if not last <= first < end or common([(first, end)], tree.subtree) != [(first, end)]:
+            refuse(RefusalReason.NUMBER, f"a part for ranks {first} to {end - 1}", f"ranks from {tree.rank} on down")
+        last = end
+    if not found or item.sender:
+        refuse(RefusalReason.VALUE, f"a part of rank {item.sender} for {len(found)} spans of ranks", "one of rank 0")
+    return found

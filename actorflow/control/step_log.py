@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 
 from actorflow.control.drops import DropSet
 
@@ -132,6 +133,12 @@ class StepLog:
                 if step.kind is StepKind.CALL:
                     found = step.call
         return found
+
+    def last_call(self, steps: int) -> int:
+        """The last call among the first so many steps, those that are forgotten left out; -1 if there is none."""
+        with self._lock:
+            known = islice(self._steps, max(0, steps - self._first))
+            return max((step.call for step, _ in known if step.kind is StepKind.CALL), default=-1)
 
     def describe(self, number: int) -> Described | None:
         """What this rank has done as its step of this number; None if it has done nothing yet, or it is forgotten."""

@@ -150,6 +150,10 @@ def _positive_seconds(text: str) -> bool:
     return _SECONDS.fullmatch(text) is not None and float(text) > 0
 
 
+def _fits_fan_out(text: str) -> bool:
+    return text.isdecimal() and int(text) >= 1
+
+
 def _fits_lost_after(text: str) -> bool:
     return _SECONDS.fullmatch(text) is not None and SUSPECT < float(text) <= DAY
 
@@ -359,6 +363,14 @@ NCCL_TIMEOUT = LaunchOption(  # after which a transfer that has not ended ends t
     fits=_positive_seconds,
     expected="a number of seconds",
 )
+FAN_OUT = LaunchOption(  # of the tree of ranks over which a run joins, agrees and hears of plans and failures
+    "fan_out",
+    _K.COUNT,
+    default=16,
+    variable="ACTORFLOW_FAN_OUT",
+    fits=_fits_fan_out,
+    expected="a number from 1",
+)
 
 RUN_OPTIONS = (  # of ``actorflow run``, in the order of its help
     DEVICES,
@@ -405,7 +417,7 @@ _FOR_RANKS_ALONE = (  # variables from a launcher to its ranks, without an optio
     LaunchOption("launcher_pid", _K.COUNT, variable="ACTORFLOW_LAUNCHER_PID", for_ranks=True),
 )
 RANK_OPTIONS = tuple(option for option in (*RUN_OPTIONS, *_FOR_RANKS_ALONE) if option.for_ranks)
-_HEEDED_BY_ALL = (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT, LOST_AFTER)
+_HEEDED_BY_ALL = (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT, LOST_AFTER, FAN_OUT)
 
 
 def read_rank_options(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Ticket:
     socket: str = ""  # name of its Unix socket
     libraries: str = ""  # its communication library, with version
     lost_after: float = 0.0  # seconds of silence after which it takes a rank for lost
+    fan_out: int = 0  # ranks that each one passes the run's messages on to
 
     @property
     def place(self) -> str:
@@ -54,6 +55,7 @@ _EQUAL = (
         "versions of NCCL and CUDA, on every node.",
     ),
     ("lost_after", "limit of silence (--lost-after)", "Start every node with the same --lost-after, or with none."),
+    ("fan_out", "ranks that each passes messages on to (ACTORFLOW_FAN_OUT)", "Give every node the same, or none."),
     ("digest", "script", "Copy the same script to every node."),
     ("argv", "arguments of the script", "Start every node with the same arguments."),
 )

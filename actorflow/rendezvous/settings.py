@@ -10,6 +10,7 @@ from actorflow.rendezvous.addresses import is_own, resolve
 from actorflow.rendezvous.engines import MASTER_VARIABLE
 from actorflow.rendezvous.network import address_of, is_loopback, own_address, route_to
 from actorflow.rendezvous.options import (
+    FAN_OUT,
     FORK,
     JOIN_TIMEOUT,
     LOCAL,
@@ -77,6 +78,7 @@ class Settings:
     tls_key: str = ""
     join_timeout: float = JOIN_TIMEOUT.default  # seconds
     lost_after: float | None = None  # seconds of silence after which a rank is lost; None: see ``silence_limit``
+    fan_out: int = FAN_OUT.default  # ranks that each one passes the run's messages on to
     given: frozenset[str] = frozenset()  # of "devices", "nodes" and "port", those that the command line named
     local: bool = LOCAL.default  # ranks of one machine use Unix sockets and shared memory
     fork: bool = FORK.default  # a launcher's ranks are forks of one process that has imported torch

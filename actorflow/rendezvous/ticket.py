@@ -37,6 +37,7 @@ def own_ticket(settings: Settings) -> Ticket:
         argv=s.argv,
         libraries=communication(),
         lost_after=s.silence_limit,
+        fan_out=s.fan_out,
     )
 
 

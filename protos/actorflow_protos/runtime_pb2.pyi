@@ -12,7 +12,7 @@ class Batch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("ready", "credit", "steps", "part", "alike", "hello", "welcome", "failure", "heard", "farewell", "bye", "near", "failed", "vote", "hold", "decision", "beat", "silent", "stamp", "hurry", "tell", "told")
+    __slots__ = ("ready", "credit", "steps", "part", "alike", "hello", "welcome", "failure", "heard", "farewell", "bye", "near", "failed", "vote", "hold", "decision", "beat", "silent", "stamp", "hurry", "tell", "told", "parent")
     READY_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class Item(_message.Message):
     HURRY_FIELD_NUMBER: _ClassVar[int]
     TELL_FIELD_NUMBER: _ClassVar[int]
     TOLD_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     credit: Credit
     steps: Steps
@@ -57,7 +58,8 @@ class Item(_message.Message):
     hurry: Hurry
     tell: Tell
     told: Told
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., alike: _Optional[_Union[Alike, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., near: _Optional[_Union[Near, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., silent: _Optional[_Union[Silent, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., hurry: _Optional[_Union[Hurry, _Mapping]] = ..., tell: _Optional[_Union[Tell, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ...) -> None: ...
+    parent: Parent
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., alike: _Optional[_Union[Alike, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., near: _Optional[_Union[Near, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., silent: _Optional[_Union[Silent, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., hurry: _Optional[_Union[Hurry, _Mapping]] = ..., tell: _Optional[_Union[Tell, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., parent: _Optional[_Union[Parent, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("plan", "register", "sequence", "nbytes", "inline", "payload")
@@ -120,14 +122,26 @@ class Dropped(_message.Message):
     def __init__(self, plans: _Optional[_Iterable[int]] = ..., variables: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("step", "last", "data")
+    __slots__ = ("step", "last", "data", "sender", "receivers")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVERS_FIELD_NUMBER: _ClassVar[int]
     step: int
     last: bool
     data: bytes
-    def __init__(self, step: _Optional[int] = ..., last: bool = ..., data: _Optional[bytes] = ...) -> None: ...
+    sender: int
+    receivers: _containers.RepeatedCompositeFieldContainer[Ranks]
+    def __init__(self, step: _Optional[int] = ..., last: bool = ..., data: _Optional[bytes] = ..., sender: _Optional[int] = ..., receivers: _Optional[_Iterable[_Union[Ranks, _Mapping]]] = ...) -> None: ...
+
+class Ranks(_message.Message):
+    __slots__ = ("first", "end")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    end: int
+    def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Alike(_message.Message):
     __slots__ = ("steps", "dropped")
@@ -158,18 +172,20 @@ class Told(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("call", "text", "cause", "message", "line")
+    __slots__ = ("call", "text", "cause", "message", "line", "rank")
     CALL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     call: int
     text: str
     cause: str
     message: str
     line: str
-    def __init__(self, call: _Optional[int] = ..., text: _Optional[str] = ..., cause: _Optional[str] = ..., message: _Optional[str] = ..., line: _Optional[str] = ...) -> None: ...
+    rank: int
+    def __init__(self, call: _Optional[int] = ..., text: _Optional[str] = ..., cause: _Optional[str] = ..., message: _Optional[str] = ..., line: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Hold(_message.Message):
     __slots__ = ("call", "line")
@@ -180,12 +196,14 @@ class Hold(_message.Message):
     def __init__(self, call: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("call", "obstacle")
+    __slots__ = ("call", "obstacle", "rank")
     CALL_FIELD_NUMBER: _ClassVar[int]
     OBSTACLE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     call: int
     obstacle: str
-    def __init__(self, call: _Optional[int] = ..., obstacle: _Optional[str] = ...) -> None: ...
+    rank: int
+    def __init__(self, call: _Optional[int] = ..., obstacle: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("failed", "obstacle")
@@ -203,8 +221,14 @@ class Hello(_message.Message):
     ticket: Ticket
     def __init__(self, rank: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
+class Parent(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
 class Ticket(_message.Message):
-    __slots__ = ("rank", "node", "nnodes", "devices", "host", "pid", "address", "version", "python", "torch", "script", "digest", "argv", "machine", "socket", "libraries", "lost_after")
+    __slots__ = ("rank", "node", "nnodes", "devices", "host", "pid", "address", "version", "python", "torch", "script", "digest", "argv", "machine", "socket", "libraries", "lost_after", "fan_out")
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     NNODES_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +246,7 @@ class Ticket(_message.Message):
     SOCKET_FIELD_NUMBER: _ClassVar[int]
     LIBRARIES_FIELD_NUMBER: _ClassVar[int]
     LOST_AFTER_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     node: int
     nnodes: int
@@ -239,19 +264,30 @@ class Ticket(_message.Message):
     socket: str
     libraries: str
     lost_after: float
-    def __init__(self, rank: _Optional[int] = ..., node: _Optional[int] = ..., nnodes: _Optional[int] = ..., devices: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., torch: _Optional[str] = ..., script: _Optional[str] = ..., digest: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., socket: _Optional[str] = ..., libraries: _Optional[str] = ..., lost_after: _Optional[float] = ...) -> None: ...
+    fan_out: int
+    def __init__(self, rank: _Optional[int] = ..., node: _Optional[int] = ..., nnodes: _Optional[int] = ..., devices: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., torch: _Optional[str] = ..., script: _Optional[str] = ..., digest: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., socket: _Optional[str] = ..., libraries: _Optional[str] = ..., lost_after: _Optional[float] = ..., fan_out: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("tickets", "store_host", "store_port", "logs_port")
-    TICKETS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("nodes", "hosts", "pids", "addresses", "machines", "sockets", "store_host", "store_port", "logs_port")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    MACHINES_FIELD_NUMBER: _ClassVar[int]
+    SOCKETS_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_PORT_FIELD_NUMBER: _ClassVar[int]
     LOGS_PORT_FIELD_NUMBER: _ClassVar[int]
-    tickets: _containers.RepeatedCompositeFieldContainer[Ticket]
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    pids: _containers.RepeatedScalarFieldContainer[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    machines: _containers.RepeatedScalarFieldContainer[str]
+    sockets: _containers.RepeatedScalarFieldContainer[str]
     store_host: str
     store_port: int
     logs_port: int
-    def __init__(self, tickets: _Optional[_Iterable[_Union[Ticket, _Mapping]]] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., logs_port: _Optional[int] = ...) -> None: ...
+    def __init__(self, nodes: _Optional[_Iterable[int]] = ..., hosts: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., addresses: _Optional[_Iterable[str]] = ..., machines: _Optional[_Iterable[str]] = ..., sockets: _Optional[_Iterable[str]] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., logs_port: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("rank", "host", "pid", "kind", "cause", "noticed_by")
@@ -286,16 +322,20 @@ class Beat(_message.Message):
     def __init__(self) -> None: ...
 
 class Silent(_message.Message):
-    __slots__ = ("rank", "seconds", "over", "waits")
+    __slots__ = ("rank", "seconds", "over", "waits", "by", "missing")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     rank: int
     seconds: float
     over: bool
     waits: str
-    def __init__(self, rank: _Optional[int] = ..., seconds: _Optional[float] = ..., over: bool = ..., waits: _Optional[str] = ...) -> None: ...
+    by: int
+    missing: str
+    def __init__(self, rank: _Optional[int] = ..., seconds: _Optional[float] = ..., over: bool = ..., waits: _Optional[str] = ..., by: _Optional[int] = ..., missing: _Optional[str] = ...) -> None: ...
 
 class Near(_message.Message):
     __slots__ = ("connected",)

@@ -72,25 +72,25 @@ def test_the_digest_of_a_step_stands_for_all_steps_before_it() -> None:
 
 
 def test_steps_are_alike_when_the_last_rank_has_done_them() -> None:
-    ledger = Ledger(3)
+    ledger = Ledger(range(3))
     for rank in (2, 0):
         assert tell(ledger, rank, logged(call(0), call(1))) is None
-        assert ledger.alike() == 0
+        assert ledger.alike == 0
     assert tell(ledger, 1, logged(call(0))) is None
-    assert ledger.alike() == 1
+    assert ledger.alike == 1
 
 
 def test_ranks_may_run_ahead_of_each_other() -> None:
-    ledger, slow = Ledger(2), StepLog()
+    ledger, slow = Ledger(range(2)), StepLog()
     tell(ledger, 0, logged(*map(call, range(500))))
     for number in range(500):
         slow.add(call(number))
         assert tell(ledger, 1, slow) is None
-        assert ledger.alike() == number + 1
+        assert ledger.alike == number + 1
 
 
 def test_calls_with_other_arguments_show_both_ranks_and_both_texts() -> None:
-    ledger = Ledger(2)
+    ledger = Ledger(range(2))
     one = logged(call(0), call(1, "a", "train_step(f32[8, 2])"))
     two = logged(call(0), call(1, "b", "evaluate(f32[8, 2])"))
     assert tell(ledger, 0, one) is None
@@ -101,7 +101,7 @@ def test_calls_with_other_arguments_show_both_ranks_and_both_texts() -> None:
 
 
 def test_the_first_difference_is_told_however_many_calls_were_made_since() -> None:
-    ledger = Ledger(3)
+    ledger = Ledger(range(3))
     logs = [logged(*(call(n, str(n == 40 and rank == 2)) for n in range(90))) for rank in range(3)]
     assert tell(ledger, 1, logs[1]) is None
     assert tell(ledger, 0, logs[0]) is None
@@ -109,12 +109,12 @@ def test_the_first_difference_is_told_however_many_calls_were_made_since() -> No
 
 
 def test_who_told_first_of_a_step_is_known_when_steps_before_it_are_forgotten() -> None:
-    ledger, logs = Ledger(3), [StepLog() for _ in range(3)]
+    ledger, logs = Ledger(range(3)), [StepLog() for _ in range(3)]
     for rank, until in ((0, 2), (1, 4), (2, 6), (0, 3), (1, 5)):
         for number in range(logs[rank].told, until):
             logs[rank].add(call(number))
         assert tell(ledger, rank, logs[rank]) is None
-        ledger.alike()
+        ledger.take_alike()
     assert ledger.missing(0) == (3, 1)
     assert ledger.missing(1) == (5, 2)
     logs[0].add(call(3, "other"))
@@ -122,7 +122,7 @@ def test_who_told_first_of_a_step_is_known_when_steps_before_it_are_forgotten() 
 
 
 def test_a_rank_that_ended_while_another_calls_is_an_error_that_counts_calls() -> None:
-    ledger = Ledger(2)
+    ledger = Ledger(range(2))
     one, two = logged(call(0)), logged(call(0), CommonStep(StepKind.END))
     for rank, log in enumerate((one, two)):
         assert tell(ledger, rank, log) is None
@@ -134,14 +134,14 @@ def test_a_rank_that_ended_while_another_calls_is_an_error_that_counts_calls() -
 
 
 def test_a_call_that_an_ended_rank_can_never_make_is_an_error_at_once() -> None:
-    ledger, ended, one = Ledger(3), logged(CommonStep(StepKind.END)), logged(call(0))
+    ledger, ended, one = Ledger(range(3)), logged(CommonStep(StepKind.END)), logged(call(0))
     assert tell(ledger, 2, ended) is None
     text = told(tell(ledger, 0, one), one, one, ended)
     assert "rank 2 came to the end of its script after 0 calls" in text
 
 
 def test_a_run_is_over_when_all_ranks_have_ended() -> None:
-    ledger = Ledger(2)
+    ledger = Ledger(range(2))
     for rank in range(2):
         assert not ledger.over
         tell(ledger, rank, logged(call(0), CommonStep(StepKind.END)))
@@ -149,7 +149,7 @@ def test_a_run_is_over_when_all_ranks_have_ended() -> None:
 
 
 def test_a_gather_where_another_rank_scatters_is_an_error() -> None:
-    ledger = Ledger(2)
+    ledger = Ledger(range(2))
     one, two = (logged(CommonStep(kind, "plans")) for kind in (StepKind.GATHER, StepKind.SCATTER))
     tell(ledger, 0, one)
     text = told(tell(ledger, 1, two), one, two)
@@ -158,7 +158,7 @@ def test_a_gather_where_another_rank_scatters_is_an_error() -> None:
 
 
 def test_a_call_where_another_rank_gathers_is_an_error() -> None:
-    ledger = Ledger(2)
+    ledger = Ledger(range(2))
     one, two = logged(CommonStep(StepKind.GATHER, "specs")), logged(call(0))
     tell(ledger, 0, one)
     text = told(tell(ledger, 1, two), one, two)
@@ -167,7 +167,7 @@ def test_a_call_where_another_rank_gathers_is_an_error() -> None:
 
 
 def test_the_step_that_a_rank_has_not_done_is_the_first_that_another_has() -> None:
-    ledger = Ledger(3)
+    ledger = Ledger(range(3))
     assert ledger.missing(1) is None
     logs = [logged(call(0)) for _ in range(3)]
     for rank in (0, 2):
@@ -178,7 +178,7 @@ def test_the_step_that_a_rank_has_not_done_is_the_first_that_another_has() -> No
     assert ledger.missing(1) == (0, 0)
     assert ledger.missing(0) == (1, 2)
     tell(ledger, 1, logs[1])
-    assert ledger.alike() == 1
+    assert ledger.alike == 1
     assert ledger.missing(1) == (1, 2)
     assert ledger.late(2) == [0, 1]
 
@@ -195,7 +195,7 @@ def test_the_ledger_finds_a_difference_where_there_is_one_and_none_elsewhere(
     scripts = [list(map(str, common)) for _ in range(3)]
     if differing is not None and differing[1] < len(common):
         scripts[differing[0]][differing[1]] = "other"
-    ledger, logs, at = Ledger(3), [StepLog() for _ in range(3)], [0] * 3
+    ledger, logs, at = Ledger(range(3)), [StepLog() for _ in range(3)], [0] * 3
     for rank, count in [*told_in, (0, 20), (1, 20), (2, 20)]:
         for name in scripts[rank][at[rank] : at[rank] + count]:
             logs[rank].add(call(at[rank], name))
@@ -207,7 +207,7 @@ def test_the_ledger_finds_a_difference_where_there_is_one_and_none_elsewhere(
             assert found.step == differing[1]
             assert differing[0] in (found.first, found.second)
             return
-        assert ledger.alike() == min(at)
+        assert ledger.alike == min(at)
     assert len(set(map(tuple, scripts))) == 1
 
 
@@ -215,7 +215,7 @@ def test_the_ledger_finds_a_difference_where_there_is_one_and_none_elsewhere(
 
 
 def test_what_all_ranks_have_told_of_is_agreed_on_once() -> None:
-    tally = DropTally(world=3)
+    tally = DropTally(range(3))
     tally.report(0, drop_set([1, 2], ["a", "b"]), 0)
     tally.report(1, drop_set([2], ["b", "c"]), 0)
     assert not tally.agreed(0)
@@ -224,18 +224,18 @@ def test_what_all_ranks_have_told_of_is_agreed_on_once() -> None:
     tally.report(1, drop_set([1], []), 2)
     assert not tally.agreed(2)  # rank 2 still has it
     tally.report(2, drop_set([1], []), 3)
-    tally.forget(drop_set([], ["a"]))
+    tally.forget(drop_set([], ["a"]), 3)
     assert tally.agreed(3) == drop_set([1], [])
     tally.report(1, drop_set([], ["a"]), 4)
     assert not tally.agreed(4)
 
 
 def test_what_a_rank_tells_with_a_later_call_is_not_agreed_on_with_an_earlier_one() -> None:
-    tally = DropTally(world=2)
+    tally = DropTally(range(2))
     tally.report(1, drop_set([1], ["a"]), 5)  # it is ahead
     tally.report(0, drop_set([1], ["a"]), 2)
     assert not tally.agreed(4)
-    tally.forget(drop_set([], ["a"]))
+    tally.forget(drop_set([], ["a"]), 5)
     assert tally.agreed(5) == drop_set([1], [])
     tally.report(0, drop_set([], ["a"]), 6)  # another of that name
     assert not tally.agreed(6)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from actorflow.control import step_agreement
 from actorflow.control.cluster import Cluster
@@ -82,13 +80,6 @@ def test_the_master_hears_of_many_calls_at_once_however_many_ranks_there_are(
     assert all(event.wait(LIMIT) for event in known)
     assert heard.count("steps") == world - 1
     assert set(heard) <= {"steps", "beat"}
-
-
-@given(st.integers(2, 20_000))
-def test_the_master_hears_of_calls_no_more_often_where_there_are_more_ranks(world: int) -> None:
-    found = step_agreement.spacing(world)
-    assert (world - 1) / found <= max(1 / step_agreement.FOR_EACH, 1 / step_agreement.SPACING)
-    assert found >= step_agreement.SPACING
 
 
 def test_a_rank_that_wants_to_know_makes_slow_ranks_tell_what_they_do_at_once(

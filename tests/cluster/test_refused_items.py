@@ -8,18 +8,20 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from actorflow.control import channels, payloads, proto
+from actorflow.control.address_book import AddressBook, check_welcome, welcome_to
 from actorflow.control.alone import Alone
 from actorflow.control.buffered_callback import BufferedCallback
 from actorflow.control.channels import PeerStub
 from actorflow.control.drops import DropSet, ReleasedHere
-from actorflow.control.proto import ticket_to
 from actorflow.persistence.far_files import HeldRange, serve_held_files
 from actorflow.rendezvous.failure import FailureKind
+from actorflow.rendezvous.roster import Ticket
 from actorflow.support.held_files import FileHolder, hold_file
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalCount, RefusalReason
 from actorflow.support.requests import RequestHandlers
@@ -36,8 +38,8 @@ def door() -> Iterator[ControlDoor]:
         yield made
 
 
-def part(step: int, size: int, last: bool = True) -> pb.Item:
-    return pb.Item(part=pb.Part(step=step, last=last, data=bytes(size)))
+def part(step: int, size: int, last: bool = True, **more: object) -> pb.Item:
+    return pb.Item(part=pb.Part(step=step, last=last, data=bytes(size), **more))  # type: ignore[arg-type]
 
 
 def steps(digests: bytes = b"", **more: object) -> pb.Item:
@@ -49,6 +51,7 @@ def failure(**changes: object) -> pb.Item:
     return pb.Item(failure=pb.Failure(**fields))  # type: ignore[arg-type]
 
 
+TO_1 = [pb.Ranks(first=1, end=2)]
 NEVER = [  # to, from, item, reason
     (0, 1, pb.Item(), Reason.UNREADABLE),
     (0, 1, pb.Item(hello=pb.Hello(rank=1)), Reason.SEQUENCE),
@@ -61,12 +64,20 @@ NEVER = [  # to, from, item, reason
     (0, 1, steps(b"12345678", released=[pb.Released(call=-1)]), Reason.NUMBER),
     (0, 1, steps(b"12345678", released=[pb.Released(dropped=pb.Dropped(plans=[-1]))]), Reason.NUMBER),
     (2, 1, steps(b"12345678"), Reason.SENDER),
-    (0, 1, part(0, 1), Reason.SEQUENCE),  # it has come before
-    (0, 1, part(7, 1), Reason.SEQUENCE),  # it has told of no such step
-    (1, 0, part(1, 1), Reason.SEQUENCE),
-    (1, 0, part(5, 7, last=False), Reason.SIZE),
-    (1, 0, part(5, (1 << 20) + 1), Reason.LIMIT),
+    (0, 1, part(0, 1, sender=1), Reason.SEQUENCE),  # it has come before
+    (0, 1, part(7, 1, sender=1), Reason.SEQUENCE),  # it has told of no such step
+    (1, 0, part(1, 1, receivers=TO_1), Reason.SEQUENCE),
+    (1, 0, part(5, 7, last=False, receivers=TO_1), Reason.SIZE),
+    (1, 0, part(5, (1 << 20) + 1, receivers=TO_1), Reason.LIMIT),
     (1, 2, part(5, 1), Reason.SENDER),
+    (0, 1, part(5, 1, sender=2), Reason.SENDER),  # it is not below rank 1
+    (0, 1, part(5, 1, sender=1, receivers=TO_1), Reason.VALUE),
+    (1, 0, part(5, 1), Reason.VALUE),  # for nobody
+    (1, 0, part(5, 1, receivers=[pb.Ranks(first=2, end=3)]), Reason.NUMBER),
+    (1, 0, part(4, 1, receivers=[pb.Ranks(first=1, end=1)]), Reason.NUMBER),
+    (1, 0, part(3, 1, receivers=TO_1 * 2), Reason.NUMBER),
+    (1, 0, pb.Item(parent=pb.Parent()), Reason.SEQUENCE),
+    (0, 1, pb.Item(parent=pb.Parent()), Reason.SENDER),
     (1, 0, pb.Item(alike=pb.Alike(steps=99)), Reason.NUMBER),
     (1, 0, pb.Item(alike=pb.Alike(steps=0)), Reason.NUMBER),
     (0, 1, pb.Item(alike=pb.Alike(steps=1)), Reason.SENDER),
@@ -83,17 +94,17 @@ NEVER = [  # to, from, item, reason
     (1, 0, pb.Item(farewell=pb.Farewell()), Reason.SEQUENCE),
     (1, 2, pb.Item(farewell=pb.Farewell()), Reason.SENDER),
     (1, 0, pb.Item(near=pb.Near(connected=True)), Reason.SENDER),
-    (0, 1, pb.Item(vote=pb.Vote(call=3)), Reason.SEQUENCE),
-    (0, 1, pb.Item(vote=pb.Vote(call=-3)), Reason.NUMBER),
+    (0, 1, pb.Item(vote=pb.Vote(call=3, rank=1)), Reason.SEQUENCE),
+    (0, 1, pb.Item(vote=pb.Vote(call=-3, rank=1)), Reason.NUMBER),
     (2, 1, pb.Item(failed=pb.Failed(call=3)), Reason.SENDER),
     (1, 0, pb.Item(hold=pb.Hold(call=-1)), Reason.NUMBER),
     (1, 0, pb.Item(decision=pb.Decision(failed=pb.Failed(call=3))), Reason.SEQUENCE),
     (0, 1, pb.Item(hold=pb.Hold(call=1)), Reason.SENDER),
-    (0, 1, pb.Item(silent=pb.Silent(rank=9, seconds=1.0)), Reason.NUMBER),
-    (0, 1, pb.Item(silent=pb.Silent(rank=1, seconds=1.0)), Reason.VALUE),
-    (0, 1, pb.Item(silent=pb.Silent(rank=2, seconds=-1.0)), Reason.VALUE),
-    (0, 1, pb.Item(silent=pb.Silent(rank=2, seconds=math.nan)), Reason.VALUE),
-    (0, 1, pb.Item(silent=pb.Silent(rank=2, seconds=1.0, waits="w" * (1 << 20))), Reason.LIMIT),
+    (0, 1, pb.Item(silent=pb.Silent(by=1, rank=9, seconds=1.0)), Reason.NUMBER),
+    (0, 1, pb.Item(silent=pb.Silent(by=1, rank=1, seconds=1.0)), Reason.VALUE),
+    (0, 1, pb.Item(silent=pb.Silent(by=1, rank=2, seconds=-1.0)), Reason.VALUE),
+    (0, 1, pb.Item(silent=pb.Silent(by=1, rank=2, seconds=math.nan)), Reason.VALUE),
+    (0, 1, pb.Item(silent=pb.Silent(by=1, rank=2, seconds=1.0, waits="w" * (1 << 20))), Reason.LIMIT),
     (0, 1, pb.Item(ready=pb.Ready(plan=1, register=1, payload=[b"x"])), Reason.VALUE),
 ]
 
@@ -126,27 +137,45 @@ def test_bytes_and_fields_of_another_version_are_refused_at_any_depth(door: Cont
 
 def test_a_welcome_must_hold_all_ranks_and_ones_own_ticket(door: ControlDoor) -> None:
     plane = door.plane(1)
-    tickets = [ticket_to(plane.tickets[rank]) for rank in range(3)]
-    good = pb.Welcome(tickets=tickets, store_host="h", store_port=1)
+    tickets = [plane.tickets[rank] for rank in range(3)]
+    good = welcome_to(tickets, ("h", 1), 0)
+    check_welcome(good, 3, plane.own)
     wrong = {
-        "fewer": pb.Welcome(tickets=tickets[:2], store_host="h", store_port=1),
-        "another order": pb.Welcome(tickets=tickets[::-1], store_host="h", store_port=1),
-        "no port": pb.Welcome(tickets=tickets, store_host="h", store_port=0),
-        "a port too high": pb.Welcome(tickets=tickets, store_host="h", store_port=1, logs_port=1 << 16),
+        "fewer": welcome_to(tickets[:2], ("h", 1), 0),
+        "more": welcome_to([*tickets, tickets[2]], ("h", 1), 0),
+        "another order": welcome_to([*tickets[1:], tickets[0]], ("h", 1), 0),
+        "no port": welcome_to(tickets, ("h", 0), 0),
+        "a port too high": welcome_to(tickets, ("h", 1), 1 << 16),
     }
-    for name, change in (("address", "nowhere"), ("address", ""), ("pid", 1 << 23), ("devices", 0), ("socket", "/tmp")):
-        other = pb.Welcome()
-        other.CopyFrom(good)
-        setattr(other.tickets[2], name, change)
-        wrong[f"{name} {change}"] = other
-    mine = pb.Welcome()
-    mine.CopyFrom(good)
-    mine.tickets[1].host = "elsewhere"
-    wrong["another ticket of one's own"] = mine
-    assert proto.welcome_from(good, 3, plane.own)[1] == ("h", 1)
+    changes = (("address", "nowhere"), ("address", ""), ("pid", 1 << 23), ("node", 1 << 20), ("socket", "/tmp"))
+    for name, change in changes:
+        other = replace(tickets[2], **{name: change})  # type: ignore[arg-type]
+        wrong[f"{name} {change}"] = welcome_to([*tickets[:2], other], ("h", 1), 0)
+    for name, change in (("host", "elsewhere"), ("pid", 1), ("address", "127.0.0.1:1"), ("machine", "m"), ("node", 1)):
+        mine = replace(tickets[1], **{name: change})  # type: ignore[arg-type]
+        wrong[f"another {name} of one's own"] = welcome_to([tickets[0], mine, tickets[2]], ("h", 1), 0)
+    short = welcome_to(tickets, ("h", 1), 0)
+    del short.machines[2]
+    wrong["a column that is short"] = short
     for name, welcome in wrong.items():
         with pytest.raises(MessageRefused):
-            pytest.fail(f"{name}: {proto.welcome_from(welcome, 3, plane.own)}")
+            pytest.fail(f"{name}: {check_welcome(welcome, 3, plane.own)}")
+
+
+def test_the_book_has_the_tickets_that_ranks_have_shown() -> None:
+    made = [
+        Ticket(
+            rank, rank // 2, 2, 2, f"host {rank}", 7 + rank, f"10.0.0.{rank}:{80 + rank}", "1", "3", "2", "train.py",
+            "d", ("--fast",), f"machine {rank // 2}", f"actorflow-{rank:032x}", "Gloo", 15.0, 16,
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+    book = AddressBook()
+    book[3] = made[3]
+    assert (dict(book), len(book), 0 in book, book.get(2)) == ({3: made[3]}, 1, False, None)
+    book.welcome(welcome_to(made, ("h", 1), 0), made[3])
+    assert dict(book) == dict(enumerate(made))
+    assert (len(book), 4 in book, -1 in book) == (4, False, False)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +228,7 @@ def test_a_master_that_says_to_drop_what_a_rank_has_not_released_ends_the_run(
     pause = threading.Event()
     while min(master.steps.told(rank) for rank in (1, 2)) < 1:
         pause.wait(0.01)
-    master._loop.call_soon_threadsafe(master._tell_all, proto.alike_to(1, released | dropped))
+    master._loop.call_soon_threadsafe(master._tree_links.down, proto.alike_to(1, released | dropped))
     for cluster in ranks.clusters:
         assert cluster.failed.wait(LIMIT)
         failure = cluster.failure
