@@ -14,7 +14,6 @@ from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import (
     Actor,
     ActorKind,
-    Box,
     Collective,
     CollectiveKind,
     CombineKind,
@@ -25,6 +24,7 @@ from actorflow_compiler.plan.plan import (
     Send,
     Target,
     TensorSpec,
+    elements,
 )
 from actorflow_compiler.plan.summary import sent_bytes, variable_shape
 from actorflow_scheduler.work_digest import work_digest
@@ -120,8 +120,9 @@ def moved_bytes(plan: Plan, actor: Actor) -> float:
     sent = received = 0.0
     for exchange, operand, target in zip(comm.exchanges, actor.operands, actor.targets, strict=True):
         item = _item_bytes(plan, target) or _item_bytes(plan, operand)
-        sent += item * sum(_elements(b) for m, b in enumerate(exchange.send) if m != me)
-        received += item * sum(_elements(b) for m, b in enumerate(exchange.receive) if m != me)
+        out, into = plan.moved_by(exchange)
+        sent += item * (out - elements(exchange.send[me]))
+        received += item * (into - elements(exchange.receive[me]))
     return max(sent, received)
 
 
@@ -166,10 +167,6 @@ def max_workspace_bytes(plan: Plan) -> dict[int, int]:
     for actor in plan.actors:
         most[actor.rank] = max(most[actor.rank], actor.workspace)
     return most
-
-
-def _elements(boxes: tuple[Box, ...]) -> int:
-    return sum(numel(b.size) for b in boxes)
 
 
 def _variable_bytes(plan: Plan, actor: Actor, place: Operand | Target) -> float:

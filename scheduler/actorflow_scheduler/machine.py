@@ -14,10 +14,10 @@ worker drives the machine in a real run, the liveness proof in a simulated one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.plan.plan import Actor, Plan, Register
+from actorflow_compiler.plan.plan import Actor, Order, Plan, Register
 from actorflow_scheduler.events import (
     ActorFinished,
     CallIssued,
@@ -138,16 +138,17 @@ class Machine:
         self._queues: dict[str, _Queue] = {}
         self._actors: dict[int, _Actor] = {}
         self._registers: dict[int, _Register] = {}
-        for actor in plan.actors:
+        own = plan.of_rank(rank)
+        for actor in own.actors:
             if actor.rank == rank:
                 queue = self._queues.setdefault(actor.queue, _Queue(actor.queue))
                 self._actors[actor.id] = _Actor(actor, queue)
-        for register in plan.registers:
+        for register in own.registers:
             self._join(register)
         for a in self._actors.values():
             a.missing = 1 + sum(_is_empty(e) for e in a.inputs) + sum(_is_full(r, a) for r in a.outputs)
         self._firings = sum(a.rate for a in self._actors.values())
-        self._freeze()
+        self._freeze(own.orders)
         self._handlers: dict[type, Callable[..., list[Instruction]]] = {
             ActorFinished: self._finished,
             TokenArrived: self._arrived,
@@ -158,8 +159,6 @@ class Machine:
     def _join(self, register: Register) -> None:
         local = register.producer in self._actors
         here = self.plan.home(register) == self.rank
-        if not local and not here:
-            return
         r = self._registers[register.id] = _Register(register, filled_remotely=not local, read_remotely=not here)
         if local:
             r.producer = self._actors[register.producer]
@@ -169,9 +168,9 @@ class Machine:
             for e in r.readers:
                 e.actor.inputs += (e,)
 
-    def _freeze(self) -> None:
-        for order in self.plan.orders:
-            if order.rank == self.rank and order.actors:
+    def _freeze(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            if order.actors:
                 queue = self._queues[order.queue]
                 queue.order = tuple(self._actors[id] for id in order.actors)
                 queue.head = queue.order[0]

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import actorflow as flow
 from actorflow.script_state.search import find_state
 from actorflow_compiler.boxing.aligned import AlignedHop, aligned_route
-from actorflow_compiler.boxing.routes import route
+from actorflow_compiler.boxing.group_exchanges import GroupExchanges
+from actorflow_compiler.boxing.routes import Hop, HopKind, route
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import capture_step, fold_captured, lower_captured
@@ -25,7 +26,7 @@ from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.folded import FoldedPlan
-from actorflow_compiler.plan.plan import Send
+from actorflow_compiler.plan.plan import Exchange, Send
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.rank_classes import fold
 from actorflow_scheduler.schedule import schedule, schedule_folded
@@ -262,3 +263,37 @@ def test_a_hop_by_rules_is_the_hop_that_is_found_device_by_device(
             assert [[*ours.targets(s)] for s in sources] == [[*theirs.targets(s)] for s in sources]
             for t in targets:
                 assert [ours.pair(t, s) for s in sources] == [theirs.pair(t, s) for s in sources]
+
+
+def _exchange(hop: Hop, rank: int, group: Sequence[int]) -> tuple[Exchange, ...]:
+    """What a rank of a group sends and receives in a hop, found pair by pair."""
+    if hop.kind is HopKind.ALL_REDUCE:
+        return ()
+    sources, targets = ([place.index(member) for member in group] for place in (hop.source, hop.target))
+    me = group.index(rank)
+    send = tuple(tuple(p.source for p in hop.pair(t, sources[me])) for t in targets)
+    receive = tuple(tuple(p.target for p in hop.pair(targets[me], s)) for s in sources)
+    return (Exchange(send, receive, hop.add),)
+
+
+@given(_boxings())
+def test_exchanges_that_are_made_once_for_ranks_that_are_alike_are_those_of_each_rank(
+    boxing: tuple[tuple[int, ...], Placement, NdSbp, Placement, NdSbp],
+) -> None:
+    try:
+        hops = (*route(*boxing), *aligned_route(*boxing))
+    except LayoutError:
+        return
+    for hop in hops:
+        found = GroupExchanges(hop, {})
+        for group in hop.groups:
+            assert [found.of(rank, group) for rank in group] == [_exchange(hop, rank, group) for rank in group]
+
+
+@pytest.mark.parametrize(("source", "target"), [(Split(0), B), (P, Split(0))], ids=["all-gather", "reduce-scatter"])
+def test_the_members_of_a_collective_of_equal_parts_share_one_exchange(source: Sbp, target: Sbp) -> None:
+    place = placement("cpu", [list(range(16)), list(range(16, 32))])
+    (hop,) = aligned_route((32, 8), place, (B, source), place, (B, target))
+    found = GroupExchanges(hop, {})
+    assert len(hop.groups) == 2
+    assert len({id(one) for group in hop.groups for rank in group for one in found.of(rank, group)}) == 1

@@ -9,9 +9,10 @@ equals ``route``.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, cheapest_route, direct_hop, groups_along
@@ -73,6 +74,14 @@ class AlignedHop(Hop):
         part = intersect(inside, have) if count(have) and count(inside) else None
         return () if part is None else tuple(itertools.starmap(BoxCopy, boxes(part, (have, inside))))
 
+    def given_by(self, s: int) -> Hashable:
+        """As ``Hop.given_by``: in a group, devices differ only along axes that are free, so what they hold decides."""
+        return region(self.shape, self.source_sbp, self.source, s)
+
+    def taken_by(self, t: int) -> Hashable:
+        """As ``Hop.taken_by``."""
+        return region(self.shape, self.target_sbp, self.target, t)
+
     def _related(self, index: int, others: Placement) -> Iterator[int]:
         at = coordinates(others, index)  # both meshes have one shape
         axes = [range(n) if k in self.free else (at[k],) for k, n in enumerate(others.hierarchy)]
@@ -99,6 +108,14 @@ class RingHop(AlignedHop):
         box = Box((0,) * len(size), size)
         return (BoxCopy(box, box),)
 
+    def given_by(self, s: int) -> Hashable:
+        """As ``Hop.given_by``: each has another neighbour."""
+        return s
+
+    def taken_by(self, t: int) -> Hashable:
+        """As ``Hop.taken_by``."""
+        return t
+
     def _next(self, index: int, step: int) -> int:
         at, (axis,) = list(coordinates(self.source, index)), self.free
         at[axis] = (at[axis] + step) % self.source.hierarchy[axis]
@@ -116,25 +133,33 @@ def ring_hop(shape: Shape, place: Placement, sbp: NdSbp, axis: int) -> RingHop:
 
 
 def aligned_route(
-    shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp
+    shape: Sequence[int],
+    source: Placement,
+    source_sbp: NdSbp,
+    target: Placement,
+    target_sbp: NdSbp,
+    most: float = math.inf,
 ) -> tuple[Hop, ...]:
     """The hops that ``route`` finds, as aligned ones where they are.
 
-    Raises LayoutError for a split that does not fit the shape, and NotAlignedError.
+    Raises LayoutError for a split that does not fit the shape, and NotAlignedError for a hop that is not aligned and
+    has more than ``most`` pairs of devices.
     """
-    return _aligned_route(tuple(shape), source, source_sbp, target, target_sbp)
+    return _aligned_route(tuple(shape), source, source_sbp, target, target_sbp, most)
 
 
 @kept_while_compiling(maxsize=1 << 12)
-def _aligned_route(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
-    return cheapest_route(shape, source, a, target, b, _aligned_or_not)
+def _aligned_route(
+    shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp, most: float
+) -> tuple[Hop, ...]:
+    return cheapest_route(shape, source, a, target, b, functools.partial(_aligned_or_not, most))
 
 
-def _aligned_or_not(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> Hop:
+def _aligned_or_not(most: float, shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> Hop:
     found = aligned_hop(shape, source, a, target, b)
     if found is not None:
         return found
-    if source.size * target.size > MOST:
+    if source.size * target.size > most:
         raise NotAlignedError(f"{list(shape)} from {a} to {b}")
     return direct_hop(shape, source, a, target, b)
 

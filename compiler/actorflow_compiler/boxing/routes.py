@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -204,6 +204,14 @@ class Hop:
     def targets(self, s: int) -> Sequence[int]:
         """The target devices that take something of source device s, in ascending order."""
         return [t for t, row in enumerate(self.parts) if row[s]]
+
+    def given_by(self, s: int) -> Hashable:
+        """What is equal for source devices of one group that are alike: each target takes equal copies from them."""
+        return s
+
+    def taken_by(self, t: int) -> Hashable:
+        """What is equal for target devices of one group that are alike: each source gives them equal copies."""
+        return t
 
 
 Move = Callable[[Shape, Placement, NdSbp, Placement, NdSbp], Hop]  # the one hop from a layout to another

@@ -5,12 +5,15 @@ A *local value* has one number on all ranks that hold a part of it; its shape ma
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from actorflow_compiler.boxing.aligned import NotAlignedError, aligned_route, ring_hop
-from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, route
+from actorflow_compiler.boxing.aligned import MOST, NotAlignedError, aligned_route, ring_hop
+from actorflow_compiler.boxing.group_exchanges import GroupExchanges
+from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol, substitute_all
@@ -154,9 +157,11 @@ class _HopContext:
 class _Lowering:
     def __init__(self, step: StepLayouts, listed: ListedRanks = EVERY_RANK, classes: RankClasses | None = None) -> None:
         self.listed, self.classes = listed, classes
-        self.route = route if classes is None else aligned_route
+        most = math.inf if classes is None else MOST
+        self.route = functools.partial(aligned_route, most=most)
         self.apart = False  # whether the listed ranks do not do for all, as one of them sends to one that is not listed
-        self.sides: dict[tuple[int, int], tuple[Hop, tuple[Exchange, ...]]] = {}  # (id of hop, rank) → its exchanges
+        self.sides: dict[int, tuple[Hop, GroupExchanges]] = {}  # id of hop → what ranks exchange in it
+        self.same: dict[Exchange, Exchange] = {}  # one object for equal ones
         self.grouped: dict[int, _Groups] = {}  # id of a hop's groups → these, with the listed ranks
         graph, everywhere = step.graph, step.everywhere
         self.graph, self.layouts, self.pieces, self.times = graph, step.layouts, step.pieces, step.times
@@ -436,8 +441,9 @@ class _Lowering:
         """A hop that is a collective in each of its groups."""
         groups = self.groups(hop)
         ids = [self.count() for _ in range(groups.count)]
+        exchanges = self.exchanges(hop)
         comms = {
-            rank: Collective(CollectiveKind(hop.kind), ids[number], group, self.exchanges(hop, rank, group))
+            rank: Collective(CollectiveKind(hop.kind), ids[number], group, exchanges.of(rank, group))
             for number, group, ranks in groups.listed
             for rank in ranks
         }
@@ -466,12 +472,11 @@ class _Lowering:
             found = self.grouped[id(hop.groups)] = _Groups(hop.groups, frozenset(hop.groups), listed, len(numbers))
         return found
 
-    def exchanges(self, hop: Hop, rank: int, group: tuple[int, ...]) -> tuple[Exchange, ...]:
-        """One rank's exchange in a collective of its group; one object for all that it moves alike."""
-        key = id(hop), rank
-        if key not in self.sides:
-            self.sides[key] = hop, _exchanges(hop, rank, group)
-        return self.sides[key][1]
+    def exchanges(self, hop: Hop) -> GroupExchanges:
+        """What ranks exchange in a hop, found once for all that move alike."""
+        if id(hop) not in self.sides:
+            self.sides[id(hop)] = hop, GroupExchanges(hop, self.same)
+        return self.sides[id(hop)][1]
 
     def count(self) -> int:
         """The id of a new communication."""
@@ -575,23 +580,6 @@ class _Groups:
     all: frozenset[tuple[int, ...]]
     listed: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]]  # number, group with listed ranks, these
     count: int  # numbers
-
-
-def _exchanges(hop: Hop, rank: int, group: tuple[int, ...]) -> tuple[Exchange, ...]:
-    """One rank's exchange in a collective of its group; none for an all_reduce, which takes and gives everything."""
-    if hop.kind is HopKind.ALL_REDUCE:
-        return ()
-    s, t = hop.source.index(rank), hop.target.index(rank)
-    sources, targets = _indices(hop.source, group), _indices(hop.target, group)
-    send = tuple(tuple(p.source for p in hop.pair(other, s)) for other in targets)
-    receive = tuple(tuple(p.target for p in hop.pair(t, other)) for other in sources)
-    return (Exchange(send, receive, hop.add),)
-
-
-def _indices(place: Placement, group: tuple[int, ...]) -> list[int]:
-    """The positions of ranks in a placement."""
-    index = {rank: k for k, rank in enumerate(place.ranks)}
-    return [index[rank] for rank in group]
 
 
 def resolve(value: int, alias: Mapping[tuple[int, int], int], rank: int) -> int:

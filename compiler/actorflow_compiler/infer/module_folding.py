@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actorflow_compiler.boxing.routes import HopKind, bytes_of, route
+from actorflow_compiler.boxing.aligned import aligned_route
+from actorflow_compiler.boxing.routes import HopKind, bytes_of
 from actorflow_compiler.core.ops import ITEM_BYTES, Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, show
@@ -105,7 +106,7 @@ class _Folding:
         boxing: tuple[str, ...] = ()
         if self.kind.get(value) not in FREE_KINDS:  # every rank has these whole
             made = self.layouts.value[value]
-            hops = route(meta.shape, self.layouts.placement[value], made, where, need)
+            hops = aligned_route(meta.shape, self.layouts.placement[value], made, where, need)
             boxing = tuple(hop.kind if hop.kind != HopKind.LOCAL else "slice" for hop in hops)
             once = (value, where, need, self.keys[target][1] if self.kind.get(value) == InputKind.VARIABLE else "")
             if once not in self.boxed:  # further readers in this layout share the boxed value

@@ -6,6 +6,7 @@ each register it writes has a free slot, and it is its turn on its queue.  ``ver
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -17,7 +18,7 @@ from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, refs, substitute_a
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, numel
 from actorflow_compiler.plan.modes import Mode
-from actorflow_compiler.plan.origins import Origins
+from actorflow_compiler.plan.origins import Origins, StepsOf
 
 
 class ActorKind(StrEnum):
@@ -398,6 +399,17 @@ class ConsideredPlan:
     why: str = ""  # why it is worse; empty for the plan that was chosen
 
 
+@dataclass(frozen=True, slots=True)
+class RankItems:
+    """What a plan lists for one rank, each in the order of the plan."""
+
+    actors: list[Actor] = field(default_factory=list)  # its own, and those of other ranks that send to it
+    registers: list[Register] = field(default_factory=list)  # that these actors fill
+    orders: list[Order] = field(default_factory=list)
+    calls: list[Order] = field(default_factory=list)
+    steps: list[StepsOf] = field(default_factory=list)  # of its own actors
+
+
 @dataclass(frozen=True)
 class Plan:
     """A whole plan, or the part of it that some ranks need (``for_rank``).
@@ -436,6 +448,39 @@ class Plan:
     @cached_property
     def _variables(self) -> dict[str, Variable]:
         return {v.name: v for v in self.variables}
+
+    @cached_property
+    def _by_rank(self) -> dict[int, RankItems]:
+        found: defaultdict[int, RankItems] = defaultdict(RankItems)
+        for actor in self.actors:
+            for rank in _concerned(actor):
+                found[rank].actors.append(actor)
+        for register in self.registers:
+            if register.producer in self._actors:
+                for rank in _concerned(self._actors[register.producer]):
+                    found[rank].registers.append(register)
+        for order in self.orders:
+            found[order.rank].orders.append(order)
+        for order in self.calls:
+            found[order.rank].calls.append(order)
+        for steps in self.origins.steps:
+            if steps.actor in self._actors:
+                found[self._actors[steps.actor].rank].steps.append(steps)
+        return dict(found)
+
+    def of_rank(self, rank: int) -> RankItems:
+        """What the plan lists for a rank; all ranks are looked for at once, at the first call."""
+        return self._by_rank.get(rank) or RankItems()
+
+    @cached_property
+    def _moved(self) -> dict[int, tuple[int, int]]:
+        return {}
+
+    def moved_by(self, exchange: Exchange) -> tuple[int, int]:
+        """The elements that one of the plan's exchanges sends and receives in all, also to and from its own rank."""
+        if id(exchange) not in self._moved:  # the plan keeps it alive, so its id stays its own
+            self._moved[id(exchange)] = sum(map(elements, exchange.send)), sum(map(elements, exchange.receive))
+        return self._moved[id(exchange)]
 
     def variable(self, name: str) -> Variable | None:
         """The variable of this name; None if it is the name of a constant."""
@@ -499,27 +544,34 @@ class Plan:
 
     def for_rank(self, rank: int) -> Plan:
         """What one rank needs: its actors, the senders that fill its registers, their registers, its orders."""
-        sends = {a.id for a in self.actors if isinstance(a.comm, Send) and a.comm.to_rank == rank}
-        mine = {a.id for a in self.actors if a.rank == rank}
-        used = sorted({a.body for a in self.actors if a.id in mine and a.body is not None})
+        own = self.of_rank(rank)
+        used = sorted({a.body for a in own.actors if a.rank == rank and a.body is not None})
         number = {old: new for new, old in enumerate(used)}
-        actors = tuple(
-            replace(a, body=None if a.body is None or a.id not in mine else number[a.body])
-            for a in self.actors
-            if a.id in mine or a.id in sends
-        )
-        registers = tuple(r for r in self.registers if r.producer in mine or r.producer in sends)
         return replace(
             self,
             bodies=tuple(self.bodies[b] for b in used),
-            actors=actors,
-            registers=registers,
-            orders=tuple(o for o in self.orders if o.rank == rank),
+            actors=tuple(
+                replace(a, body=number[a.body]) if a.rank == rank and a.body is not None else replace(a, body=None)
+                for a in own.actors
+            ),
+            registers=tuple(own.registers),
+            orders=tuple(own.orders),
             ranks=(rank,),
             considered=(),
-            calls=tuple(o for o in self.calls if o.rank == rank),
-            origins=Origins(self.origins.places, tuple(s for s in self.origins.steps if s.actor in mine)),
+            calls=tuple(own.calls),
+            origins=Origins(self.origins.places, tuple(own.steps)),
         )
+
+
+def _concerned(actor: Actor) -> tuple[int, ...]:
+    """The ranks that know of an actor: its own, and the one that it sends to."""
+    comm = actor.comm
+    return (actor.rank, comm.to_rank) if isinstance(comm, Send) and comm.to_rank != actor.rank else (actor.rank,)
+
+
+def elements(boxes: tuple[Box, ...]) -> int:
+    """The number of elements in some boxes."""
+    return sum(numel(box.size) for box in boxes)
 
 
 def tokens_per_iteration(plan: Plan, register: Register) -> int:

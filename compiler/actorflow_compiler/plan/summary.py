@@ -26,6 +26,7 @@ from actorflow_compiler.plan.plan import (
     Send,
     Variable,
     VariableKind,
+    elements,
 )
 from actorflow_compiler.plan.proto import to_bytes
 
@@ -161,8 +162,8 @@ class _Sizes:
             elif comm.kind == CollectiveKind.ALL_REDUCE:
                 count *= 2 * (len(comm.ranks) - 1)
             else:
-                to_others = zip(comm.ranks, comm.exchanges[i].send, strict=True)
-                count = sum(numel(box.size) for rank, boxes in to_others if rank != actor.rank for box in boxes)
+                exchange = comm.exchanges[i]
+                count = self.plan.moved_by(exchange)[0] - elements(exchange.send[comm.ranks.index(actor.rank)])
             yield count * ITEM_BYTES[dtype]
 
     def tensor(self, actor: Actor, operand: Operand) -> tuple[tuple[int, ...], str]:
