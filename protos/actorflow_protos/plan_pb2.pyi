@@ -157,6 +157,16 @@ class Exchange(_message.Message):
     add: bool
     def __init__(self, send: _Optional[_Iterable[_Union[Boxes, _Mapping]]] = ..., receive: _Optional[_Iterable[_Union[Boxes, _Mapping]]] = ..., add: bool = ...) -> None: ...
 
+class Stretch(_message.Message):
+    __slots__ = ("first", "step", "count")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    step: int
+    count: int
+    def __init__(self, first: _Optional[int] = ..., step: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
 class Comm(_message.Message):
     __slots__ = ("kind", "id", "group", "exchanges", "plane")
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -166,10 +176,10 @@ class Comm(_message.Message):
     PLANE_FIELD_NUMBER: _ClassVar[int]
     kind: str
     id: int
-    group: _containers.RepeatedScalarFieldContainer[int]
+    group: _containers.RepeatedCompositeFieldContainer[Stretch]
     exchanges: _containers.RepeatedCompositeFieldContainer[Exchange]
     plane: str
-    def __init__(self, kind: _Optional[str] = ..., id: _Optional[int] = ..., group: _Optional[_Iterable[int]] = ..., exchanges: _Optional[_Iterable[_Union[Exchange, _Mapping]]] = ..., plane: _Optional[str] = ...) -> None: ...
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[int] = ..., group: _Optional[_Iterable[_Union[Stretch, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[Exchange, _Mapping]]] = ..., plane: _Optional[str] = ...) -> None: ...
 
 class Actor(_message.Message):
     __slots__ = ("id", "name", "rank", "queue", "kind", "rate", "body", "operands", "targets", "comm", "flops", "stage", "momentary", "flops_dtype")
@@ -218,12 +228,12 @@ class Variable(_message.Message):
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
     placement_type: str
-    ranks: _containers.RepeatedScalarFieldContainer[int]
+    ranks: _containers.RepeatedCompositeFieldContainer[Stretch]
     hierarchy: _containers.RepeatedScalarFieldContainer[int]
     sbp: str
     kind: str
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., placement_type: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., hierarchy: _Optional[_Iterable[int]] = ..., sbp: _Optional[str] = ..., kind: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., placement_type: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[Stretch, _Mapping]]] = ..., hierarchy: _Optional[_Iterable[int]] = ..., sbp: _Optional[str] = ..., kind: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("index", "shape", "dtype", "placement_type", "ranks", "hierarchy", "sbp", "weights")
@@ -239,11 +249,11 @@ class Result(_message.Message):
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
     placement_type: str
-    ranks: _containers.RepeatedScalarFieldContainer[int]
+    ranks: _containers.RepeatedCompositeFieldContainer[Stretch]
     hierarchy: _containers.RepeatedScalarFieldContainer[int]
     sbp: str
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, index: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., placement_type: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., hierarchy: _Optional[_Iterable[int]] = ..., sbp: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., placement_type: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[Stretch, _Mapping]]] = ..., hierarchy: _Optional[_Iterable[int]] = ..., sbp: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("rank", "queue", "actors")

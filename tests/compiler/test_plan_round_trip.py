@@ -53,6 +53,8 @@ from actorflow_compiler.plan.proto import from_bytes, to_bytes, to_proto
 from actorflow_compiler.plan.summary import plan_digest
 from actorflow_compiler.plan.text import from_json, to_json
 
+RANK_0 = [{"first": 0, "count": 1}]
+SUM_OF = {"kind": "all_reduce", "plane": "gloo"}
 FORMS = [
     pytest.param(lambda plan: from_bytes(to_bytes(plan)), id="protobuf"),
     pytest.param(lambda plan: from_json(to_json(plan)), id="json"),
@@ -192,6 +194,21 @@ def test_a_damaged_byte_gives_a_plan_or_a_plan_error(plan: Plan, at: int, byte: 
         from_bytes(bytes(data))
 
 
+def test_a_plan_takes_no_more_bytes_for_more_ranks() -> None:
+    """Of 2 stages of 1,024 × 8 ranks, each variable and each collective names thousands."""
+    ranks = tuple(range(8 * 1024, 16 * 1024))
+    found = Placement("cuda", ranks, (1024, 8))
+    comms = [Collective(CollectiveKind.ALL_REDUCE, 0, group) for group in (ranks[::8], ranks[:8], ranks)]
+    plan = replace(
+        with_args(1),
+        world=16 * 1024,
+        actors=tuple(Actor(k, "a", ranks[0], "compute", "boxing", comm=comm) for k, comm in enumerate(comms)),
+        variables=(Variable("w", (8, 8), "bool", found, (Split(0), B), VariableKind.PARAMETER),),
+    )
+    assert from_bytes(to_bytes(plan)) == plan
+    assert len(to_bytes(plan)) < 1000
+
+
 @pytest.mark.parametrize("data", [b"", b"\xff", b"not a plan", to_bytes(with_args(1))[:-1]], ids=repr)
 def test_bytes_that_are_no_plan_raise_a_plan_error(data: bytes) -> None:
     with pytest.raises(PlanError):
@@ -221,15 +238,25 @@ def test_a_field_of_another_version_is_refused_at_any_depth() -> None:
         (
             "variable w: unknown kind 'state'",
             lambda m: m.variables.add(
-                name="w", dtype="bool", kind="state", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="B"
+                name="w", dtype="bool", kind="state", placement_type="cpu", ranks=RANK_0, hierarchy=[1], sbp="B"
             ),
         ),
         (
             "one entry",
-            lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,B]"),
+            lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=RANK_0, hierarchy=[1], sbp="[B,B]"),
         ),
-        ("SBP", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,x]")),
-        ("mesh", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[2], sbp="B")),
+        ("SBP", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=RANK_0, hierarchy=[1], sbp="[B,x]")),
+        ("mesh", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=RANK_0, hierarchy=[2], sbp="B")),
+        (
+            "actor a: 4,294,967,295 ranks",
+            lambda m: m.actors.add(name="a", kind="boxing", comm={**SUM_OF, "group": [{"count": 2**32 - 1}]}),
+        ),
+        (
+            "actor a: ranks below 0",
+            lambda m: m.actors.add(
+                name="a", kind="boxing", comm={**SUM_OF, "group": [{"first": 1, "step": -1, "count": 3}]}
+            ),
+        ),
     ],
 )
 def test_a_message_with_a_missing_or_odd_part_raises_a_plan_error_that_names_it(path: str, change: object) -> None:

@@ -19,9 +19,19 @@ from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, cheapest_rou
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.runs import length
-from actorflow_compiler.core.sbp import B, NdSbp, P, Split, largest, local_size, share
+from actorflow_compiler.core.sbp import B, NdSbp, P, Split, largest
 from actorflow_compiler.plan.plan import Box
-from actorflow_compiler.plan.region import boxes, coordinates, count, device_at, intersect, region
+from actorflow_compiler.plan.region import (
+    boxes,
+    coordinates,
+    count,
+    count_of_all,
+    device_at,
+    intersect,
+    region,
+    representatives,
+    without_elements,
+)
 
 Shape = tuple[int, ...]
 MOST = 1 << 18  # pairs of devices that are looked at one by one, where a hop is not aligned
@@ -46,12 +56,12 @@ class AlignedHop(Hop):
         if self.modulo:
             rank = self.target.ranks[t]
             return (self.source.index(rank) if rank in self.source else t % self.source.size,)
-        return [s for s in self._related(t, self.source) if self.pair(t, s)]
+        return [s for s in self._related(t, self.source) if self._gives(s, t)]
 
     def targets(self, s: int) -> Sequence[int]:
         """As ``Hop.targets``."""
         if not self.modulo:
-            return [t for t in self._related(s, self.target) if self.pair(t, s)]
+            return [t for t in self._related(s, self.target) if self._gives(s, t)]
         others = range(s % self.source.size, self.target.size, self.source.size)
         found = {t for t in others if self.target.ranks[t] not in self.source}
         if self.source.ranks[s] in self.target:
@@ -67,7 +77,7 @@ class AlignedHop(Hop):
             here, there = coordinates(self.target, t), coordinates(self.source, s)
             if any(x != y for k, (x, y) in enumerate(zip(there, here, strict=True)) if k not in self.free):
                 return ()
-            if any(here[k] for k in self.first):
+            if not self._gives(s, t):
                 return ()
         have = region(self.shape, self.source_sbp, self.source, s)
         inside = region(self.shape, self.target_sbp, self.target, t)
@@ -81,6 +91,14 @@ class AlignedHop(Hop):
     def taken_by(self, t: int) -> Hashable:
         """As ``Hop.taken_by``."""
         return region(self.shape, self.target_sbp, self.target, t)
+
+    def _gives(self, s: int, t: int) -> bool:
+        """Whether anything moves between two devices that are related: of their parts, one lies in the other."""
+        if self.first and any(coordinates(self.target, t)[k] for k in self.first):
+            return False
+        return s not in without_elements(self.shape, self.source_sbp, self.source) and t not in without_elements(
+            self.shape, self.target_sbp, self.target
+        )
 
     def _related(self, index: int, others: Placement) -> Iterator[int]:
         at = coordinates(others, index)  # both meshes have one shape
@@ -125,7 +143,7 @@ class RingHop(AlignedHop):
 @kept_while_compiling(maxsize=1 << 10)
 def ring_hop(shape: Shape, place: Placement, sbp: NdSbp, axis: int) -> RingHop:
     """The hop that passes each device's block of a value of this shape and layout to the next one along a mesh axis."""
-    moved = sum(count(region(shape, sbp, place, index)) for index in range(place.size))
+    moved = count_of_all(shape, sbp, place)
     groups = groups_along(place, (axis,))
     return RingHop(
         HopKind.ALL_TO_ALL, place, place, sbp, groups, elements=moved, shape=shape, source_sbp=sbp, free=(axis,)
@@ -227,7 +245,7 @@ def _splitting(sbp: NdSbp, axes: Sequence[int]) -> dict[int, list[tuple[int, Spl
 def _crossing(hop: AlignedHop, terms: int, same: bool) -> int:
     """The elements that all devices together take from others."""
     total = 0
-    for t, times in _samples(hop):
+    for t, times in representatives(((hop.shape, hop.source_sbp), (hop.shape, hop.target_sbp)), hop.source, hop.first):
         if any(coordinates(hop.target, t)[k] for k in hop.first):
             continue
         want, have = region(hop.shape, hop.target_sbp, hop.target, t), region(hop.shape, hop.source_sbp, hop.source, t)
@@ -235,48 +253,6 @@ def _crossing(hop: AlignedHop, terms: int, same: bool) -> int:
         own = count(both) if both is not None else 0
         total += times * ((count(want) * terms if hop.free else own) - (own if same else 0))
     return total
-
-
-def _samples(hop: AlignedHop) -> Iterator[tuple[int, int]]:
-    """Devices, with the number of devices that hold and take as much."""
-    before, after = (edges(hop.shape, sbp, hop.source) for sbp in (hop.source_sbp, hop.target_sbp))
-    axes: list[list[tuple[int, int]]] = []
-    for k, n in enumerate(hop.source.hierarchy):
-        at = {0, n, *before[k], *after[k], *((1,) if k in hop.first else ())}
-        axes.append([(lo, hi - lo) for lo, hi in itertools.pairwise(sorted(at))])
-    for pick in itertools.product(*axes):
-        yield device_at(hop.source, [lo for lo, _ in pick]), math.prod(n for _, n in pick)
-
-
-def edges(shape: Shape, sbp: NdSbp, place: Placement, alike: float = 0.0) -> tuple[set[int], ...]:
-    """For each axis the coordinates at which devices may begin to hold more or less; 0 where all hold equally much.
-
-    The first devices have what is left over by a split that is uneven.  Later axes split what earlier ones leave.
-    Sizes count as equal where the smaller lacks no more than the share ``alike`` of the larger.
-    """
-    found: tuple[set[int], ...] = tuple(set() for _ in place.hierarchy)
-    sizes = [{n} for n in shape]
-    for entry, parts, at in zip(sbp, place.axes, found, strict=True):
-        if isinstance(entry, Split):
-            inner = entry.blocks * entry.unit
-            if not isinstance(parts, int):
-                held = [[local_size(n, entry, parts, k) for k in range(len(parts))] for n in sizes[entry.dim]]
-                at.update(
-                    k + 1
-                    for each in held
-                    for k, (x, y) in enumerate(itertools.pairwise(each))
-                    if abs(x - y) > alike * max(x, y)
-                )
-                sizes[entry.dim] = {n for each in held for n in each}
-                continue
-            units = {size // inner for size in sizes[entry.dim]}
-            at.update(n % parts for n in units if alike * -(-n // parts) < 1)
-            sizes[entry.dim] = {
-                inner * (hi - lo)
-                for size in sizes[entry.dim]
-                for lo, hi in (share(size // inner, parts, 0), share(size // inner, parts, parts - 1))
-            }
-    return found
 
 
 def _crosses(hop: AlignedHop, axis: int) -> bool:

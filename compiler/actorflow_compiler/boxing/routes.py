@@ -47,7 +47,17 @@ from actorflow_compiler.core.sbp import (
     numel,
 )
 from actorflow_compiler.plan.plan import Box
-from actorflow_compiler.plan.region import Region, boxes, coordinates, count, device_at, intersect, region, subtract
+from actorflow_compiler.plan.region import (
+    Region,
+    boxes,
+    coordinates,
+    count,
+    count_of_all,
+    device_at,
+    intersect,
+    region,
+    subtract,
+)
 
 Shape = tuple[int, ...]
 
@@ -292,7 +302,8 @@ def _step(shape: Shape, place: Placement, here: NdSbp, there: NdSbp, move: Move)
     if not axes or any(here[k] != P or there[k] != B for k in axes):
         return move(shape, place, here, place, there)
     groups = groups_along(place, tuple(axes))
-    size = sum(2 * (len(g) - 1) * count(region(shape, here, place, place.index(g[0]))) for g in groups)
+    members = len(groups[0])  # which hold equally much
+    size = 2 * (members - 1) * count_of_all(shape, here, place) // members
     return Hop(HopKind.ALL_REDUCE, place, place, there, groups, elements=size)
 
 
@@ -330,11 +341,10 @@ def _spread(shape: Shape, place: Placement, sbp: NdSbp) -> tuple[Placement, NdSb
 @kept_while_compiling(maxsize=1 << 10)
 def groups_along(place: Placement, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The groups of ranks that differ only on these mesh axes."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for index, rank in enumerate(place.ranks):
-        at = coordinates(place, index)
-        found.setdefault(tuple(c for k, c in enumerate(at) if k not in axes), []).append(rank)
-    return tuple(tuple(sorted(g)) for g in found.values())
+    others = tuple(k for k in range(len(place.hierarchy)) if k not in axes)
+    members = math.prod(place.hierarchy[k] for k in axes)
+    groups = np.array(place.ranks).reshape(place.hierarchy).transpose(others + axes).reshape(-1, members)
+    return tuple(map(tuple, np.sort(groups, axis=1).tolist()))
 
 
 def direct_hop(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> Hop:

@@ -15,8 +15,16 @@ from actorflow_compiler.core.sbp import Parts
 MOST_WEIGHT = 1_000_000
 
 
+class _WithIndices:
+    """Something that keeps what is found of it, beside its fields, so that this is no part of its digest."""
+
+    __slots__ = ("_indices",)
+
+    _indices: dict[int, int]  # rank → index
+
+
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(_WithIndices):
     """The devices that a value or an op lives on.
 
     ``ranks`` lists them in mesh order (last axis fastest); ``hierarchy`` is the mesh's shape.  ``weights`` has, for
@@ -71,11 +79,24 @@ class Placement:
         return len(self.ranks)
 
     def __contains__(self, rank: int) -> bool:
-        return rank in self.ranks
+        return rank in self._index_of
 
     def index(self, rank: int) -> int:
-        """The position of ``rank`` in mesh order."""
-        return self.ranks.index(rank)
+        """The position of ``rank`` in mesh order.  Raises ValueError for a rank that is not in the placement."""
+        found = self._index_of.get(rank)
+        if found is None:
+            raise ValueError(f"rank {rank} was asked for in {self}; expected: one of its ranks")
+        return found
+
+    @property
+    def _index_of(self) -> dict[int, int]:
+        """Rank → its index; made when it is first asked for, as ranks may be thousands."""
+        try:
+            return self._indices
+        except AttributeError:
+            found = {rank: index for index, rank in enumerate(self.ranks)}
+            object.__setattr__(self, "_indices", found)
+            return found
 
     def __str__(self) -> str:
         mesh = "" if len(self.hierarchy) == 1 else f"({','.join(map(str, self.hierarchy))})"

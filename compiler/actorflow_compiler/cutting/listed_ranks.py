@@ -13,15 +13,18 @@ Ranks of one class may hold different parts of a value, and compute with other o
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actorflow_compiler.boxing.aligned import AlignedHop, edges
+import numpy as np
+
+from actorflow_compiler.boxing.aligned import AlignedHop
 from actorflow_compiler.boxing.routes import Hop, HopKind
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, numel
+from actorflow_compiler.cutting.peers import Colours, GroupPeers, PairPeers, Peers, numbered_rows
+from actorflow_compiler.plan.region import edges
 
 Layout = tuple[tuple[int, ...], NdSbp, Placement]  # logical shape, layout, where
 Edges = Mapping[Placement, Sequence[Collection[int]]]  # placement → for each axis the coordinates where classes begin
@@ -86,6 +89,7 @@ class RankClasses:
         }
         self.layouts: set[Layout] = set()
         self.hops: dict[Hashable, Hop] = {}  # one of each kind that may divide classes
+        self.peers: dict[Hashable, Peers] = {}  # of those of these hops that were looked at
 
     def lies(self, layout: Layout) -> None:
         """A value lies like this."""
@@ -118,58 +122,58 @@ class RankClasses:
 
     def listed(self) -> ListedRanks:
         """The lowest rank of each class."""
-        colours = self._refined(self._by_coordinates())
+        colours = self._refined(self._by_coordinates()).tolist()
         lowest: dict[int, int] = {}
-        return ListedRanks({rank: lowest.setdefault(colours[rank], rank) for rank in range(self.world)})
+        return ListedRanks({rank: lowest.setdefault(colour, rank) for rank, colour in enumerate(colours)})
 
-    def _by_coordinates(self) -> list[int]:
-        looks: list[list[Hashable]] = [[self.speed(rank)] for rank in range(self.world)]
-        for number, (place, axes) in enumerate(self.edges.items()):
-            starts = [sorted(at) for at in axes]
-            cell = [
-                [bisect_right(begin, k) for k in range(n)] for begin, n in zip(starts, place.hierarchy, strict=True)
-            ]
-            for rank, where in zip(place.ranks, itertools.product(*cell), strict=True):
-                looks[rank].append((number, where))
+    def _by_coordinates(self) -> Colours:
+        speeds: dict[float, int] = {}
+        looks = [np.array([speeds.setdefault(self.speed(rank), len(speeds)) for rank in range(self.world)])]
+        for place, axes in self.edges.items():
+            cell = np.zeros(1, np.int64)  # of devices, in mesh order: the interval of each of their coordinates
+            for at, n in zip(axes, place.hierarchy, strict=True):
+                interval = np.searchsorted(sorted(at), np.arange(n), "right")
+                cell = (cell[:, None] * (len(at) + 1) + interval).reshape(-1)
+            look = np.full(self.world, -1)
+            look[list(place.ranks)] = cell
+            looks.append(look)
         return _numbered(looks)
 
-    def _refined(self, colours: list[int]) -> list[int]:
+    def _refined(self, colours: Colours) -> Colours:
+        """Split classes until ranks of one class have peers of equal classes."""
+        peers = [self._peers(key, hop) for key, hop in self.hops.items()]
+        unlike = [hop for hop in self.hops.values() if not isinstance(hop, AlignedHop) and hop.parts and hop.groups]
+        totals = [_totals(hop, self.world, self.alike) for hop in unlike]
         count = 0
-        unlike = [hop for hop in self.hops.values() if not isinstance(hop, AlignedHop) and hop.parts]
-        sizes = {id(hop): _sizes(hop, self.alike) for hop in unlike if not hop.groups}
-        totals = [_totals(hop, self.alike) for hop in unlike if hop.groups]
-        while count < (now := len(set(colours))):
+        while count < (now := len(np.unique(colours))):
             count = now
-            looks: list[list[Hashable]] = [[colour] for colour in colours]
-            for total in totals:
-                for rank, moved in total.items():
-                    looks[rank].append(moved)
-            for hop in self.hops.values():
-                for group in hop.groups:
-                    look = self.inside(group), tuple(sorted(Counter(colours[rank] for rank in group).items()))
-                    for rank in group:
-                        looks[rank].append(look)
-                if not hop.groups:
-                    self._pairs(hop, colours, looks, sizes.get(id(hop), {}))
-            colours = _numbered(looks)
+            looks = [look for one in peers for look in one.looks(colours)]
+            colours = _numbered([colours, *totals, *looks])
         return colours
 
-    def _pairs(
-        self, hop: Hop, colours: Sequence[int], looks: list[list[Hashable]], sizes: Mapping[tuple[int, int], Hashable]
-    ) -> None:
-        """Add what each rank sends, and what it receives, in the order of targets."""
-        sent: dict[int, list[Hashable]] = {}
-        came: dict[int, list[Hashable]] = {}
+    def _peers(self, key: Hashable, hop: Hop) -> Peers:
+        """With whom each rank communicates in a hop; found once, as that takes longer than to look at their classes."""
+        if key not in self.peers:
+            if hop.groups:
+                links: dict[Hashable, int] = {}
+                numbers = [links.setdefault(self.inside(group), len(links)) for group in hop.groups]
+                self.peers[key] = GroupPeers(self.world, np.array(hop.groups), np.array(numbers))
+            else:
+                self.peers[key] = self._pairs(hop)
+        return self.peers[key]
+
+    def _pairs(self, hop: Hop) -> PairPeers:
+        sizes = _sizes(hop, self.alike) if hop.parts else {}
+        pairs: list[tuple[int, int]] = []  # (origin, to), in the order of targets
+        whats: dict[Hashable, int] = {}
+        numbers = []
         for t, to in enumerate(hop.target.ranks):
             for s in hop.sources(t) if isinstance(hop, AlignedHop) or hop.parts else ():
                 origin = hop.source.ranks[s]
                 what = self.inside((origin, to)), origin == to, sizes.get((t, s))
-                sent.setdefault(origin, []).append((colours[to], what))
-                came.setdefault(to, []).append((colours[origin], what))
-        for rank, pairs in sent.items():
-            looks[rank].append(("sends", tuple(pairs)))
-        for rank, pairs in came.items():
-            looks[rank].append(("receives", tuple(pairs)))
+                pairs.append((origin, to))
+                numbers.append(whats.setdefault(what, len(whats)))
+        return PairPeers(self.world, np.array(pairs, np.int64).reshape(-1, 2), np.array(numbers, np.int64))
 
 
 def _near(found: Iterable[int], alike: float) -> dict[int, int]:
@@ -183,8 +187,8 @@ def _near(found: Iterable[int], alike: float) -> dict[int, int]:
     return near
 
 
-def _totals(hop: Hop, alike: float) -> dict[int, tuple[int, int]]:
-    """Rank → how many elements it sends in a collective, and how many it receives."""
+def _totals(hop: Hop, world: int, alike: float) -> Colours:
+    """For each rank a number that says how many elements it sends in a collective, and how many it receives."""
     sent: Counter[int] = Counter()
     came: Counter[int] = Counter()
     for t, s in itertools.product(range(hop.target.size), range(hop.source.size)):
@@ -193,7 +197,10 @@ def _totals(hop: Hop, alike: float) -> dict[int, tuple[int, int]]:
             sent[origin] += elements
             came[to] += elements
     near = _near((*sent.values(), *came.values(), 0), alike)
-    return {rank: (near[sent[rank]], near[came[rank]]) for rank in hop.source.ranks}
+    found = np.full((world, 2), -1)
+    for rank in hop.source.ranks:
+        found[rank] = near[sent[rank]], near[came[rank]]
+    return numbered_rows(found)
 
 
 def _sizes(hop: Hop, alike: float) -> dict[tuple[int, int], Hashable]:
@@ -210,6 +217,6 @@ def _sizes(hop: Hop, alike: float) -> dict[tuple[int, int], Hashable]:
     return found
 
 
-def _numbered(looks: Iterable[Iterable[Hashable]]) -> list[int]:
-    numbers: dict[Hashable, int] = {}
-    return [numbers.setdefault(tuple(look), len(numbers)) for look in looks]
+def _numbered(looks: Iterable[Colours]) -> Colours:
+    """Number the ranks that look the same in all ways: equal numbers for equal ones."""
+    return numbered_rows(np.stack(list(looks), axis=1))

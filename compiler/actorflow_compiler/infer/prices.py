@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actorflow_compiler.boxing.routes import groups_along
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.graph.graph import InputKind
-from actorflow_compiler.plan.region import coordinates
 
 LOCAL = 1e-7  # s for a change of layout without communication
 REDUNDANT = 1e-6  # s for each redundant floating-point operation: far above its real cost, so that it is a last resort
@@ -45,9 +45,5 @@ def prices_of(link: Link) -> Prices:
 
 def link_along(hardware: Hardware, placement: Placement, axis: int) -> Link:
     """The slowest link of the groups of devices along a mesh axis of a placement."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, rank in enumerate(placement.ranks):
-        at = coordinates(placement, index)
-        groups.setdefault((*at[:axis], *at[axis + 1 :]), []).append(rank)
-    links = {hardware.link(tuple(group)) for group in groups.values()}
+    links = {hardware.link(group) for group in groups_along(placement, (axis,))}
     return min(links, key=lambda link: (link.bytes_per_s, -link.latency_s))

@@ -6,6 +6,7 @@ Floats, bools, integers, nested tuples, ``Symbol`` and ``Ref`` come back as what
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 from enum import StrEnum
@@ -57,6 +58,8 @@ from actorflow_compiler.plan.plan import (
     shared_box,
 )
 from actorflow_protos import plan_pb2 as pb
+
+MOST_RANKS = 1 << 20  # of a placement or a group
 
 _Kind = TypeVar("_Kind", bound=StrEnum)
 
@@ -272,12 +275,42 @@ def _to_boxes(members: Iterable[pb.Boxes]) -> tuple[tuple[Box, ...], ...]:
     return tuple(tuple(shared_box(tuple(b.start), tuple(b.size)) for b in member.boxes) for member in members)
 
 
+@functools.lru_cache(maxsize=256)  # many variables and collectives have the same ranks
+def _stretches(ranks: tuple[int, ...]) -> tuple[pb.Stretch, ...]:
+    """Ranks, in their order, as stretches of equal steps."""
+    found = []
+    begin = 0
+    while begin < len(ranks):
+        end, step = begin + 1, 0
+        if end < len(ranks):
+            step = ranks[end] - ranks[begin]
+            while end < len(ranks) and ranks[end] - ranks[end - 1] == step:
+                end += 1
+        found.append(pb.Stretch(first=ranks[begin], step=step, count=end - begin))
+        begin = end
+    return tuple(found)
+
+
+def _to_ranks(stretches: Iterable[pb.Stretch], where: str) -> tuple[int, ...]:
+    found = tuple((s.first, s.step, s.count) for s in stretches)
+    if (count := sum(n for _, _, n in found)) > MOST_RANKS:
+        raise LayoutError(f"{where}: {count:,} ranks were found; at most {MOST_RANKS:,} were expected")
+    if any(first + (n - 1) * step < 0 for first, step, n in found):
+        raise LayoutError(f"{where}: ranks below 0 were found; 0 and above were expected")
+    return _expanded(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _expanded(stretches: tuple[tuple[int, int, int], ...]) -> tuple[int, ...]:
+    return tuple(first + k * step for first, step, n in stretches for k in range(n))
+
+
 def _comm(comm: Comm) -> pb.Comm:
     exchanges = comm.exchanges if isinstance(comm, Collective) else ()
     return pb.Comm(
         kind=comm.label,
         id=comm.id,
-        group=comm.ranks,
+        group=_stretches(comm.ranks),
         exchanges=(pb.Exchange(send=_boxes(e.send), receive=_boxes(e.receive), add=e.add) for e in exchanges),
         plane=comm.plane,
     )
@@ -285,14 +318,15 @@ def _comm(comm: Comm) -> pb.Comm:
 
 def _to_comm(message: pb.Comm, actor: str) -> Comm:
     plane = _member(Plane, message.plane, actor, "data plane")
+    ranks = _to_ranks(message.group, actor)
     if message.kind == SEND:
-        if len(message.group) != 2:
-            raise LayoutError(f"{actor}: a send among ranks {list(message.group)} was found; two were expected")
-        return Send(message.id, message.group[0], message.group[1], plane)
+        if len(ranks) != 2:
+            raise LayoutError(f"{actor}: a send among ranks {list(ranks)} was found; two were expected")
+        return Send(message.id, *ranks, plane)
     if message.kind not in COMM_LABELS:
         raise LayoutError(f"{actor}: unknown communication {message.kind!r}; known: {', '.join(COMM_LABELS)}")
     exchanges = tuple(Exchange(_to_boxes(e.send), _to_boxes(e.receive), e.add) for e in message.exchanges)
-    return Collective(CollectiveKind(message.kind), message.id, tuple(message.group), exchanges, plane)
+    return Collective(CollectiveKind(message.kind), message.id, ranks, exchanges, plane)
 
 
 def _member(kinds: type[_Kind], text: str, where: str, what: str) -> _Kind:
@@ -390,7 +424,7 @@ def _variable(variable: Variable) -> pb.Variable:
         shape=variable.shape,
         dtype=variable.dtype,
         placement_type=variable.placement.type,
-        ranks=variable.placement.ranks,
+        ranks=_stretches(variable.placement.ranks),
         hierarchy=variable.placement.hierarchy,
         weights=_weights(variable.placement),
         sbp=show(variable.sbp),
@@ -409,7 +443,7 @@ def _result(result: Result) -> pb.Result:
         shape=result.shape,
         dtype=result.dtype,
         placement_type=result.placement.type,
-        ranks=result.placement.ranks,
+        ranks=_stretches(result.placement.ranks),
         hierarchy=result.placement.hierarchy,
         weights=_weights(result.placement),
         sbp=show(result.sbp),
@@ -429,7 +463,7 @@ def _weights(placement: Placement) -> tuple[int, ...]:
 def _layout(message: pb.Variable | pb.Result) -> tuple[Placement, NdSbp]:
     hierarchy, flat = tuple(message.hierarchy), iter(message.weights)
     weights = tuple(tuple(itertools.islice(flat, n)) for n in hierarchy) if message.weights else ()
-    placement = Placement(message.placement_type, tuple(message.ranks), hierarchy, weights)
+    placement = Placement(message.placement_type, _to_ranks(message.ranks, "a placement"), hierarchy, weights)
     if _weights(placement) != tuple(message.weights):
         raise LayoutError(
             f"weights {list(message.weights)} were found, those of {placement} in lowest terms were expected"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.runs import Runs, difference, intersection, length, positions, selection
-from actorflow_compiler.core.sbp import NdSbp, Split, spans
+from actorflow_compiler.core.sbp import NdSbp, Split, local_size, share, spans
 from actorflow_compiler.plan.plan import Box, shared_box
 
 Region = tuple[Runs, ...]  # for each dim its runs: the product of these sets of indices
@@ -39,6 +39,69 @@ def device_at(placement: Placement, at: Sequence[int]) -> int:
 def device_shape(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> tuple[int, ...]:
     """The shape of one device's part of a logical tensor.  Raises LayoutError for a split that does not fit."""
     return tuple(length(runs) for runs in region(tuple(shape), sbp, placement, index))
+
+
+def edges(shape: Sequence[int], sbp: NdSbp, place: Placement, alike: float = 0.0) -> tuple[set[int], ...]:
+    """For each axis the coordinates at which devices may begin to hold more or less; 0 where all hold equally much.
+
+    The first devices have what is left over by a split that is uneven.  Later axes split what earlier ones leave.
+    Sizes count as equal where the smaller lacks no more than the share ``alike`` of the larger.
+    """
+    found: tuple[set[int], ...] = tuple(set() for _ in place.hierarchy)
+    sizes = [{n} for n in shape]
+    for entry, parts, at in zip(sbp, place.axes, found, strict=True):
+        if isinstance(entry, Split):
+            inner = entry.blocks * entry.unit
+            if not isinstance(parts, int):
+                held = [[local_size(n, entry, parts, k) for k in range(len(parts))] for n in sizes[entry.dim]]
+                at.update(
+                    k + 1
+                    for each in held
+                    for k, (x, y) in enumerate(itertools.pairwise(each))
+                    if abs(x - y) > alike * max(x, y)
+                )
+                sizes[entry.dim] = {n for each in held for n in each}
+                continue
+            units = {size // inner for size in sizes[entry.dim]}
+            at.update(n % parts for n in units if alike * -(-n // parts) < 1)
+            sizes[entry.dim] = {
+                inner * (hi - lo)
+                for size in sizes[entry.dim]
+                for lo, hi in (share(size // inner, parts, 0), share(size // inner, parts, parts - 1))
+            }
+    return found
+
+
+def representatives(
+    layouts: Iterable[tuple[Sequence[int], NdSbp]], placement: Placement, first: Collection[int] = ()
+) -> Iterator[tuple[int, int]]:
+    """Devices that stand for all: (device, how many hold as much of the value of each layout (shape, SBP) as it does).
+
+    Along the mesh axes ``first``, the first device stands for itself alone.
+    """
+    starts: list[set[int]] = [{0, n, *((1,) if axis in first else ())} for axis, n in enumerate(placement.hierarchy)]
+    for shape, sbp in layouts:
+        for at, more in zip(starts, edges(shape, sbp, placement), strict=True):
+            at |= more
+    axes = [[(lo, hi - lo) for lo, hi in itertools.pairwise(sorted(at))] for at in starts]
+    for pick in itertools.product(*axes):
+        yield device_at(placement, [lo for lo, _ in pick]), math.prod(n for _, n in pick)
+
+
+def count_of_all(shape: Sequence[int], sbp: NdSbp, placement: Placement) -> int:
+    """The number of elements that all devices together hold."""
+    return sum(
+        times * count(region(tuple(shape), sbp, placement, k))
+        for k, times in representatives([(shape, sbp)], placement)
+    )
+
+
+@kept_while_compiling(1 << 10)
+def without_elements(shape: tuple[int, ...], sbp: NdSbp, placement: Placement) -> frozenset[int]:
+    """The devices that hold no element of a logical tensor."""
+    if all(count(region(shape, sbp, placement, k)) for k, _ in representatives([(shape, sbp)], placement)):
+        return frozenset()
+    return frozenset(k for k in range(placement.size) if not count(region(shape, sbp, placement, k)))
 
 
 def held(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> Indices:
