@@ -46,7 +46,7 @@ __all__ = ["KEPT", "KeptPlan", "PlanFolder", "PlanKey", "PlanStore", "code_parts
 
 SWITCH = "ACTORFLOW_CACHE_PLANS"  # environment variable: 0 keeps plans out of the cache, but not the rest
 CAPTURES = "ACTORFLOW_CACHE_CAPTURES"  # … 1 keeps what captures find with plans, and spares the next start the capture
-FORMAT = 2  # of the files; increase it when their form changes
+FORMAT = 3  # of the files; increase it when their form changes
 HEAD = b"actorflow plan %d\n" % FORMAT
 STEP_HEAD = b"actorflow step %d\n" % FORMAT
 NAME = re.compile(r"(plan|step)-([0-9a-f]{64})\.actorflow")

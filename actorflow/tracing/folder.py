@@ -22,8 +22,7 @@ __all__ = [
     "ranks_text", "read", "read_plans", "read_ranks", "write", "write_order", "write_plan", "write_rank",
 ]  # fmt: skip
 
-FORMAT = 3  # version of the files' format: 3 has waits for rows of data sources, which 2 lacks
-READS = (2, FORMAT)  # versions that can be read
+FORMAT = 4  # version of the files' format: since 4, plans name ranks as stretches, and exchanges by number
 MERGED = "trace.json"
 _WRITTEN = re.compile(r"(rank\d+\.(json|txt)|plan\d+\.pb|trace\.(json|html))(\.part)?")
 _KEY = "actorflow"  # of the merged file; the format lets a file hold more than its events
@@ -178,10 +177,10 @@ def read(folder: str) -> TraceData:
     except (OSError, ValueError, KeyError, TypeError) as e:
         why = e.strerror if isinstance(e, OSError) else "it is not one of actorflow's, or was cut off"
         raise TraceError(f"{path} cannot be read as a trace: {why}; run the script with --trace again") from None
-    if written not in READS:
+    if written != FORMAT:
         raise TraceError(
             f"{path} is of format {written}, written by actorflow {about.get('version', '?')}; this version reads "
-            f"formats {ranges_text(READS)}: run the script again, or open the file in https://ui.perfetto.dev, which "
+            f"format {FORMAT}: run the script again, or open the file in https://ui.perfetto.dev, which "
             f"reads any"
         )
     try:

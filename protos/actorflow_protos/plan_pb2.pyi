@@ -177,9 +177,9 @@ class Comm(_message.Message):
     kind: str
     id: int
     group: _containers.RepeatedCompositeFieldContainer[Stretch]
-    exchanges: _containers.RepeatedCompositeFieldContainer[Exchange]
+    exchanges: _containers.RepeatedScalarFieldContainer[int]
     plane: str
-    def __init__(self, kind: _Optional[str] = ..., id: _Optional[int] = ..., group: _Optional[_Iterable[_Union[Stretch, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[Exchange, _Mapping]]] = ..., plane: _Optional[str] = ...) -> None: ...
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[int] = ..., group: _Optional[_Iterable[_Union[Stretch, _Mapping]]] = ..., exchanges: _Optional[_Iterable[int]] = ..., plane: _Optional[str] = ...) -> None: ...
 
 class Actor(_message.Message):
     __slots__ = ("id", "name", "rank", "queue", "kind", "rate", "body", "operands", "targets", "comm", "flops", "stage", "momentary", "flops_dtype")
@@ -394,7 +394,7 @@ class ConsideredPlan(_message.Message):
     def __init__(self, text: _Optional[str] = ..., seconds: _Optional[float] = ..., nbytes: _Optional[int] = ..., moved: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("name", "world", "pieces", "bodies", "actors", "registers", "variables", "results", "orders", "constants", "notes", "summary", "ranks", "calls", "origins", "mode", "considered")
+    __slots__ = ("name", "world", "pieces", "bodies", "actors", "registers", "variables", "results", "orders", "constants", "notes", "summary", "ranks", "calls", "origins", "mode", "considered", "exchanges")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
@@ -412,6 +412,7 @@ class Plan(_message.Message):
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     CONSIDERED_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGES_FIELD_NUMBER: _ClassVar[int]
     name: str
     world: int
     pieces: int
@@ -429,4 +430,5 @@ class Plan(_message.Message):
     origins: Origins
     mode: str
     considered: _containers.RepeatedCompositeFieldContainer[ConsideredPlan]
-    def __init__(self, name: _Optional[str] = ..., world: _Optional[int] = ..., pieces: _Optional[int] = ..., bodies: _Optional[_Iterable[_Union[Body, _Mapping]]] = ..., actors: _Optional[_Iterable[_Union[Actor, _Mapping]]] = ..., registers: _Optional[_Iterable[_Union[Register, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., constants: _Optional[_Iterable[_Union[Constant, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., origins: _Optional[_Union[Origins, _Mapping]] = ..., mode: _Optional[str] = ..., considered: _Optional[_Iterable[_Union[ConsideredPlan, _Mapping]]] = ...) -> None: ...
+    exchanges: _containers.RepeatedCompositeFieldContainer[Exchange]
+    def __init__(self, name: _Optional[str] = ..., world: _Optional[int] = ..., pieces: _Optional[int] = ..., bodies: _Optional[_Iterable[_Union[Body, _Mapping]]] = ..., actors: _Optional[_Iterable[_Union[Actor, _Mapping]]] = ..., registers: _Optional[_Iterable[_Union[Register, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., constants: _Optional[_Iterable[_Union[Constant, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., origins: _Optional[_Union[Origins, _Mapping]] = ..., mode: _Optional[str] = ..., considered: _Optional[_Iterable[_Union[ConsideredPlan, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[Exchange, _Mapping]]] = ...) -> None: ...

@@ -257,6 +257,10 @@ def test_a_field_of_another_version_is_refused_at_any_depth() -> None:
                 name="a", kind="boxing", comm={**SUM_OF, "group": [{"first": 1, "step": -1, "count": 3}]}
             ),
         ),
+        (
+            "actor a: exchange 7 was found, the plan has 0",
+            lambda m: m.actors.add(name="a", kind="boxing", comm={**SUM_OF, "exchanges": [7]}),
+        ),
     ],
 )
 def test_a_message_with_a_missing_or_odd_part_raises_a_plan_error_that_names_it(path: str, change: object) -> None:
@@ -316,3 +320,4 @@ def test_equal_boxes_of_a_plan_that_was_read_are_one_object() -> None:
     ]
     assert len(found) == 8
     assert len({*found}) == 1
+    assert len(to_proto(plan).exchanges) == 1, "it is sent once"

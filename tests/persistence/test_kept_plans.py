@@ -321,7 +321,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "it is damaged"),
     "cut off in its head": (lambda path: path.write_bytes(path.read_bytes()[:30]), "it is damaged"),
     "a text": (lambda path: path.write_text("hello"), "it is no plan of this version"),
-    "a later version": (lambda path: path.write_bytes(b"actorflow plan 3\n" + bytes(99)), "no plan of this version"),
+    "a later version": (lambda path: path.write_bytes(b"actorflow plan 4\n" + bytes(99)), "no plan of this version"),
     "another plan": (exchanged, "it is another plan's"),
     "another plan that is whole": (signed, "is none of this step"),
     "a pickle": (lambda path: path.write_bytes(b"\x80\x04\x95."), "it is no plan of this version"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
@@ -94,13 +94,14 @@ def from_bytes(data: bytes) -> Plan:
 
 def to_proto(plan: Plan) -> pb.Plan:
     """The plan as a message.  Raises PlanError for a value that does not fit, such as a 65-bit integer."""
+    exchanges = _Exchanges()
     try:
         return pb.Plan(
             name=plan.name,
             world=plan.world,
             pieces=plan.pieces,
             bodies=map(_body, plan.bodies),
-            actors=map(_actor, plan.actors),
+            actors=[_actor(actor, exchanges) for actor in plan.actors],
             registers=map(_register, plan.registers),
             variables=map(_variable, plan.variables),
             results=map(_result, plan.results),
@@ -116,6 +117,7 @@ def to_proto(plan: Plan) -> pb.Plan:
                 pb.ConsideredPlan(text=c.text, seconds=c.seconds, nbytes=c.nbytes, moved=c.moved, why=c.why)
                 for c in plan.considered
             ),
+            exchanges=map(_exchange, exchanges.numbers),
         )
     except (TypeError, ValueError) as error:
         raise PlanError(f"plan {plan.name!r} holds a value that a message cannot carry: {error}") from error
@@ -127,13 +129,14 @@ def from_proto(message: pb.Plan) -> Plan:
         raise PlanError(
             f"a plan for {message.world} ranks was found, one for at least 1 was expected: this message is no plan"
         )
+    exchanges = [Exchange(_to_boxes(e.send), _to_boxes(e.receive), e.add) for e in message.exchanges]
     try:
         return Plan(
             name=message.name,
             world=message.world,
             pieces=message.pieces,
             bodies=tuple(map(_to_body, message.bodies)),
-            actors=tuple(map(_to_actor, message.actors)),
+            actors=tuple(_to_actor(actor, exchanges) for actor in message.actors),
             registers=tuple(map(_to_register, message.registers)),
             variables=tuple(map(_to_variable, message.variables)),
             results=tuple(map(_to_result, message.results)),
@@ -267,6 +270,23 @@ def _to_target(message: pb.Target) -> Target:
     raise _unset("target")
 
 
+class _Exchanges:
+    """The exchanges of a plan, each of which many ranks have in common, and their numbers."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Exchange, int] = {}
+        self._known: dict[int, int] = {}  # id of an exchange, which the plan keeps alive → its number
+
+    def number(self, exchange: Exchange) -> int:
+        if id(exchange) not in self._known:  # else its thousands of boxes would be compared again
+            self._known[id(exchange)] = self.numbers.setdefault(exchange, len(self.numbers))
+        return self._known[id(exchange)]
+
+
+def _exchange(exchange: Exchange) -> pb.Exchange:
+    return pb.Exchange(send=_boxes(exchange.send), receive=_boxes(exchange.receive), add=exchange.add)
+
+
 def _boxes(members: Iterable[tuple[Box, ...]]) -> Iterable[pb.Boxes]:
     return (pb.Boxes(boxes=(pb.Box(start=b.start, size=b.size) for b in boxes)) for boxes in members)
 
@@ -305,18 +325,17 @@ def _expanded(stretches: tuple[tuple[int, int, int], ...]) -> tuple[int, ...]:
     return tuple(first + k * step for first, step, n in stretches for k in range(n))
 
 
-def _comm(comm: Comm) -> pb.Comm:
-    exchanges = comm.exchanges if isinstance(comm, Collective) else ()
+def _comm(comm: Comm, exchanges: _Exchanges) -> pb.Comm:
     return pb.Comm(
         kind=comm.label,
         id=comm.id,
         group=_stretches(comm.ranks),
-        exchanges=(pb.Exchange(send=_boxes(e.send), receive=_boxes(e.receive), add=e.add) for e in exchanges),
+        exchanges=map(exchanges.number, comm.exchanges if isinstance(comm, Collective) else ()),
         plane=comm.plane,
     )
 
 
-def _to_comm(message: pb.Comm, actor: str) -> Comm:
+def _to_comm(message: pb.Comm, actor: str, exchanges: Sequence[Exchange]) -> Comm:
     plane = _member(Plane, message.plane, actor, "data plane")
     ranks = _to_ranks(message.group, actor)
     if message.kind == SEND:
@@ -325,8 +344,10 @@ def _to_comm(message: pb.Comm, actor: str) -> Comm:
         return Send(message.id, *ranks, plane)
     if message.kind not in COMM_LABELS:
         raise LayoutError(f"{actor}: unknown communication {message.kind!r}; known: {', '.join(COMM_LABELS)}")
-    exchanges = tuple(Exchange(_to_boxes(e.send), _to_boxes(e.receive), e.add) for e in message.exchanges)
-    return Collective(CollectiveKind(message.kind), message.id, ranks, exchanges, plane)
+    if message.exchanges and max(message.exchanges) >= len(exchanges):
+        raise LayoutError(f"{actor}: exchange {max(message.exchanges)} was found, the plan has {len(exchanges)}")
+    own = tuple(exchanges[number] for number in message.exchanges)
+    return Collective(CollectiveKind(message.kind), message.id, ranks, own, plane)
 
 
 def _member(kinds: type[_Kind], text: str, where: str, what: str) -> _Kind:
@@ -336,7 +357,7 @@ def _member(kinds: type[_Kind], text: str, where: str, what: str) -> _Kind:
         raise LayoutError(f"{where}: unknown {what} {text!r}; known: {', '.join(kinds)}") from None
 
 
-def _actor(actor: Actor) -> pb.Actor:
+def _actor(actor: Actor, exchanges: _Exchanges) -> pb.Actor:
     return pb.Actor(
         id=actor.id,
         name=actor.name,
@@ -347,7 +368,7 @@ def _actor(actor: Actor) -> pb.Actor:
         body=-1 if actor.body is None else actor.body,
         operands=map(_operand, actor.operands),
         targets=map(_target, actor.targets),
-        comm=None if actor.comm is None else _comm(actor.comm),
+        comm=None if actor.comm is None else _comm(actor.comm, exchanges),
         flops=actor.flops,
         stage=actor.stage,
         momentary=actor.workspace,
@@ -355,7 +376,7 @@ def _actor(actor: Actor) -> pb.Actor:
     )
 
 
-def _to_actor(message: pb.Actor) -> Actor:
+def _to_actor(message: pb.Actor, exchanges: Sequence[Exchange]) -> Actor:
     return Actor(
         id=message.id,
         name=message.name,
@@ -366,7 +387,7 @@ def _to_actor(message: pb.Actor) -> Actor:
         body=None if message.body < 0 else message.body,
         operands=tuple(map(_to_operand, message.operands)),
         targets=tuple(map(_to_target, message.targets)),
-        comm=_to_comm(message.comm, f"actor {message.name}") if message.HasField("comm") else None,
+        comm=_to_comm(message.comm, f"actor {message.name}", exchanges) if message.HasField("comm") else None,
         flops=message.flops,
         stage=message.stage,
         workspace=message.momentary,
