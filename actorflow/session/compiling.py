@@ -65,7 +65,7 @@ from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import OfVariable, Plan, Variable, VariableKind
-from actorflow_compiler.plan.proto import from_bytes, to_bytes
+from actorflow_compiler.plan.rank_parts import join, split
 from actorflow_compiler.plan.shown_plan import ShownPlan
 from actorflow_compiler.plan.stamping import begins_freely
 from actorflow_compiler.plan.text import to_text
@@ -140,8 +140,8 @@ class RankPlan:
     begins_freely: bool  # see ``stamping.begins_freely``
     made: CompileResult | None = None  # on the master: what was compiled, or found
 
-    def to_bytes(self, rank: int) -> bytes:
-        """The message to another rank, with that rank's part of the plan."""
+    def to_messages(self, world: int) -> tuple[bytes, list[bytes]]:
+        """A message to all ranks, and one to each rank, equal for ranks that are alike; rank 0 has all."""
         head = {
             "effects": self.effects.to_json(),
             "lent": sorted(self.lent),
@@ -152,28 +152,33 @@ class RankPlan:
             "gone": self.gone,
             "freely": self.begins_freely,
         }
-        return _pack(head, to_bytes(self.plan.for_rank(rank)))
+        parts = split(self.plan, range(1, world))
+        return _pack(head, parts.shared), [b"", *(parts.of(rank) for rank in range(1, world))]
 
 
 @forgotten_at_the_end()
 def compile_on_all_ranks(cluster: GatherScatter, tag: str, request: CompileRequest, report: StateReport) -> RankPlan:
     """Compile on the master and send every rank its part; collective.
 
+    What all ranks share is sent to all, then each gets the rest, which is one message for all ranks that are alike.
+
     An error of compiling is raised on every rank; CallError if the ranks' scripts are in different states.
     """
     reports = cluster.gather(f"state {tag}", report.to_bytes())
     if reports is None:
-        return _unpack(cluster.scatter(f"plan {tag}", None), request.name)
+        head, shared = _unpack(cluster.scatter(f"plan {tag}", None), request.name)
+        return _received(head, shared, cluster.scatter(f"part of plan {tag}", None), cluster.rank)
     try:
         found = _compile_for(cluster, request, [StateReport.from_bytes(data) for data in reports])
-        packages = [found.to_bytes(rank) for rank in range(cluster.world)]
+        to_all, to_each = found.to_messages(cluster.world)
     except BaseException as error:
         kind = type(error).__name__ if isinstance(error, ActorflowError) else "ClusterError"
         failed = _pack({"error": kind, "text": str(error) or type(error).__name__}, b"")
         with contextlib.suppress(ActorflowError):  # a failed run has an error of its own
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
-    cluster.scatter(f"plan {tag}", packages)
+    cluster.scatter(f"plan {tag}", [to_all] * cluster.world)
+    cluster.scatter(f"part of plan {tag}", to_each)
     return found
 
 
@@ -654,14 +659,19 @@ def _pack(head: Mapping[str, object], plan: bytes) -> bytes:
     return len(text).to_bytes(8, "big") + text + plan
 
 
-def _unpack(data: bytes, name: str) -> RankPlan:
+def _unpack(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
+    """What ``_pack`` was given.  Raises the error of compiling where that failed."""
     size = int.from_bytes(data[:8], "big")
     head = json.loads(data[8 : 8 + size])
     if "error" in head:
         kind = getattr(errors, head["error"], errors.ClusterError)
         raise kind(f"rank 0 could not compile {name}: {head['text']}")
+    return head, data[8 + size :]
+
+
+def _received(head: Mapping[str, Any], shared: bytes, own: bytes, rank: int) -> RankPlan:
     return RankPlan(
-        verify(from_bytes(data[8 + size :])),
+        verify(join(shared, own, rank)),
         StepEffects.from_json(head["effects"]),
         frozenset(head["lent"]),
         head["differing"],

@@ -432,3 +432,29 @@ class Plan(_message.Message):
     considered: _containers.RepeatedCompositeFieldContainer[ConsideredPlan]
     exchanges: _containers.RepeatedCompositeFieldContainer[Exchange]
     def __init__(self, name: _Optional[str] = ..., world: _Optional[int] = ..., pieces: _Optional[int] = ..., bodies: _Optional[_Iterable[_Union[Body, _Mapping]]] = ..., actors: _Optional[_Iterable[_Union[Actor, _Mapping]]] = ..., registers: _Optional[_Iterable[_Union[Register, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., constants: _Optional[_Iterable[_Union[Constant, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., origins: _Optional[_Union[Origins, _Mapping]] = ..., mode: _Optional[str] = ..., considered: _Optional[_Iterable[_Union[ConsideredPlan, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[Exchange, _Mapping]]] = ...) -> None: ...
+
+class Difference(_message.Message):
+    __slots__ = ("path", "column")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    path: _containers.RepeatedScalarFieldContainer[int]
+    column: int
+    def __init__(self, path: _Optional[_Iterable[int]] = ..., column: _Optional[int] = ...) -> None: ...
+
+class Column(_message.Message):
+    __slots__ = ("differences",)
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    differences: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, differences: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PlanClass(_message.Message):
+    __slots__ = ("ranks", "part", "differences", "columns")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    part: bytes
+    differences: _containers.RepeatedCompositeFieldContainer[Difference]
+    columns: _containers.RepeatedCompositeFieldContainer[Column]
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., part: _Optional[bytes] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ...) -> None: ...
