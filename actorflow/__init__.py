@@ -86,8 +86,8 @@ if TYPE_CHECKING:
     from actorflow.eager.dtensors import to_dtensor as to_dtensor
     from actorflow.eager.modules import to_global as to_global
     from actorflow.eager.modules import to_local as to_local
-    from actorflow.job import Job as Job
-    from actorflow.job import global_function as global_function
+    from actorflow.jobs.job import Job as Job
+    from actorflow.jobs.job import global_function as global_function
     from actorflow.live.observer import progress as progress
     from actorflow.placements import placement as placement
     from actorflow.plan_files import load_plan as load_plan
@@ -132,9 +132,9 @@ _CONSTRUCTORS = (
     "randn", "randn_like", "tensor", "zeros", "zeros_like",
 )  # fmt: skip
 _HOMES = {
-    "Job": "actorflow.job",
+    "Job": "actorflow.jobs.job",
     **dict.fromkeys(("deferred_init", "materialize"), "actorflow.deferred"),
-    "global_function": "actorflow.job",
+    "global_function": "actorflow.jobs.job",
     **dict.fromkeys(("explain", "explain_recompiles"), "actorflow.session.process"),
     "progress": "actorflow.live.observer",
     "manual_seed": "actorflow.script_state.seeds",

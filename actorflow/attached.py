@@ -1,10 +1,12 @@
 """Attach ``to_global``, ``to_local``, ``placement``, ``sbp`` and ``is_global`` to ``torch.Tensor``.
 
-Nothing else in torch is changed.  The implementations are in ``actorflow.eager``, which is imported on first use.
+``torch.nn.Module`` gets ``to_global`` and ``to_local``, and its ``to`` knows ``nn.graph.GraphModule``.  Nothing else in
+torch is changed.  The implementations are in rooms that are imported on first use.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
@@ -15,6 +17,7 @@ from actorflow_compiler.core.errors import NotGlobal
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
 __all__ = ["attach", "attach_with_torch"]
 
@@ -52,10 +55,45 @@ def _sbp(self: Tensor) -> Any:
     raise NotGlobal("a plain tensor has no sbp; a global tensor was expected: x.to_global(placement, sbp)")
 
 
+def _module_to_global(self: Module, placement: Any = None, sbp: Any = None, **options: Any) -> Module:
+    """See ``flow.to_global``."""
+    from actorflow.eager.modules import to_global as convert
+
+    made: Module = convert(self, placement, sbp, **options)
+    return made
+
+
+def _module_to_local(self: Module) -> Module:
+    """See ``flow.to_local``."""
+    from actorflow.eager.modules import to_local as convert
+
+    made: Module = convert(self)
+    return made
+
+
+def _attach_to_modules(module: Any) -> None:
+    module.to_global, module.to_local = _module_to_global, _module_to_local
+    torch_to = module.to
+
+    @functools.wraps(torch_to)
+    def to(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], type) and not kwargs:
+            if args[0] is module:  # OneFlow's way from the graph's view of a module to the module
+                return self
+            settings = getattr(args[0], "of_module", None)
+            if settings is not None:
+                return settings(self)
+        return torch_to(self, *args, **kwargs)
+
+    module.to = to
+
+
 def attach() -> None:
-    """Attach the methods and properties to ``torch.Tensor``."""
+    """Attach the methods and properties to ``torch.Tensor`` and ``torch.nn.Module``."""
     import torch
 
+    if not hasattr(torch.nn.Module, "to_global"):
+        _attach_to_modules(torch.nn.Module)
     tensor: Any = torch.Tensor
     tensor.to_global, tensor.to_local = to_global, to_local
     tensor.placement, tensor.sbp = property(_placement), property(_sbp)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from actorflow.nn.functions import gelu, relu, sigmoid, tanh
+from actorflow.functions.elementary import gelu, relu, sigmoid, tanh
 
 __all__ = [
     "abs",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from actorflow.control import cluster as clusters
-from actorflow.job import Job
+from actorflow.jobs.job import Job
 from actorflow.session.plan_store import KEPT, file_of
 from actorflow_compiler.core.errors import CallError, PlanError
 

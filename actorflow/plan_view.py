@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actorflow.control.alone import Alone
-from actorflow.job import Job
+from actorflow.jobs.job import Job
 from actorflow.rendezvous.settings import Settings, threads_of
 from actorflow.runtime.measured_costs import Target
 from actorflow.session.process import current

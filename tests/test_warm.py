@@ -80,7 +80,7 @@ def test_it_has_torch_and_ours_and_has_begun_nothing(tmp_path: Path) -> None:
     script = tmp_path / "begun.py"
     script.write_text(
         "import os, sys\n"
-        "print('torch' in sys.modules, 'actorflow.job' in sys.modules, len(os.listdir('/proc/self/task')))\n"
+        "print('torch' in sys.modules, 'actorflow.jobs.job' in sys.modules, len(os.listdir('/proc/self/task')))\n"
         "from actorflow.control import cluster; from actorflow.rendezvous import start; import torch\n"
         "print(cluster._current, start._settled, torch.distributed.is_initialized(), torch.cuda.is_initialized())"
     )

@@ -43,7 +43,7 @@ LIMITS = 16  # of resources, that Linux knows
 LARGEST = 1 << 20  # bytes of a message
 OURS = (  # what launchers and ranks import, each with all that it needs
     "actorflow.cli",
-    "actorflow.job",
+    "actorflow.jobs.job",
     "actorflow.launch.launcher",
     "actorflow.session.session",
     "actorflow_compiler.compile",

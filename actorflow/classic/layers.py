@@ -22,9 +22,9 @@ from actorflow.classic.initializers import (
     zeros_initializer,
 )
 from actorflow.classic.variables import current_run, get_variable
-from actorflow.nn import functions as nn
-from actorflow.nn.conv_pool import Window
-from actorflow.nn.padding import Padding, channels_last, per_dim, same_format
+from actorflow.functions import elementary as nn
+from actorflow.functions.conv_pool import Window
+from actorflow.functions.padding import Padding, channels_last, per_dim, same_format
 from actorflow.regularizers import Regularizer
 from actorflow.script_state.user_code import user_line
 from actorflow_compiler.core.errors import StateError

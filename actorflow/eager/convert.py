@@ -19,6 +19,8 @@ from actorflow.standins.lazy_tensor import LazyTensor, wait_for_values
 from actorflow_compiler.core.errors import CallError, LayoutError, NotGlobal
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Split
+from actorflow_compiler.hints.constrain import constrain
+from actorflow_compiler.hints.tags import tracing
 from actorflow_compiler.plan.region import coordinates
 
 _MEETING = CollectiveLabel.of("to_global of a plain tensor: shapes are compared")
@@ -69,6 +71,8 @@ def to_global(
             return x
         moved: Tensor = _Redistribution.apply(x, target, wanted)  # type: ignore[no-untyped-call]
         return moved
+    if tracing():  # in a job all tensors are whole, and values lie where its plan says
+        return x if sbp is None or placement is not None else constrain(x, tuple(sbp) if isinstance(sbp, list) else sbp)
     if placement is None or sbp is None:
         raise LayoutError(
             f"to_global of a plain tensor of shape {tuple(x.shape)} was given "

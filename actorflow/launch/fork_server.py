@@ -48,7 +48,7 @@ from actorflow.support.silences import SilenceCounter
 __all__ = ["ForkServer", "NoForks", "become_rank", "is_fork_server"]
 
 SERVER = "ACTORFLOW_FORK_SERVER"  # the variable with the descriptor of its socket
-PRELOADED = ("numpy", "torch", "actorflow.job")  # what ranks need, each with all that it imports
+PRELOADED = ("numpy", "torch", "actorflow.jobs.job")  # what ranks need, each with all that it imports
 COMPILER = "torch._dynamo"  # which any optimizer of torch imports, and the capture of a step
 _SETS_COMPILER = re.compile(r"TORCH(DYNAMO|INDUCTOR|_COMPILE|_LOGS|_TRACE|_FX)")  # variables that it reads when loaded
 GO = b"g"

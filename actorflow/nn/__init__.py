@@ -1,6 +1,8 @@
-"""PyTorch's modules, ``nn.parallel``, ``nn.functional``, and the functions of OneFlow's first generation."""
+"""PyTorch's modules, ``nn.parallel``, ``nn.functional``, ``nn.Graph``, and OneFlow's first-generation functions."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from torch.nn import (
     CELU,
@@ -165,9 +167,11 @@ from torch.nn import (
     ZeroPad3d,
 )
 
+if TYPE_CHECKING:
+    from actorflow.nn.graph import Graph as Graph
+
 from actorflow.distributed.group import use_own_device
-from actorflow.nn import functional, init, parallel, utils
-from actorflow.nn.functions import (
+from actorflow.functions.elementary import (
     avg_pool1d,
     avg_pool2d,
     avg_pool3d,
@@ -197,6 +201,7 @@ from actorflow.nn.functions import (
     swish,
     tanh,
 )
+from actorflow.nn import functional, init, parallel, utils
 
 __all__ = [
     "CELU", "ELU", "GELU", "GLU", "GRU", "LSTM", "RNN", "SELU", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d",
@@ -222,7 +227,7 @@ __all__ = [
     "Tanh", "Tanhshrink", "Threshold", "Transformer", "TransformerDecoder", "TransformerDecoderLayer",
     "TransformerEncoder", "TransformerEncoderLayer", "TripletMarginLoss", "TripletMarginWithDistanceLoss",
     "Unflatten", "Unfold", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "ZeroPad1d", "ZeroPad2d",
-    "ZeroPad3d", "functional", "init", "parallel", "utils", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "ZeroPad3d", "Graph", "functional", "init", "parallel", "utils", "avg_pool1d", "avg_pool2d", "avg_pool3d",
     "batch_normalization", "bias_add", "conv1d", "conv2d", "conv3d", "dropout", "elu", "gelu", "hardswish",
     "layer_norm", "leaky_relu", "logsoftmax", "max_pool1d", "max_pool2d", "max_pool3d", "moments", "relu", "selu",
     "sigmoid", "sigmoid_cross_entropy_with_logits", "softmax", "softmax_cross_entropy_with_logits",
@@ -230,3 +235,16 @@ __all__ = [
 ]  # fmt: skip
 
 use_own_device()  # before the script's first .to("cuda")
+
+
+def __getattr__(name: str) -> object:
+    """``Graph``, with which the whole machinery of jobs is imported, when it is used."""
+    if name == "Graph":
+        from actorflow.nn.graph import Graph
+
+        return Graph
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "Graph"})

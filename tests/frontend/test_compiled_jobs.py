@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
-from actorflow.job import Job
+from actorflow.jobs.job import Job
 from actorflow_compiler.core.errors import CallError
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import actorflow as flow
 import actorflow.typing as tp
-from actorflow.job import Job
+from actorflow.jobs.job import Job
 
 LOOKS = sys.argv[1] == "looks"
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
 import actorflow as flow
-from actorflow.job import Job
+from actorflow.jobs.job import Job
 from actorflow_compiler.core.sbp import show
 from models import Mlp, digit_batches
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actorflow.nn.padding import (
+from actorflow.functions.padding import (
     Padding,
     channels_first,
     channels_last,

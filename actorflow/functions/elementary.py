@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actorflow.nn.conv_pool import (
+from actorflow.functions.conv_pool import (
     avg_pool1d,
     avg_pool2d,
     avg_pool3d,

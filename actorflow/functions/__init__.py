@@ -1,0 +1,1 @@
+"""OneFlow's first-generation functions over torch's, beside their layers and `flow.nn`."""

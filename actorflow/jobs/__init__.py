@@ -1,0 +1,1 @@
+"""``flow.global_function``: jobs."""

@@ -1,0 +1,353 @@
+"""``flow.nn.Graph``: a class whose ``build`` is compiled at the first call, as OneFlow's second generation has it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.overrides import TorchFunctionMode
+
+from actorflow.jobs.job import Job
+from actorflow.nn.graph.global_state import adopt_global_state
+from actorflow.nn.graph.graph_config import GraphConfig
+from actorflow.nn.graph.graph_module import checkpointed, settings_of
+from actorflow.nn.graph.graph_text import graph_text
+from actorflow.session.process import current_run
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.hints.hints import place, zero
+from actorflow_compiler.hints.tags import tracing
+from actorflow_compiler.plan.plan import Plan
+
+__all__ = ["StaticGraph"]
+
+CLIP, CLIP_NORM = "clip_grad_max_norm", "clip_grad_norm_type"  # OneFlow's keys of an optimizer's group
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """An optimizer of a graph, and the schedule of its rate."""
+
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+
+
+class StaticGraph:
+    """Base class of graphs: modules as attributes, ``build`` for what is computed of the batch.
+
+    A graph is a job (``flow.global_function``).  Without an optimizer it predicts; with one it trains: ``build`` calls
+    ``backward()`` on the loss, and after it gradients are clipped where the optimizer's groups say so
+    (``clip_grad_max_norm``, ``clip_grad_norm_type``), the optimizer steps, gradients are cleared, and the schedule of
+    the rate steps.  Batches and results are whole (logical) tensors; results wait for their values when they are used.
+
+    >>> class LinearGraph(flow.nn.Graph):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.model = model
+    ...         self.add_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    ...
+    ...     def build(self, x, y):
+    ...         loss = F.mse_loss(self.model(x), y)
+    ...         loss.backward()
+    ...         return loss
+    >>> loss = LinearGraph()(x, y)
+
+    ``compile`` is that of ``flow.global_function``.  The ``debug_`` options are those of ``debug``.
+    """
+
+    _numbers: ClassVar[defaultdict[str, Iterator[int]]] = defaultdict(itertools.count)  # by class name
+
+    def __init__(
+        self, *, compile: bool | str | None = None, debug_v_level: int = -1, debug_ranks: int | list[int] | None = None,
+        debug_max_py_stack_depth: int = 2, debug_only_user_py_stack: bool = True,
+        debug_op_repr_with_py_stack: bool = False,
+    ) -> None:  # fmt: skip
+        kind = type(self).__name__
+        self._name = f"{kind}_{next(self._numbers[kind])}"
+        self.config = GraphConfig()
+        self._compile_mode = compile
+        self._trainings: list[_Training] = []
+        self._scaler: Any = None
+        self._job: Job | None = None
+        self._debug_ranks: frozenset[int] = frozenset()
+        self.debug(debug_v_level, ranks=debug_ranks)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "config" and not isinstance(value, GraphConfig):
+            raise CallError(
+                f"{type(self).__name__}.config = {type(value).__name__} was found; config is the graph's GraphConfig, "
+                "whose methods say how it is compiled: call what you keep there by another name"
+            )
+        object.__setattr__(self, name, value)
+
+    # -- what a subclass says --------------------------------------------------------------------
+
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """What the graph computes of its arguments; to be defined by the subclass."""
+        raise NotImplementedError(f"{type(self).__name__} has no build(self, …): define what it computes")
+
+    def add_optimizer(
+        self, optim: Optimizer, *, lr_sch: LRScheduler | None = None, is_sparse: bool = False
+    ) -> None:
+        """Train with an optimizer, whose rate follows ``lr_sch``; several optimizers step in this order.
+
+        ``is_sparse`` changes nothing: gradients are sparse where the modules make them so.  Raises CallError for
+        something else than an optimizer, a schedule of another one, and after the graph's first call.
+        """
+        if not isinstance(optim, Optimizer):
+            raise CallError(f"add_optimizer({optim!r}) was found; an optimizer (torch.optim.Optimizer) was expected")
+        if isinstance(lr_sch, ReduceLROnPlateau) or not isinstance(lr_sch, LRScheduler | None):
+            raise CallError(
+                f"add_optimizer(lr_sch={type(lr_sch).__name__}) was found; a schedule whose step() needs no argument "
+                "was expected (torch.optim.lr_scheduler): step others after a call"
+            )
+        if lr_sch is not None and lr_sch.optimizer is not optim:
+            raise CallError("add_optimizer was given a schedule of another optimizer: make it of the one that is added")
+        if any(one.optimizer is optim for one in self._trainings):
+            raise CallError(f"{self.name}: an optimizer was added twice")
+        self.config.train()
+        self._trainings.append(_Training(optim, lr_sch))
+
+    def set_grad_scaler(self, grad_scaler: torch.amp.GradScaler | None = None) -> None:
+        """Scale the loss on which ``build`` calls ``backward()``, and leave out steps whose gradients overflow."""
+        if not isinstance(grad_scaler, torch.amp.GradScaler):
+            raise CallError(f"set_grad_scaler({grad_scaler!r}) was found; a flow.amp.GradScaler was expected")
+        self._scaler = grad_scaler
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``build`` on whole arguments, on all devices, and train if there is an optimizer."""
+        if self.__dict__.get("config") is None:
+            raise CallError(f"{type(self).__name__}.__init__ has to call super().__init__() before all else")
+        if tracing():
+            raise CallError(
+                f"nn.Graph {self.name} was called in the build of another one, or in a job; a graph is compiled by "
+                "itself: call its modules there"
+            )
+        first = self._job is None
+        if self._job is None:
+            self._job = self._made()
+        found = self._job(*args, **kwargs)
+        for one in self._trainings:
+            if one.schedule is not None:
+                one.schedule.step()
+        if first and self._debug_ranks:
+            self._show()
+        return found
+
+    def _made(self) -> Job:
+        adopt_global_state(self._own_modules(), [one.optimizer for one in self._trainings], current_run().world)
+        for module in self._own_modules().values():
+            if self.config.zero_stage and any(True for _ in module.parameters()):
+                zero(module, stage=self.config.zero_stage)
+        for module in self._all_modules():
+            settings = settings_of(module)
+            if settings is not None and settings.stage_placement is not None:
+                place(module, {"": settings.stage_placement})
+        self.config.freeze(self.name)
+        kind = "train" if self.config.training else "predict"
+        stepped = [*(one.optimizer for one in self._trainings), *filter(None, [self._scaler])]
+        return Job(
+            self._step(), type=kind, name=self.name, compile=self._compile_mode, model=self._own_modules(),
+            optimizer=stepped, **self.config.job_options(),
+        )  # fmt: skip
+
+    def _step(self) -> Callable[..., Any]:
+        """The function of the graph's job."""
+        build = self.build  # the search for the script's state follows what a function of a library encloses
+
+        @functools.wraps(build)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            with checkpointed(self._all_modules()), _autocast(self.config.amp_dtype), _Backward(self._scaler):
+                found = build(*args, **kwargs)
+            self._check_gradients()
+            for one in self._trainings:
+                self._update(one.optimizer)
+            if self._scaler is not None and self._trainings:
+                self._scaler.update()
+            for one in self._trainings:
+                one.optimizer.zero_grad()
+            return found
+
+        return step
+
+    def _check_gradients(self) -> None:
+        """Raise CallError for an optimizer of whose parameters none has a gradient: its step would change nothing."""
+        own = {id(p) for module in self._all_modules() for p in module.parameters(recurse=False)}
+        for one in self._trainings:
+            parameters = [p for group in one.optimizer.param_groups for p in group["params"]]
+            if any(p.grad is not None for p in parameters):
+                continue
+            kind = type(one.optimizer).__name__
+            if own.isdisjoint(map(id, parameters)):
+                why = f"the parameters of {kind} are not those of the graph's modules: make it after to_global, of them"
+            else:
+                why = f"no parameter of {kind} has a gradient after build: call backward() on the loss in it"
+            raise CallError(f"nn.Graph {self.name} would not train: {why}")
+
+    def _update(self, optimizer: Optimizer) -> None:
+        clipped = [group for group in optimizer.param_groups if CLIP in group]
+        if clipped and self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+        for group in clipped:
+            nn.utils.clip_grad_norm_(group["params"], group[CLIP], group.get(CLIP_NORM, 2.0))
+        if self._scaler is not None:
+            self._scaler.step(optimizer)
+        else:
+            optimizer.step()
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The class's name and a number: "LinearGraph_0"."""
+        return self._name
+
+    @property
+    def training(self) -> bool:
+        """Whether the graph has an optimizer."""
+        return self.config.training
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it has been called."""
+        return self._job is not None
+
+    @property
+    def compiled_plan(self) -> Plan | None:
+        """The plan of the last call (on rank 0: of all ranks); None before the first one."""
+        return None if self._job is None else self._job.plan
+
+    def _own_modules(self) -> dict[str, nn.Module]:
+        """The modules that are attributes of the graph, or in lists and dictionaries there, by their names."""
+        found: dict[str, nn.Module] = {}
+        for name, value in vars(self).items():
+            items: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list | tuple) else ()
+            items = value.items() if isinstance(value, dict) else items
+            inside = {name: value, **{f"{name}.{key}": item for key, item in items}}
+            found |= {key: module for key, module in inside.items() if isinstance(module, nn.Module)}
+        return found
+
+    def _all_modules(self) -> list[nn.Module]:
+        return [m for module in self._own_modules().values() for m in module.modules()]
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def state_dict(self, destination: OrderedDict[str, Any] | None = None) -> OrderedDict[str, Any]:
+        """The states of modules by the names of their attributes, and of optimizers, schedules and the scaler."""
+        found: OrderedDict[str, Any] = OrderedDict() if destination is None else destination
+        for name, part in self._parts():
+            found[name] = part.state_dict()
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Take the states of ``state_dict()``.
+
+        Raises CallError, with nothing changed, where a part has no state in it, or a state has no part; with
+        ``strict`` False those are left out.
+        """
+        parts = dict(self._parts())
+        missing, unknown = sorted(parts.keys() - state_dict.keys()), sorted(state_dict.keys() - parts.keys())
+        if strict and (missing or unknown):
+            raise CallError(
+                f"load_state_dict of {self.name}: {', '.join(map(repr, missing)) or 'nothing'} is missing, and "
+                f"{', '.join(map(repr, unknown)) or 'nothing'} is not in the graph, which has {', '.join(parts)}"
+            )
+        for name, part in parts.items():
+            if name in state_dict:
+                part.load_state_dict(state_dict[name])
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        """All that has a state, by its name in the state dict."""
+        yield from self._own_modules().items()
+        for number, one in enumerate(self._trainings):
+            yield f"optimizer.{number}", one.optimizer
+            if one.schedule is not None:
+                yield f"lr_scheduler.{number}", one.schedule
+        if self._scaler is not None:
+            yield "grad_scaler", self._scaler
+
+    # -- for people ------------------------------------------------------------------------------
+
+    def debug(
+        self, v_level: int = -1, *, ranks: int | list[int] | None = None, max_py_stack_depth: int = 2,
+        only_user_py_stack: bool = True, op_repr_with_py_stack: bool = False,
+    ) -> None:  # fmt: skip
+        """Print the graph with its placements and layouts when it has been compiled, on rank 0, or on ``ranks``.
+
+        ``v_level`` below 0 prints nothing.  -1 among ``ranks`` is all of them.  The other options change nothing:
+        ``actorflow plan SCRIPT`` shows every op with its line.
+        """
+        if isinstance(v_level, bool) or not isinstance(v_level, int):
+            raise CallError(f"debug({v_level!r}) was found; a number was expected")
+        chosen = [0] if ranks is None else [ranks] if isinstance(ranks, int) else ranks
+        self._debug_ranks = frozenset(chosen if v_level >= 0 else ())
+
+    def _show(self) -> None:
+        if self._debug_ranks & {-1, current_run().rank}:
+            print(self, flush=True)
+
+    def __repr__(self) -> str:
+        if self.__dict__.get("config") is None:
+            return f"(GRAPH:{type(self).__name__})"
+        return graph_text(self.name, type(self).__name__, repr(self.config), self._own_modules(), self.compiled_plan)
+
+    # -- functions as graphs ---------------------------------------------------------------------
+
+    @staticmethod
+    def trace(function: Callable[..., Any] | nn.Module) -> Job:
+        """A function, or a module, as a predict job.
+
+        >>> @flow.nn.Graph.trace
+        ... def double(x):
+        ...     return 2 * x
+        """
+        return Job(function.forward if isinstance(function, nn.Module) else function, type="predict")
+
+    def with_dynamic_input_shape(self, size: int = 10) -> Self:
+        """The graph itself: it has a plan for each shape of its arguments in any case."""
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise CallError(f"with_dynamic_input_shape({size!r}) was found; 1 or more was expected")
+        return self
+
+
+_BACKWARD: Any = Tensor.backward
+
+
+class _Backward(TorchFunctionMode):
+    """Calls ``backward()`` of ``build`` outside of autocast, and on the scaled loss where there is a scaler."""
+
+    def __init__(self, scaler: Any) -> None:
+        super().__init__()
+        self._scaler = scaler
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not _BACKWARD:
+            return func(*args, **kwargs)
+        loss, *rest = args
+        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        with contextlib.ExitStack() as outside:
+            for kind in kinds:
+                outside.enter_context(torch.autocast(kind, enabled=False))
+            return func(loss if self._scaler is None else self._scaler.scale(loss), *rest, **kwargs)
+
+
+@contextlib.contextmanager
+def _autocast(dtype: torch.dtype | None) -> Iterator[None]:
+    if dtype is None:
+        yield
+        return
+    with contextlib.ExitStack() as inside:
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            inside.enter_context(torch.autocast(kind, dtype))
+        yield
