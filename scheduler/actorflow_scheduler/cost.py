@@ -152,11 +152,10 @@ def register_bytes(plan: Plan) -> dict[int, int]:
 
 def variable_bytes(plan: Plan) -> dict[int, int]:
     """Rank → bytes of its parts of all variables, for the ranks whose actors the plan lists."""
-    ranks = sorted({a.rank for a in plan.actors})
-    total = dict.fromkeys(ranks, 0)
+    total = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
     for variable in plan.variables:
-        for rank in ranks:
-            if rank in variable.placement:
+        for rank in variable.placement.ranks:
+            if rank in total:
                 total[rank] += numel(variable_shape(variable, rank)) * ITEM_BYTES[variable.dtype]
     return total
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 
 from actorflow_compiler.core.schedule_names import ScheduleName
@@ -210,17 +210,17 @@ class Portfolio:
             for v in self.nodes.get((rank, then), ()):
                 yield u, v
 
-    @property
+    @cached_property
     def hides(self) -> int:
         """1 if pieces have collectives, which computing another piece can hide, else 0."""
         return int(any(a.rate > 1 and isinstance(a.comm, Collective) for a in self.plan.actors))
 
-    @property
+    @cached_property
     def gathers(self) -> bool:
         """Whether so many chunks of variables are gathered that some may wait until others have been used."""
         return max(map(len, gathered_chunks(self.plan).sizes.values()), default=0) > AHEAD
 
-    @property
+    @cached_property
     def optimizer_sends(self) -> bool:
         """Whether what one of an optimizer's parts makes is communicated, which other work may hide."""
         kind = {a.id: a.kind for a in self.plan.actors}

@@ -155,26 +155,29 @@ def test_differences_at_any_place_give_a_part_or_a_plan_error(data: st.DataObjec
 
 
 @pytest.mark.parametrize(
-    ("where", "why"),
+    ("where", "by", "why"),
     [
-        ("actors 0 kind", "a number was expected, ActorKind was found"),
-        ("actors 0 flops", "a number was expected, float was found"),
-        ("actors 99 id", "out of range"),
-        ("actors 0 rank 1", "a number was expected, int was found"),
-        ("name 0", "a number was expected, str was found"),
-        ("", "a number is there twice, or nowhere"),
+        ("actors 0 kind", 1, "a number was expected, ActorKind was found"),
+        ("actors 0 flops", 1, "a number was expected, float was found"),
+        ("actors 99 id", 1, "out of range"),
+        ("actors 0 rank 1", 1, "a number was expected, int was found"),
+        ("name 0", 1, "a number was expected, str was found"),
+        ("", 1, "a number is there twice, or nowhere"),
+        ("actors 0 rank", -1, "number 0 is changed by -1"),
+        ("actors 0 rank", 2**63 - 1, "the slots are on rank 9223372036854775807"),
+        ("pieces", 2**63 - 1, "number 2 is changed by 9223372036854775807"),
     ],
 )
-def test_a_difference_of_what_is_no_number_is_refused(where: str, why: str) -> None:
-    fields = {"actors": 4, "kind": 4, "flops": 10, "id": 0, "rank": 2, "name": 0}
+def test_a_difference_that_there_cannot_be_is_refused(where: str, by: int, why: str) -> None:
+    fields = {"actors": 4, "kind": 4, "flops": 10, "id": 0, "rank": 2, "name": 0, "pieces": 2}
     message = pb.PlanClass()
     message.ParseFromString(PIPELINE.of(1))
     path = [fields[word] if word in fields else int(word) for word in where.split()]
     message.ClearField("differences")
     message.differences.add(path=path, column=len(message.columns))
-    message.columns.add(differences=[0, 1])
+    message.columns.add(differences=[0, by])
     with pytest.raises(PlanError, match=why):
-        join(PIPELINE.shared, message.SerializeToString(), 1)
+        verify(join(PIPELINE.shared, message.SerializeToString(), 1))
 
 
 def test_each_number_that_differs_alike_is_sent_once() -> None:

@@ -232,10 +232,10 @@ class _Lowering:
         if (value == new and value in self.computed) or (value in self.collected and not read):
             return value
         out = self.new(sbp, self.names[value])
-        steps = {}
-        for rank in self.listed.of(where):
+        ranks = self.listed.of(where)
+        for rank in ranks:
             self.metas[(out, rank)] = self.metas[(value, rank)]
-            steps[rank] = (Step("actorflow.identity", (Ref(value),), (), (out,)),)
+        steps = dict.fromkeys(ranks, (Step("actorflow.identity", (Ref(value),), (), (out,)),))
         (_, stage), pieces = self.maker[new]  # running statistics are updated with every micro-batch
         self.items.append(
             ProgramItem(ItemKind.COMPUTE, Phase.OPTIMIZER, where, pieces, (value,), (out,), steps, stage=stage)
@@ -530,7 +530,9 @@ class _Lowering:
                 )
             )  # fmt: skip
         type_, listed = context.target.type, self.listed.of(hop.target)
-        steps = {to: self.arranged(hop, out, to, gathered.get(to, ()), type_) for to in listed}
+        same: dict[tuple[Step, ...], tuple[Step, ...]] = {}  # one object for ranks that do the same
+        made = {to: self.arranged(hop, out, to, gathered.get(to, ()), type_) for to in listed}
+        steps = {to: same.setdefault(of_rank, of_rank) for to, of_rank in made.items()}
         reads = tuple(sorted({n for parts in gathered.values() for n, _ in parts}))
         phase, stage = context.when if hop.kind is HopKind.SEND else pre
         self.items.append(
