@@ -1,4 +1,4 @@
-"""Attach ``to_global``, ``to_local``, ``placement``, ``sbp`` and ``is_global`` to ``torch.Tensor``.
+"""Attach ``to_global``, ``to_local``, ``placement``, ``sbp``, ``is_global`` and others to ``torch.Tensor``.
 
 ``torch.nn.Module`` gets ``to_global`` and ``to_local``, and its ``to`` knows ``nn.graph.GraphModule``.  Nothing else in
 torch is changed.  The implementations are in rooms that are imported on first use.
@@ -28,11 +28,31 @@ def to_global(
     sbp: Any = None,
     grad_sbp: Any = None,
     check_meta: bool | None = None,
+    copy: bool = False,
 ) -> Tensor:
-    """See ``actorflow.eager.convert.to_global``."""
+    """See ``actorflow.eager.convert.to_global``; with ``copy``, the result shares no memory with the tensor."""
     from actorflow.eager.convert import to_global as convert
 
-    return convert(self, placement, sbp, grad_sbp, check_meta)
+    return convert(self.clone() if copy else self, placement, sbp, grad_sbp, check_meta)
+
+
+def local_to_global(
+    self: Tensor, placement: Any = None, sbp: Any = None, check_meta: bool | None = None, copy: bool = False
+) -> Tensor:
+    """``to_global`` of a plain tensor; raises NotGlobal for a global one."""
+    if self.is_global:  # type: ignore[attr-defined]
+        raise NotGlobal("local_to_global() was called on a global tensor; a plain one was expected: see x.is_local")
+    return to_global(self, placement, sbp, None, check_meta, copy)
+
+
+def global_to_global(
+    self: Tensor, placement: Any = None, sbp: Any = None, grad_sbp: Any = None, check_meta: bool = False,
+    copy: bool = False,
+) -> Tensor:  # fmt: skip
+    """``to_global`` of a global tensor, whose shape and dtype all ranks know; raises NotGlobal for a plain one."""
+    if not self.is_global:  # type: ignore[attr-defined]
+        raise NotGlobal("global_to_global() was called on a plain tensor; a global one was expected: see x.is_global")
+    return to_global(self, placement, sbp, grad_sbp, check_meta, copy)
 
 
 def to_local(self: Tensor) -> Tensor:
@@ -98,6 +118,8 @@ def attach() -> None:
     tensor.to_global, tensor.to_local = to_global, to_local
     tensor.placement, tensor.sbp = property(_placement), property(_sbp)
     tensor.is_global = property(lambda self: False)
+    tensor.is_local = property(lambda self: not self.is_global)
+    tensor.local_to_global, tensor.global_to_global = local_to_global, global_to_global
 
 
 def attach_with_torch() -> None:

@@ -7,11 +7,14 @@ from typing import Any
 
 from actorflow import config
 from actorflow.control.cluster import current, process_settings
+from actorflow.placements import placement
 from actorflow.rendezvous import start
 from actorflow.rendezvous.node_list import check_distinct
 from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.placement import Placement
 
 __all__ = [
+    "all_device_placement",
     "ctrl_port",
     "get_local_rank",
     "get_node_size",
@@ -83,6 +86,15 @@ def get_local_rank() -> int:
 def get_node_size() -> int:
     """The number of nodes, like ``node_count``."""
     return node_count()
+
+
+def all_device_placement(type: str) -> Placement:
+    """All devices of the run, in one dimension, like ``flow.placement.all``.
+
+    >>> flow.env.all_device_placement("cpu")
+    Placement(type='cpu', ranks=(0,), hierarchy=(1,))
+    """
+    return placement.all(type)
 
 
 def init_rdma() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actorflow_compiler.core import sbp as values
 from actorflow_compiler.core.errors import LayoutError
 
-__all__ = ["broadcast", "partial_sum", "split"]
+__all__ = ["broadcast", "partial_sum", "sbp", "split"]
 
 
 class _Broadcast(values.Broadcast):
@@ -36,15 +36,20 @@ class _PartialSum(values.PartialSum):
     __hash__ = values.PartialSum.__hash__
 
 
-def split(dim: int) -> values.Split:
+def split(dim: int | None = None, *, axis: int | None = None) -> values.Split:
     """A layout that splits dimension ``dim`` over the devices, as evenly as possible.
 
-    Raises LayoutError if ``dim`` is no integer.
+    ``axis`` is another name for ``dim``.  Raises LayoutError if it is no integer, and where both are given.
     """
+    if axis is not None:
+        if dim is not None:
+            raise LayoutError(f"split({dim!r}, axis={axis!r}) was found; one of the two was expected: split({dim!r})")
+        dim = axis
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise LayoutError(f"split({dim!r}) was found; the number of a dimension was expected: split(0)")
     return values.Split(dim)
 
 
+sbp = values.Split | values.Broadcast | values.PartialSum  # what each of them is, for isinstance
 broadcast: values.Broadcast = _Broadcast()
 partial_sum: values.PartialSum = _PartialSum()

@@ -13,7 +13,7 @@ import actorflow as flow
 import warm
 from actorflow.eager.current import current
 from actorflow.testing.thread_ranks import ThreadRanks
-from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.errors import LayoutError, NotGlobal
 from actorflow_compiler.core.placement import Placement
 from cluster.runs import Run
 from eager.ranks import MESH, PAIR, B, P, S, on, spread, value
@@ -242,3 +242,36 @@ def test_a_job_takes_global_tensors_as_wholes_and_its_results_become_global() ->
     assert back.is_global
     assert back.placement == Placement("cpu", (0,), (1,))
     assert (back + x).tolist() == [0, 3, 6, 9]
+
+
+def test_oneflows_words_for_converting_tell_plain_tensors_from_global_ones(two: ThreadRanks) -> None:
+    def on_a_rank() -> Any:
+        mine: Any = torch.arange(4.0).reshape(2, 2) + 10 * current().rank
+        rows = mine.local_to_global(placement=PAIR, sbp=flow.sbp.split(axis=0))
+        copied = mine.to_global(PAIR, S(0), copy=True)
+        mine += 100.0
+        columns = rows.global_to_global(sbp=flow.sbp.split(1))
+        with pytest.raises(NotGlobal, match=r"local_to_global\(\) was called on a global tensor"):
+            rows.local_to_global(PAIR, S(0))
+        with pytest.raises(NotGlobal, match=r"global_to_global\(\) was called on a plain tensor"):
+            mine.global_to_global(PAIR, S(0))
+        same = rows.to_global(copy=True)
+        same += 1.0
+        return (mine.is_local, rows.is_local), value(copied), columns.sbp, value(columns), value(rows)
+
+    local, copied, sbp, columns, rows = on(two, on_a_rank)
+    whole = torch.tensor([[0.0, 1], [2, 3], [10, 11], [12, 13]])
+    assert local == (True, False)
+    assert torch.equal(copied, whole)
+    assert sbp == (S(1),)
+    assert torch.equal(columns, rows)
+
+
+def test_what_a_layout_is_and_where_all_devices_are_has_a_name() -> None:
+    assert all(isinstance(entry, flow.sbp.sbp) for entry in (S(0), B, P, flow.sbp.broadcast, flow.sbp.partial_sum))
+    assert not isinstance("S(0)", flow.sbp.sbp)
+    assert flow.env.all_device_placement("cpu") == flow.placement.all("cpu")
+    with pytest.raises(LayoutError, match=r"split\(0, axis=1\) was found; one of the two was expected"):
+        flow.sbp.split(0, axis=1)
+    with pytest.raises(LayoutError, match=r"split\(None\) was found"):
+        flow.sbp.split()
