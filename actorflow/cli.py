@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from actorflow_compiler.plan.shown_plan import ShownPlan
 
 
+DRAWN = 64  # devices of which a page shows all; of more, it shows one of each class of those that are alike
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def main() -> None:
     """Train a plain PyTorch script on many devices.
@@ -125,7 +128,7 @@ def plan(
 
     looked_at = "forecast" if forecast and out is None and explain is None and replicas == 1 else "plan"
     if out is not None and out.endswith(".html"):
-        looked_at = "all"
+        looked_at = "classes" if devices > DRAWN and explain is None and replicas == 1 else "all"
     settings = Settings(
         looked_at=looked_at,
         world=devices, devices=devices, pretend=True, plan_job=job, explain=explain, hardware=hardware or "",
@@ -146,9 +149,7 @@ def plan(
         raise click.ClickException(str(e)) from None
 
 
-def _plan_of(
-    script: str, arguments: tuple[str, ...], settings: Settings
-) -> ShownPlan:
+def _plan_of(script: str, arguments: tuple[str, ...], settings: Settings) -> ShownPlan:
     """Run the script on a pretended cluster until its plan is ready; ends the process if the script fails."""
     from actorflow.control import cluster
     from actorflow.launch.entry import run_script

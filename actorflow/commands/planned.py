@@ -33,8 +33,11 @@ def show(made: ShownPlan, settings: Settings, full: bool, replicas: int) -> str:
 def write(made: ShownPlan, settings: Settings, path: str) -> int:
     """Write the plan to a file in the format of its ending; returns how many files there are.  Raises ShowError.
 
-    Beside a page are those of the others that it was chosen among.
+    Beside a page are those of the others that it was chosen among; that of very many ranks shows one of each class.
     """
+    if made.rank_classes is not None and path.endswith(".html"):
+        formats.write_folded(made.folded, _hardware(settings, made.plan), path)
+        return 1
     return len(formats.write_compared(made.plan, made.others, _hardware(settings, made.plan), path))
 
 

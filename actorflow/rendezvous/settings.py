@@ -93,7 +93,7 @@ class Settings:
     launcher_pid: int = 0
     pretend: bool = False
     explain: str | None = None  # for ``actorflow plan``: names whose layouts its notes explain
-    looked_at: str = ""  # for ``actorflow plan``: what is wanted of the plan ("forecast", "plan" or "all")
+    looked_at: str = ""  # for ``actorflow plan``: what is wanted of the plan ("forecast", "classes", "plan" or "all")
     plan_job: str = ""  # the job whose plan is asked for; empty: the first train job
     hardware: str = ""  # path of a hardware file that plans are made for; empty: this machine
     measure: bool = False  # for ``actorflow plan``: measure this machine's costs first

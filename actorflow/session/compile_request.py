@@ -60,6 +60,7 @@ class LookedAt(enum.StrEnum):
     """What people want of a plan that is not to be run."""
 
     FORECAST = "forecast"  # only what each rank will do: one rank of each class is enough
+    CLASSES = "classes"  # the plan of one rank of each class, with where in the script it comes from
     PLAN = "plan"
     ALL = "all"  # the plan, and those that it is chosen among
 

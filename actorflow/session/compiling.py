@@ -63,7 +63,7 @@ from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
-from actorflow_compiler.plan.folded import FoldedPlan
+from actorflow_compiler.plan.folded import FoldedPlan, Partners
 from actorflow_compiler.plan.plan import OfVariable, Plan, Variable, VariableKind
 from actorflow_compiler.plan.rank_parts import join, split
 from actorflow_compiler.plan.shown_plan import ShownPlan
@@ -123,6 +123,7 @@ class CompileResult:
     others: tuple[Plan | None, ...] = ()  # those after the first of ``plan.considered``; None: there is none
     # listed rank → the ranks of its class, where the plan lists one of each, as for a forecast; None: it lists all
     rank_classes: Mapping[int, Sequence[int]] | None = None
+    partners: tuple[Partners, ...] = ()  # of such a plan: which ranks communicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +300,7 @@ def _make_plan(
             doing.sum_up(lambda: summary_lines(plan, hardware))
     result = CompileResult(plan, step.effects(), key)
     if made is not None:
-        result = replace(result, others=made.others, rank_classes=made.rank_classes)
+        result = replace(result, others=made.others, rank_classes=made.rank_classes, partners=made.partners)
     if kept_step is not None:
         kept_step.keep(captured, result)
     return result
@@ -372,6 +373,7 @@ class _Made:
     hardware: Hardware  # that it was scheduled for
     others: tuple[Plan | None, ...] = ()  # see ``CompileResult``
     rank_classes: Mapping[int, Sequence[int]] | None = None  # see ``CompileResult``
+    partners: tuple[Partners, ...] = ()  # see ``CompileResult``
 
 
 def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, doing: Progress) -> _Made:
@@ -412,9 +414,9 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
 
 def _made(request: CompileRequest, captured: Capture, asked: StepRequest, doing: Callable[[str], None]) -> _Made:
     """The scheduled plan of a captured step with nothing left to choose; for a forecast of one rank of each class."""
-    if request.looked_at is LookedAt.FORECAST:
+    if request.looked_at in (LookedAt.FORECAST, LookedAt.CLASSES):
         folded, hardware = _folded(request, captured, asked, request.schedule)
-        return _Made(folded.plan, hardware, rank_classes=folded.rank_classes)
+        return _Made(folded.plan, hardware, rank_classes=folded.rank_classes, partners=folded.partners)
     return _Made(*_scheduled(request, captured, asked, request.schedule, doing))
 
 
@@ -427,7 +429,9 @@ def _folded(
     """
     devices, budget = asked.devices, asked.preferences.goal.budget
     with _located_errors(request):
-        folded = fold_captured(captured, asked, ALIKE if draft else 0.0)
+        folded = fold_captured(
+            captured, asked, ALIKE if draft else 0.0, shown=not draft and request.looked_at is LookedAt.CLASSES
+        )
 
     @functools.cache
     def make(variant: Variant) -> FoldedPlan:
@@ -547,7 +551,7 @@ def compile_pretended(request: CompileRequest, world: int) -> ShownPlan:
     request = replace(request, beside=beside, locations=numbered(spots))
     made = make_plan(request, world, told=False)
     if made.rank_classes is not None:
-        return ShownPlan(with_planes(made.plan, spots), rank_classes=made.rank_classes)
+        return ShownPlan(with_planes(made.plan, spots), rank_classes=made.rank_classes, partners=made.partners)
     placed = [None if plan is None else verify(choose_planes(plan, spots, hardware)) for plan in made.others]
     return ShownPlan(verify(choose_planes(made.plan, spots, hardware)), tuple(placed))
 

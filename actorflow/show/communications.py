@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -26,9 +27,11 @@ class CommunicationRow:
     plane: str
 
 
-def communication_rows(plan: Plan) -> list[CommunicationRow]:
-    """The communications, the most bytes first; those with one name are one row, whatever their ranks."""
-    sent = sent_bytes(plan)
+def communication_rows(plan: Plan, sent: Mapping[int, float]) -> list[CommunicationRow]:
+    """The communications, the most bytes first; those with one name are one row, whatever their ranks.
+
+    ``sent`` gives for actors the bytes that they send in an iteration, with those that they stand for.
+    """
     found: dict[object, list[Actor]] = {}
     for a in plan.actors:
         if a.comm is not None:
@@ -48,7 +51,7 @@ def communication_rows(plan: Plan) -> list[CommunicationRow]:
                 short(a.name),
                 tuple(dict.fromkeys(m.comm.ranks for m in members if m.comm is not None)),
                 a.id,
-                sum(sent.get(m.id, 0) for m in members),
+                round(sum(sent.get(m.id, 0) for m in members)),
                 a.rate,
                 tuple(dict.fromkeys(t.name for t in tensors if t.name)),
                 boxed,
@@ -58,9 +61,12 @@ def communication_rows(plan: Plan) -> list[CommunicationRow]:
     return sorted(rows, key=lambda m: -m.nbytes)
 
 
-def communication_table(plan: Plan, shown: set[int]) -> str:
-    """The table as HTML; the names of ``shown`` actors are links that open their details."""
-    found = communication_rows(plan)
+def communication_table(plan: Plan, shown: set[int], sent: Mapping[int, float] | None = None) -> str:
+    """The table as HTML; the names of ``shown`` actors are links that open their details.
+
+    ``sent`` as in ``communication_rows``; None: each actor stands for itself.
+    """
+    found = communication_rows(plan, sent_bytes(plan) if sent is None else sent)
     if not found:
         return "<p>Nothing passes between ranks.</p>"
     total = sum(m.nbytes for m in found) or 1

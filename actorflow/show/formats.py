@@ -9,29 +9,38 @@ from pathlib import Path
 from actorflow.show.dot import to_dot
 from actorflow.show.page import page
 from actorflow.show.poster import poster
+from actorflow.show.symmetry import FoldedRanks
 from actorflow.show.timeline import forecast_timeline
 from actorflow.support.output_paths import why_not_writable
 from actorflow_compiler.core.errors import ShowError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.units import bytes_text, seconds_text
 from actorflow_compiler.plan import text as plan_text
+from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import forecast_text
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.notation import to_csv
 
-__all__ = ["FORMATS", "check_place", "to_html", "to_text", "write", "write_compared"]
+__all__ = ["FORMATS", "check_place", "to_html", "to_text", "write", "write_compared", "write_folded"]
 
 
-def to_html(plan: Plan, hardware: Hardware, pages: Sequence[str] = ()) -> str:
-    """The page of a plan with its forecast; ``pages`` are the addresses of those of ``plan.considered``."""
-    found = forecast(plan, hardware)
+def to_html(made: Plan | FoldedPlan, hardware: Hardware, pages: Sequence[str] = ()) -> str:
+    """The page of a plan with its forecast; ``pages`` are the addresses of those of ``plan.considered``.
+
+    That of a folded plan shows classes of ranks, what passes between them, and any rank that is asked for.
+    """
+    found = forecast(made, hardware)
     tiles = [
         (seconds_text(found.period), "a step, as forecast"),
         (f"{found.bubble:.0%}", "bubble"),
         (bytes_text(max(r.total for r in found.ranks)), "peak memory of a rank"),
     ]
-    return page(plan, forecast_timeline(plan, hardware), tiles=tiles, memory=hardware.memory_bytes, pages=pages)
+    timeline, memory = forecast_timeline(made, hardware), hardware.memory_bytes
+    if isinstance(made, FoldedPlan):
+        folded = FoldedRanks(made, found.ranks, hardware)
+        return page(made.plan, timeline, tiles=tiles, memory=memory, pages=pages, folded=folded)
+    return page(made, timeline, tiles=tiles, memory=memory, pages=pages)
 
 
 def to_text(plan: Plan, hardware: Hardware) -> str:
@@ -63,6 +72,13 @@ def check_place(path: str | Path) -> Path:
     if why:
         raise ShowError(why)
     return path
+
+
+def write_folded(folded: FoldedPlan, hardware: Hardware, path: str | Path) -> Path:
+    """Write the page of a folded plan; raises ShowError as ``check_place`` does."""
+    place = check_place(path)
+    place.write_text(to_html(folded, hardware), encoding="utf-8")
+    return place
 
 
 def write_compared(plan: Plan, others: Sequence[Plan | None], hardware: Hardware, path: str | Path) -> list[Path]:

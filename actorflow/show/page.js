@@ -343,6 +343,6 @@ const actorflow = (() => {
     document.dispatchEvent(new Event('themechange'));
   };
 
-  return {open, openPart, find};
+  return {open, openPart, find, make, present, facts, link};
 })();
 globalThis.actorflow = actorflow;

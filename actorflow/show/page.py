@@ -16,9 +16,11 @@ from actorflow.show.considered import considered_chart, considered_table
 from actorflow.show.details import details, part_details
 from actorflow.show.modules import FoldedGraph, first_shown, fold_levels, module_graph
 from actorflow.show.styles import kinds_css
+from actorflow.show.symmetry import FoldedRanks
 from actorflow.show.timeline import TimelineView
 from actorflow_compiler.core.units import bytes_text, flop_text
 from actorflow_compiler.plan.plan import Plan
+from actorflow_scheduler.cost import moved_by_all, sent_by_all
 
 __all__ = ["Section", "page"]
 
@@ -55,11 +57,13 @@ def page(
     tiles: Sequence[tuple[str, str]] = (),
     memory: int | None = None,
     pages: Sequence[str] = (),
+    folded: FoldedRanks | None = None,
 ) -> str:
     """The page of a whole plan, with the forecast and measured timelines that are given.
 
     ``sections`` come first; ``tiles`` are pairs (figure, its label); ``memory`` is a rank's memory in bytes; ``pages``
-    are the addresses of the pages of ``plan.considered``, empty where there is none.
+    are the addresses of the pages of ``plan.considered``, empty where there is none.  ``folded`` is given where
+    the plan lists one rank of each class.
     """
     timelines = [t for t in (forecast, measured) if t is not None]
     drawn = forecast or measured
@@ -74,7 +78,15 @@ def page(
     data = details(plan, {*listed, *(s.rank for t in timelines for s in t.spans)}, durations)
     charts = _charts(plan, forecast, measured, memory)
     both = forecast is not None and measured is not None
-    found = [*sections, *_compared(plan, pages), *_chart_sections(charts, both, critical=forecast is not None)]
+    if folded is not None:
+        data["ranks"] = folded.data()
+    symmetry = [] if folded is None else _symmetry(folded)
+    found = [
+        *sections,
+        *symmetry,
+        *_compared(plan, pages),
+        *_chart_sections(charts, both, critical=forecast is not None),
+    ]
     if plan.origins.parts:
         levels = fold_levels(plan.origins)
         data["parts"] = part_details(plan, levels)
@@ -93,7 +105,7 @@ def page(
         Section(
             "communication",
             "Communication",
-            communication_table(plan, set(data["actors"])),
+            communication_table(plan, set(data["actors"]), None if folded is None else sent_by_all(folded.plan)),
             "What passes between ranks in an iteration, the most bytes first; those of alike groups of ranks together.",
         )
     )
@@ -101,11 +113,12 @@ def page(
         notes = "".join(f"<li>{escape(note)}</li>" for note in plan.notes)
         found.append(Section("notes", "Notes", f'<ul class="notes">{notes}</ul>'))
     pieces = f", {plan.pieces} micro-batches in an iteration" if plan.pieces > 1 else ""
+    classes = "" if folded is None else f" of {len(folded.ranks)} class{'es' if len(folded.ranks) > 1 else ''}"
     return _render(
         title=plan.name,
-        subtitle=f"{plan.world} rank{'s' if plan.world > 1 else ''}{pieces}",
+        subtitle=f"{plan.world:,} rank{'s' if plan.world > 1 else ''}{classes}{pieces}",
         sections=found,
-        tiles=[*tiles, *_summary(plan)],
+        tiles=[*tiles, *_summary(plan, folded)],
         data=_json(data),
         charts=_json({"axis": time_axis(timelines), "charts": charts}),
     )
@@ -121,11 +134,31 @@ def _compared(plan: Plan, pages: Sequence[str]) -> list[Section]:
     return [Section("plans", "Plans compared", drawn, said)]
 
 
-def _summary(plan: Plan) -> list[tuple[str, str]]:
+def _symmetry(folded: FoldedRanks) -> list[Section]:
+    """The classes of ranks, and what passes between them."""
+    return [
+        Section(
+            "ranks",
+            "Ranks",
+            folded.table(),
+            "Ranks of a class do the same at the same times. The rest of the page shows the first rank of each class, "
+            "which stands for all of them.",
+        ),
+        Section(
+            "links",
+            "Links",
+            folded.links(),
+            "What the ranks of a class (row) send to those of a class (column) in an iteration, all together.",
+        ),
+    ]
+
+
+def _summary(plan: Plan, folded: FoldedRanks | None) -> list[tuple[str, str]]:
     found = plan.summary
     tiles = []
     if found.moved or plan.world > 1:
-        tiles.append((bytes_text(sum(n for _, n in found.moved)), "moved in an iteration"))
+        moved = sum(n for _, n in found.moved) if folded is None else moved_by_all(folded.plan)
+        tiles.append((bytes_text(moved), "moved in an iteration"))
     if found.flops:
         tiles.append((flop_text(found.flops), "useful in an iteration"))
     return tiles
@@ -157,7 +190,7 @@ def _chart_sections(charts: Sequence[Mapping[str, Any]], both: bool, critical: b
             "move, Ctrl and wheel to zoom, Shift and drag to choose a stretch; click a firing for its actor, or a kind "
             "to hide it."
         )
-        found.append(Section("timeline", "TimelineView", timelines, about))
+        found.append(Section("timeline", "Timeline", timelines, about))
     if memory := html("memory"):
         about = "What each rank holds: variables, live registers and what actors need while they fire."
         found.append(Section("memory", "Memory", memory, about))
@@ -202,6 +235,6 @@ def _render(**values: Any) -> str:
 
     files = resources.files("actorflow.show")
     css = (files / "page.css").read_text(encoding="utf-8").replace("{{ kinds }}", kinds_css())
-    script = "".join((files / name).read_text(encoding="utf-8") for name in ("page.js", "charts.js"))
+    script = "".join((files / name).read_text(encoding="utf-8") for name in ("page.js", "charts.js", "ranks.js"))
     template = Environment(autoescape=True).from_string((files / "page.html").read_text(encoding="utf-8"))
     return template.render(**values, css=css, script=script)

@@ -14,7 +14,7 @@ from actorflow_scheduler import timeline as simulated
 from actorflow_scheduler.cost import Durations, variable_bytes
 from actorflow_scheduler.critical_path import critical_firings
 from actorflow_scheduler.forecast import run_until_steady
-from actorflow_scheduler.rank_classes import fold
+from actorflow_scheduler.rank_classes import FoldedPlan, fold
 from actorflow_scheduler.timeline import nanoseconds, stuck
 
 __all__ = ["ALL_RANKS", "TimelineSpan", "TimelineView", "forecast_timeline", "simulated_timeline"]
@@ -58,20 +58,20 @@ class TimelineView:
         return self.rank_classes.get(rank, (rank,))
 
 
-def forecast_timeline(plan: Plan, hardware: Hardware) -> TimelineView:
+def forecast_timeline(plan: Plan | FoldedPlan, hardware: Hardware) -> TimelineView:
     """Simulate a scheduled plan until its iterations repeat; of more than ALL_RANKS ranks, one of each class.
 
     Raises DeadlockError if the plan gets stuck and PlanError if a queue has no order.
     """
-    return simulated_timeline(plan, nanoseconds(plan, hardware))
+    return simulated_timeline(plan, nanoseconds(plan.on_plane if isinstance(plan, FoldedPlan) else plan, hardware))
 
 
-def simulated_timeline(plan: Plan, times: Durations) -> TimelineView:
+def simulated_timeline(made: Plan | FoldedPlan, times: Durations) -> TimelineView:
     """Like ``forecast_timeline``, from given durations of the actors' firings."""
     classes: Mapping[int, Sequence[int]] = {}
-    whole = plan
-    if plan.world > ALL_RANKS:
-        folded = fold(plan, times)
+    plan = whole = made.plan if isinstance(made, FoldedPlan) else made
+    if isinstance(made, FoldedPlan) or plan.world > ALL_RANKS:
+        folded = fold(made, times)
         plan, classes = folded.plan, folded.rank_classes
     firings, cycle = run_until_steady(plan, times, whole)
     if not firings.run():  # one more, so that the iteration that is shown first has a next one

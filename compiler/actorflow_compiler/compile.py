@@ -49,18 +49,18 @@ def lower_captured(captured: Capture, request: StepRequest) -> LoweredStep:
 
 
 @young_only()
-def fold_captured(captured: Capture, request: StepRequest, alike: float = 0.0) -> FoldedStep:
+def fold_captured(captured: Capture, request: StepRequest, alike: float = 0.0, shown: bool = False) -> FoldedStep:
     """Run the passes after capture for one rank of each class of ranks that are alike on the request's hardware.
 
     What it takes does not grow with the number of ranks that are alike.  ``FoldedStep.cut`` cuts a variant;
     ``schedule_folded(step.cut, hardware)`` and ``forecast`` of the scheduler take it from there, and give what they
     give for the plan of all ranks.  Ranks whose bodies differ only in numbers (where in a vocabulary they begin, say)
     are alike, and have the measured time of the listed one.  So, with ``alike``, do those whose parts of values differ
-    by no more than this share, as the parts of an uneven split do; the listed one has the largest.  Raises as
-    ``lower_captured``.
+    by no more than this share, as the parts of an uneven split do; the listed one has the largest.  Its plans
+    have origins where they are to be ``shown``.  Raises as ``lower_captured``.
     """
     world, hardware = request.devices.world, request.devices.hardware
-    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, world, hardware, alike), shown=False))
+    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, world, hardware, alike), shown))
 
 
 def _lowered(

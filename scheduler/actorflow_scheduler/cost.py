@@ -131,15 +131,20 @@ def moved_by_all(folded: FoldedPlan) -> int:
 
     What an all-reduce sends counts once for each group, as in ``Plan.summary``.
     """
-    plan, total = folded.plan, 0.0
+    return round(sum(sent_by_all(folded).values()))
+
+
+def sent_by_all(folded: FoldedPlan) -> dict[int, float]:
+    """Actor that communicates → the bytes that it and those like it on the ranks of its class send in an iteration."""
+    plan, found = folded.plan, {}
     for number, nbytes in sent_bytes(plan).items():
         actor = plan.actor(number)
         alike = folded.rank_classes[actor.rank]
         times = float(len(alike))
         if isinstance(actor.comm, Collective) and actor.comm.kind == CollectiveKind.ALL_REDUCE:
             times /= len(set(actor.comm.ranks).intersection(alike))
-        total += nbytes * times
-    return round(total)
+        found[number] = nbytes * times
+    return found
 
 
 def register_bytes(plan: Plan) -> dict[int, int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -19,18 +22,19 @@ from actorflow_compiler.boxing.routes import Hop, HopKind, route
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import capture_step, fold_captured, lower_captured
-from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.errors import ActorflowError, LayoutError
 from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.folded import FoldedPlan
-from actorflow_compiler.plan.plan import Exchange, Send
-from actorflow_scheduler.forecast import forecast
+from actorflow_compiler.plan.plan import Exchange, Plan, Send
+from actorflow_scheduler.cost import max_workspace_bytes, moved_bytes, variable_bytes
+from actorflow_scheduler.forecast import forecast, run_until_steady
 from actorflow_scheduler.rank_classes import fold
 from actorflow_scheduler.schedule import schedule, schedule_folded
-from actorflow_scheduler.timeline import nanoseconds
+from actorflow_scheduler.timeline import Timeline, nanoseconds
 from models import small_gpt
 
 NODES = Hardware(flops_per_s=1e12, bytes_per_s=1e9, node_size=4, inside=Link(1e10, 1e-6), name="nodes of four")
@@ -192,14 +196,120 @@ def test_the_folded_compile_of_larger_models_is_the_fold_of_the_whole(name: str)
     check(LONG[name]())
 
 
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+    """A training step of a small model on some hardware."""
+
+    model: str
+    width: int
+    rows: int  # of the batch
+    options: dict[str, object]
+    data: int
+    tensor: int
+    stages: int
+
+    def request(self) -> StepRequest:
+        mode = {"data": self.data, "tensor": self.tensor} if self.tensor > 1 else "data"
+        options = {"mode": mode, "stages": self.stages, **self.options}
+        world = self.data * self.tensor * self.stages
+        if self.model == "gpt":
+            return _gpt(world, self.rows, **options)
+        return _mlp(world, self.rows, self.width, **options)
+
+
+@st.composite
+def _steps(draw: st.DrawFn) -> _Drawn:
+    """Steps on meshes of data × tensor × stages, with nodes that are cut anywhere and may differ in speed."""
+    data, tensor, stages = draw(
+        st.sampled_from(
+            [shape for shape in itertools.product((1, 2, 3, 4), (1, 2, 3), (1, 2)) if 2 <= math.prod(shape) <= 12]
+        )
+    )
+    pieces = draw(st.sampled_from((1, 2, 4) if stages > 1 else (1, 2)))
+    world, node = data * tensor * stages, draw(st.sampled_from((2, 3, 4, 8)))
+    speeds = draw(st.lists(st.sampled_from((1.0, 1.0, 0.5)), min_size=-(-world // node), max_size=-(-world // node)))
+    hardware = dataclasses.replace(
+        NODES,
+        node_size=draw(st.sampled_from((node, None))),
+        speeds=tuple(speeds[rank // node] for rank in range(world)) if draw(st.booleans()) else (),
+    )
+    return _Drawn(
+        draw(st.sampled_from(("mlp", "mlp", "gpt"))),
+        draw(st.sampled_from((8, 12, 17, 32, 36))),
+        pieces * draw(st.integers(data, 2 * data + 1)),
+        {"zero": draw(st.integers(0, 3)), "pieces": pieces, "hardware": hardware},
+        data,
+        tensor,
+        stages,
+    )
+
+
+def _of_every_rank(plan: Plan, hardware: Hardware) -> tuple[float, dict[int, tuple[int, float]]]:
+    """Simulate all ranks of a plan: seconds of an iteration; rank → its peak bytes and those that it moves."""
+    firings, cycle = run_until_steady(plan, nanoseconds(plan, hardware), plan)
+    run = Timeline(plan, firings.iterations, firings.fired, firings.ends, firings.durations)
+    over = cycle or max(1, firings.iterations // 2)
+    ends = (0, *run.iteration_ends)
+    workspace, variables, peaks = max_workspace_bytes(plan), variable_bytes(plan), run.peak_bytes
+    moved = _moved_by_rank(plan)
+    found = {rank: (peaks[rank] + workspace[rank] + variables[rank], moved[rank]) for rank in range(plan.world)}
+    return (ends[-1] - ends[-1 - over]) / over / 1e9, found
+
+
+def _partners(folded: FoldedPlan) -> set[tuple[str, tuple[int, ...]]]:
+    return {(one.label, group) for one in folded.partners for group in one.groups}
+
+
+def _moved_by_rank(plan: Plan) -> Counter[int]:
+    """Rank → the bytes that it sends, or receives if those are more, in an iteration."""
+    moved: Counter[int] = Counter()
+    for actor in plan.actors:
+        moved[actor.rank] += actor.rate * moved_bytes(plan, actor)
+    return moved
+
+
+def check_simulated(drawn: _Drawn) -> None:
+    """The forecast of one rank of each class is what a simulation of every rank says of each of them."""
+    request = drawn.request()
+    captured, hardware = capture_step(request), request.devices.hardware
+    try:
+        whole = schedule(lower_captured(captured, request).cut, hardware)
+    except ActorflowError as error:
+        with pytest.raises(type(error)):
+            schedule_folded(fold_captured(captured, request).cut, hardware)
+        return
+    folded = schedule_folded(fold_captured(captured, request).cut, hardware)
+    found = forecast(folded, hardware)
+    period, ranks = _of_every_rank(whole, hardware)
+    assert found.period == period
+    moved = _moved_by_rank(folded.plan)
+    total = {one.ranks[0]: one.total for one in found.ranks}
+    assert {
+        rank: (total[listed], moved[listed]) for listed, alike in folded.rank_classes.items() for rank in alike
+    } == ranks
+    if len(folded.rank_classes) < whole.world:
+        assert _partners(folded) == {(a.comm.label, a.comm.ranks) for a in whole.actors if a.comm is not None}
+
+
+@settings(max_examples=4)
+@given(_steps())
+def test_the_forecast_of_one_rank_of_each_class_is_that_of_every_rank(drawn: _Drawn) -> None:
+    check_simulated(drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=80)
+@given(_steps())
+def test_the_forecast_of_one_rank_of_each_class_of_many_steps_is_that_of_every_rank(drawn: _Drawn) -> None:
+    check_simulated(drawn)
+
+
 def test_a_draft_takes_ranks_whose_parts_differ_by_little_for_alike() -> None:
     """Of 1,027 rows, the first three of four ranks hold one more; the listed one holds the most."""
     captured, request = _captured(_mlp(4, width=1027, zero=1))
     drafts, exact = (fold_captured(captured, request, alike) for alike in (0.05, 0.0))
     assert len(drafts.cut().rank_classes) < len(exact.cut().rank_classes)
-    ours, theirs = (
-        forecast(schedule_folded(step.cut, NODES, proven=step is exact), NODES) for step in (drafts, exact)
-    )
+    ours, theirs = (forecast(schedule_folded(step.cut, NODES, proven=step is exact), NODES) for step in (drafts, exact))
     assert ours.period == pytest.approx(theirs.period, rel=0.05)
     assert max(r.total for r in ours.ranks) == pytest.approx(max(r.total for r in theirs.ranks), rel=0.02)
     assert len(fold_captured(captured, request, 1e-4).cut().rank_classes) == len(exact.cut().rank_classes)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Runs", "difference", "intersection", "length", "position", "positions", "selection", "union"]
+__all__ = ["Runs", "difference", "intersection", "length", "position", "positions", "selection", "stretches", "union"]
 
 Runs = tuple[tuple[int, int], ...]
 """Half-open ranges of indices, ascending; two runs do not touch."""
@@ -95,3 +95,16 @@ def position(runs: Runs, index: int) -> int:
             return before + index - lo
         before += hi - lo
     raise AssertionError(f"{index} is not in {runs}")
+
+
+def stretches(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Numbers, in their order, as stretches of equal steps: (first, step, how many); the step of one number is 0."""
+    begin = 0
+    while begin < len(numbers):
+        end, step = begin + 1, 0
+        if end < len(numbers):
+            step = numbers[end] - numbers[begin]
+            while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
+                end += 1
+        yield numbers[begin], step, end - begin
+        begin = end

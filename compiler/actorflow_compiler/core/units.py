@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
+
+from actorflow_compiler.core.runs import stretches
+
+FOLDED = 5  # so many ranges that are alike are not written one by one
 
 
 def bytes_text(n: float) -> str:
@@ -50,14 +55,23 @@ def seconds_text(seconds: float) -> str:
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
-    """Ascending numbers with neighbours folded: 0, 1, 2, 5 → 0-2,5."""
-    parts: list[list[int]] = []
+    """Ascending numbers with neighbours folded: 0, 1, 2, 5 → 0-2,5; and five or more alike: 0-1,8-9,…,56-57."""
+    ranges: list[tuple[int, int]] = []  # first, how many
     for n in numbers:
-        if parts and parts[-1][1] == n - 1:
-            parts[-1][1] = n
+        if ranges and sum(ranges[-1]) == n:
+            ranges[-1] = ranges[-1][0], ranges[-1][1] + 1
         else:
-            parts.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+            ranges.append((n, 1))
+    parts: list[str] = []
+    for many, alike in itertools.groupby(ranges, key=lambda one: one[1]):
+        for first, step, count in stretches([at for at, _ in alike]):
+            each = [_range_text(first + k * step, many) for k in range(count)]
+            parts += each if count < FOLDED else [*each[:2], "…", each[-1]]
+    return ",".join(parts)
+
+
+def _range_text(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
 def rows_text(runs: Sequence[tuple[int, int]]) -> str:

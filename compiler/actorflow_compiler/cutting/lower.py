@@ -76,7 +76,7 @@ class ProgramItem:
     again: bool = False  # a forward op that is recomputed for the backward pass
     line: str = ""  # of the user's script
     flops_dtype: str = ""  # of the operands, by bytes; empty where there are no FLOPs
-    groups: frozenset[tuple[int, ...]] = frozenset()  # of a collective, also those of ranks that are not listed
+    groups: frozenset[tuple[int, ...]] = frozenset()  # of ranks that communicate so, also of those that are not listed
     after: tuple[int, ...] = ()  # of a communication: values that are made before it begins, beside what it reads
 
 
@@ -163,6 +163,7 @@ class _Lowering:
         self.sides: dict[int, tuple[Hop, GroupExchanges]] = {}  # id of hop → what ranks exchange in it
         self.same: dict[Exchange, Exchange] = {}  # one object for equal ones
         self.grouped: dict[int, _Groups] = {}  # id of a hop's groups → these, with the listed ranks
+        self.paired: dict[int, tuple[Hop, frozenset[tuple[int, ...]]]] = {}  # id of a hop → who sends to whom
         graph, everywhere = step.graph, step.everywhere
         self.graph, self.layouts, self.pieces, self.times = graph, step.layouts, step.pieces, step.times
         self.by_all: tuple[Placement, NdSbp] = (everywhere, (B,) * len(everywhere.hierarchy))
@@ -521,12 +522,13 @@ class _Lowering:
                     stage=pre[1],
                 )
             )  # fmt: skip
+        of_all = self.pairs(hop) if sends else frozenset()
         for origin, to, pairs in sends:
             comm = Send(self.count(), origin, to)
             self.items.append(
                 ProgramItem(
                     ItemKind.COMM, made_in[0], source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]),
-                    comms={origin: comm}, stage=made_in[1],
+                    comms={origin: comm}, stage=made_in[1], groups=of_all,
                 )
             )  # fmt: skip
         type_, listed = context.target.type, self.listed.of(hop.target)
@@ -538,6 +540,15 @@ class _Lowering:
         self.items.append(
             ProgramItem(ItemKind.COMPUTE, phase, context.target, pieces, reads, (out,), steps, stage=stage)
         )
+
+    def pairs(self, hop: Hop) -> frozenset[tuple[int, ...]]:
+        """The ranks of which one sends to the other in a hop, (from, to); also those that are not listed."""
+        if id(hop) not in self.paired:
+            found = (
+                (hop.source.ranks[s], rank) for t, rank in enumerate(hop.target.ranks) for s in hop.sources(t)
+            )
+            self.paired[id(hop)] = hop, frozenset(pair for pair in found if pair[0] != pair[1])
+        return self.paired[id(hop)][1]
 
     def arranged(
         self, hop: Hop, out: int, rank: int, parts: Sequence[tuple[int, BoxCopy]], device: str

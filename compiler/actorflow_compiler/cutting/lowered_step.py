@@ -11,7 +11,7 @@ from actorflow_compiler.cutting.recompute import recompute_notes
 from actorflow_compiler.cutting.segment import segment
 from actorflow_compiler.cutting.stores import insert_stores
 from actorflow_compiler.cutting.verify import verify_segments
-from actorflow_compiler.plan.folded import FoldedPlan
+from actorflow_compiler.plan.folded import FoldedPlan, Partners
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.variant import PLAIN, Variant
 
@@ -51,4 +51,10 @@ class FoldedStep:
     def cut(self, variant: Variant = PLAIN) -> FoldedPlan:
         """The plan of the listed ranks, without slot counts and orders."""
         plan = self.lowered.cut(variant)
-        return FoldedPlan(plan, self.lowered.program.listed.classes(plan.world))
+        return FoldedPlan(plan, self.lowered.program.listed.classes(plan.world), partners=self.partners)
+
+    @property
+    def partners(self) -> tuple[Partners, ...]:
+        """Which ranks communicate, each way once."""
+        items = (item for item in self.lowered.program.items if item.groups)
+        return tuple(dict.fromkeys(Partners(next(iter(item.comms.values())).label, item.groups) for item in items))

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 
 from actorflow_compiler.boxing.aligned import aligned_route
 from actorflow_compiler.boxing.routes import HopKind, bytes_of
+from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.ops import ITEM_BYTES, Phase
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.runs import stretches
 from actorflow_compiler.core.sbp import NdSbp, show
 from actorflow_compiler.graph.graph import CALL_INPUTS, Graph, InputKind, Node, call_of
 from actorflow_compiler.infer import FREE_KINDS, GraphLayouts
 from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, PartPhase, SourceLocation
+
+WRITTEN = 16  # of more ranks of a placement, not all are written
 
 _PartKey = tuple[str, PartPhase, str]  # module, phase, placement
 INPUTS = "inputs"  # the name of the part that stands for the arguments of a step
@@ -56,7 +60,7 @@ class _Folding:
         homes = {i.name: i.value for i in graph.inputs if i.kind == InputKind.VARIABLE}
         for i in graph.inputs:
             if i.kind == InputKind.VARIABLE and i.name not in self.parameter:
-                where = str(layouts.placement[i.value])
+                where = _text(layouts.placement[i.value])
                 self.maker[i.value] = self.part(self.module_of(i.name), PartPhase.VARIABLE, where, i.name, None), i.name
             elif i.kind in CALL_INPUTS:
                 self.maker[i.value] = self.part(INPUTS, PartPhase.INPUT, "", i.name, None), i.name
@@ -65,7 +69,7 @@ class _Folding:
             _, operands = call_of(n, graph.metas)
             module = n.where or self.optimized(n, names) or self.added_up(n)
             place = self.places.setdefault(SourceLocation(module, n.line), len(self.places))
-            target = self.part(module, PartPhase(n.phase), str(n.placement), n.op.removesuffix(".default"), place)
+            target = self.part(module, PartPhase(n.phase), _text(n.placement), n.op.removesuffix(".default"), place)
             for value, need in zip(operands, layouts.operands[k], strict=True):
                 self.flow(value, target, n.placement, need)
             for o in n.outs:
@@ -128,7 +132,8 @@ class _Folding:
         if n.phase != Phase.BACKWARD or n.line:
             return ""
         made = [self.keys[self.maker[v][0]] for v in n.reads() if v in self.maker][::-1]  # the later one was made last
-        return next((module for module, _, where in made if where == str(n.placement)), "")
+        here = None if n.placement is None else _text(n.placement)
+        return next((module for module, _, where in made if where == here), "")
 
     def optimized(self, n: Node, names: Mapping[int, str]) -> str:
         """The module whose parameter an op of the optimizer updates."""
@@ -137,3 +142,17 @@ class _Folding:
             if name is not None and self.kind[value] == InputKind.VARIABLE:
                 return self.module_of(self.parameter.get(name, name))
         return ""
+
+
+@kept_while_compiling(1 << 8)
+def _text(placement: Placement) -> str:
+    """A placement for people: ``cpu:[0,1]``, ``cpu:[0,2,…,8190](512,8)``."""
+    if placement.size <= WRITTEN:
+        return str(placement)
+    ranks = (
+        f"{first},{first + step},…,{first + (count - 1) * step}"
+        if count > 3
+        else ",".join(str(first + k * step) for k in range(count))
+        for first, step, count in stretches(placement.ranks)
+    )
+    return str(placement).replace(",".join(map(str, placement.ranks)), ",".join(ranks), 1)

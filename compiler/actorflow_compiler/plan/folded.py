@@ -9,6 +9,14 @@ from actorflow_compiler.plan.plan import Plan, Plane
 
 
 @dataclass(frozen=True, slots=True)
+class Partners:
+    """The ranks, listed or not, that communicate with each other in the communications of one kind."""
+
+    label: str  # the kind: of a collective, or "send"
+    groups: frozenset[tuple[int, ...]]  # of the ranks of a collective; (from, to) for each send
+
+
+@dataclass(frozen=True, slots=True)
 class FoldedPlan:
     """A plan that lists the actors of one rank of each class (``plan.ranks``); it is scheduled and forecast, never run.
 
@@ -18,6 +26,7 @@ class FoldedPlan:
     plan: Plan
     rank_classes: Mapping[int, Sequence[int]]  # listed rank → all ranks of its class, itself included
     plane: Plane = Plane.GLOO  # by which communications take their time; on GPUs of a cluster it is NCCL
+    partners: tuple[Partners, ...] = ()  # of all ranks; () where they are not known
 
     @property
     def on_plane(self) -> Plan:

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from actorflow_compiler.core.errors import LayoutError, PlanError
 from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, Symbol
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.runs import stretches
 from actorflow_compiler.core.sbp import NdSbp, parse_nd, show
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, PartPhase, SourceLocation, StepsOf
@@ -298,17 +299,7 @@ def _to_boxes(members: Iterable[pb.Boxes]) -> tuple[tuple[Box, ...], ...]:
 @functools.lru_cache(maxsize=256)  # many variables and collectives have the same ranks
 def _stretches(ranks: tuple[int, ...]) -> tuple[pb.Stretch, ...]:
     """Ranks, in their order, as stretches of equal steps."""
-    found = []
-    begin = 0
-    while begin < len(ranks):
-        end, step = begin + 1, 0
-        if end < len(ranks):
-            step = ranks[end] - ranks[begin]
-            while end < len(ranks) and ranks[end] - ranks[end - 1] == step:
-                end += 1
-        found.append(pb.Stretch(first=ranks[begin], step=step, count=end - begin))
-        begin = end
-    return tuple(found)
+    return tuple(pb.Stretch(first=first, step=step, count=count) for first, step, count in stretches(ranks))
 
 
 def _to_ranks(stretches: Iterable[pb.Stretch], where: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actorflow_compiler.plan.folded import FoldedPlan
+from actorflow_compiler.plan.folded import FoldedPlan, Partners
 from actorflow_compiler.plan.plan import Plan
 
 
@@ -17,8 +17,17 @@ class ShownPlan:
     others: tuple[Plan | None, ...] = ()  # those after the first of ``plan.considered``; None: there is no such plan
     # listed rank → the ranks of its class, where the plan lists one of each, as for a forecast; None: it lists all
     rank_classes: Mapping[int, Sequence[int]] | None = None
+    partners: tuple[Partners, ...] = ()  # of such a plan: which ranks communicate
 
     @property
     def forecast_of(self) -> Plan | FoldedPlan:
         """What is to be forecast: the plan, or if it lists only one rank of each class all that it stands for."""
-        return self.plan if self.rank_classes is None else FoldedPlan(self.plan, self.rank_classes)
+        return self.plan if self.rank_classes is None else self.folded
+
+    @property
+    def folded(self) -> FoldedPlan:
+        """The plan with the ranks that each listed one stands for: itself alone, where all are listed."""
+        classes = self.rank_classes
+        if classes is None:
+            classes = {rank: (rank,) for rank in range(self.plan.world)}
+        return FoldedPlan(self.plan, classes, partners=self.partners)
