@@ -3,6 +3,7 @@
 python benchmarks/devices.py                    16, 256, 4,096 and 16,384 devices, each in a process of its own
 python benchmarks/devices.py --write            the same, and the table of docs/performance.md
 python benchmarks/devices.py one 4096           one of them, with the seconds of each pass
+python benchmarks/devices.py run 256            a plan of all ranks, as for a run, and the messages to them
 
 Stages of (data × tensor) devices, of which only the data axis grows, with as many samples for each replica.  Of ranks
 that are alike one is compiled, as by ``actorflow plan --forecast``.  Times are CPU time of the one thread that does all
@@ -28,15 +29,16 @@ import actorflow as flow
 from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import Listeners, Preferences, StepRequest, TargetDevices, UserStep
-from actorflow_compiler.compile import capture_step, fold_captured
+from actorflow_compiler.compile import capture_step, compile_step, fold_captured
 from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan import proto
+from actorflow_compiler.plan.rank_parts import split
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.hardware_file import read_hardware
-from actorflow_scheduler.schedule import schedule_folded
+from actorflow_scheduler.schedule import schedule, schedule_folded
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -139,6 +141,32 @@ def one(devices: int, as_json: bool) -> None:
         "bytes": len(proto.to_bytes(folded.plan)),
     }
     print(json.dumps(figures) if as_json else f"{figures}\nseconds: {', '.join(f'{n} {s:.1f}' for n, s in passes)}")
+
+
+@main.command()
+@click.argument("devices", type=click.IntRange(2 * TENSOR * STAGES))
+def run(devices: int) -> None:
+    """A plan that runs: compiled for all ranks, scheduled, proven, and made into the messages to them."""
+    begun: list[tuple[str, float]] = []
+
+    def doing(name: str) -> None:
+        begun.append((name, time.process_time()))
+
+    request = request_of(devices, Listeners(doing=doing))
+    with young_only():
+        step = compile_step(request)
+        doing("cut, schedule and prove")
+        plan = schedule(step.cut, request.devices.hardware, name="1f1b")
+        doing("messages")
+        parts = split(plan, range(1, devices))
+        doing("")
+    alone = len(proto.to_bytes(plan.for_rank(devices - 1)))
+    passes = ", ".join(f"{name} {end - start:.1f}" for (name, start), (_, end) in itertools.pairwise(begun))
+    print(
+        f"{devices} devices, {len(plan.actors)} actors; a message of {len(parts.shared) / 1e6:.2f} MB to all, and one"
+        f" to each of {len(parts.classes)} classes, {sum(map(len, parts.classes)) / 1e6:.2f} MB in all; one to each"
+        f" rank would be {devices} of {alone / 1e6:.2f} MB\nseconds: {passes}"
+    )
 
 
 if __name__ == "__main__":
