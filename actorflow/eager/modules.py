@@ -50,7 +50,13 @@ def to_global(x: Any, placement: Placement | None = None, sbp: Any = None, **opt
 
 
 def to_local(x: Any) -> Any:
-    """This rank's parts of the global tensors of a tree; other values stay as they are."""
+    """This rank's parts of the global tensors of a tree; other values stay as they are.
+
+    The parameters and buffers of a module become plain ones, each rank's parts, without their gradients; the module is
+    changed and returned.
+    """
+    if isinstance(x, nn.Module):
+        return _module_to_local(x)
     return pytree.tree_map_only(GlobalTensor, convert.to_local, x)
 
 
@@ -74,6 +80,22 @@ def _module_to_global(module: nn.Module, placement: Placement | None, sbp: Any) 
         if not child.__dict__.get(IS_GLOBAL):
             child.__dict__[IS_GLOBAL] = True
             child.register_load_state_dict_pre_hook(_take_plain)
+    return module
+
+
+def _module_to_local(module: nn.Module) -> nn.Module:
+    made: dict[int, Any] = {}  # tied parameters stay tied
+    for child in module.modules():
+        for store in (child._parameters, child._buffers):
+            for name, tensor in list(store.items()):
+                if not isinstance(tensor, GlobalTensor):
+                    continue
+                if id(tensor) not in made:
+                    part = convert.to_local(tensor).detach().clone()
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(part, tensor.requires_grad) if is_parameter else part
+                store[name] = made[id(tensor)]
+        child.__dict__.pop(IS_GLOBAL, None)
     return module
 
 

@@ -238,13 +238,13 @@ use_own_device()  # before the script's first .to("cuda")
 
 
 def __getattr__(name: str) -> object:
-    """``Graph``, with which the whole machinery of jobs is imported, when it is used."""
-    if name == "Graph":
-        from actorflow.nn.graph import Graph
+    """``Graph`` and ``graph``, with which the whole machinery of jobs is imported, when they are used."""
+    if name in ("Graph", "graph"):
+        import actorflow.nn.graph as graph
 
-        return Graph
+        return graph.Graph if name == "Graph" else graph
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "Graph"})
+    return sorted({*globals(), "Graph", "graph"})

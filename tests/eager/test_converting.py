@@ -275,3 +275,22 @@ def test_what_a_layout_is_and_where_all_devices_are_has_a_name() -> None:
         flow.sbp.split(0, axis=1)
     with pytest.raises(LayoutError, match=r"split\(None\) was found"):
         flow.sbp.split()
+
+
+def test_a_module_becomes_global_and_local_again_by_its_methods(two: ThreadRanks) -> None:
+    def on_a_rank() -> Any:
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+        whole = model[0].weight.detach().clone()
+        assert model.to_global(placement=PAIR, sbp={r".*": B, r"0\.weight": S(0)}) is model
+        model[0].weight.requires_grad_(False)
+        assert model.to_local() is model
+        weight, bias = model[0].weight, model[0].bias
+        kinds = (type(weight) is nn.Parameter, weight.is_local, weight.requires_grad, bias.requires_grad)
+        mean = model[1].running_mean
+        return kinds, weight.detach(), whole, tuple(bias.shape), mean.is_local and mean.shape[0]
+
+    for rank, (kinds, part, whole, bias, mean) in enumerate(two.run(on_a_rank)):
+        assert kinds == (True, True, False, True)
+        assert torch.equal(part, whole[rank : rank + 1])
+        assert (bias, mean) == ((2,), 2)

@@ -323,5 +323,8 @@ def test_nn_and_its_names_are_imported_as_oneflow_writes_it_and_without_the_mach
     )
     done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "False\nTrue\n"
+    first = "import actorflow as flow\nprint(flow.nn.graph.GraphModule.__name__)"  # before nn.Graph is used
+    done = subprocess.run([sys.executable, "-c", first], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "GraphModule\n"
     assert "Graph" in dir(nn)
     assert flow.nn.Graph is nn.Graph
