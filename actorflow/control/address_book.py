@@ -6,7 +6,7 @@ rank of a large run has the book of all, and few look up more than their neighbo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from actorflow.control.message_rules import PIDS, PORTS, RANKS, check_address, check_socket, one_of_a_range, refuse
@@ -17,13 +17,17 @@ from actorflow_protos import runtime_pb2 as pb
 __all__ = ["AddressBook", "check_welcome", "welcome_to"]
 
 
-class AddressBook(MutableMapping[int, Ticket]):
+class AddressBook(Mapping[int, Ticket]):
     """Rank → ticket."""
 
     def __init__(self) -> None:
         self._known: dict[int, Ticket] = {}
         self._rest = pb.Welcome()
         self._like: Ticket | None = None  # in all that is equal on all ranks
+
+    def add(self, ticket: Ticket) -> None:
+        """Take in a ticket that has been checked."""
+        self._known[ticket.rank] = ticket
 
     def welcome(self, welcome: pb.Welcome, own: Ticket) -> None:
         """Take in the tickets of all ranks, which have been checked."""
@@ -35,12 +39,6 @@ class AddressBook(MutableMapping[int, Ticket]):
                 raise KeyError(rank)
             self._known[rank] = _ticket_of(self._rest, rank, self._like)
         return self._known[rank]
-
-    def __setitem__(self, rank: int, ticket: Ticket) -> None:
-        self._known[rank] = ticket
-
-    def __delitem__(self, rank: int) -> None:
-        raise TypeError("a rank that has been in a run is known to its end")
 
     def __iter__(self) -> Iterator[int]:
         return iter({**self._known, **dict.fromkeys(range(len(self._rest.nodes)))})

@@ -184,7 +184,7 @@ class ControlPlane:
         )  # fmt: skip
         machine, socket = self.local_links.open()
         self.own = replace(self._make_ticket(port), machine=machine, socket=socket)
-        self.tickets[self.rank] = self.own
+        self.tickets.add(self.own)
         if self.rank == 0:
             hints = join_hints.master_hints(s)
             self._reception = Reception(self.own, s.join_timeout, hints, lambda: lost_node(s.launcher))
@@ -275,7 +275,7 @@ class ControlPlane:
             except ClusterError as e:
                 self._reject(link, str(e), late)
                 return
-            self.tickets[ticket.rank] = ticket
+            self.tickets.add(ticket)
         elif link.peer in self.links:
             refuse(RefusalReason.SENDER, f"a second link of rank {link.peer}", "one for each rank")
         link.known = True
@@ -305,7 +305,7 @@ class ControlPlane:
         if ticket.rank != self.tree.parent:
             refuse(RefusalReason.NUMBER, f"rank {ticket.rank} above in the tree", f"rank {self.tree.parent}")
         check_address(ticket.address)
-        self.tickets[ticket.rank] = ticket
+        self.tickets.add(ticket)
         self._parent_known.set_result(None)
 
     def _welcome(self, item: pb.Welcome) -> None:

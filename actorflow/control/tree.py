@@ -22,8 +22,8 @@ class Tree:
     >>> tree = Tree(rank=1, world=12, fan_out=3)
     >>> tree.parent, tree.children, tree.subtree
     (0, (4, 5, 6), ((1, 2), (4, 7)))
-    >>> tree.towards(6), tree.towards(11), Tree(rank=0, world=12, fan_out=3).towards(11)
-    (6, 0, 3)
+    >>> tree.holds(1, 6), tree.holds(1, 7)
+    (True, False)
     """
 
     rank: int
@@ -63,16 +63,6 @@ class Tree:
     def holds(self, above: int, rank: int) -> bool:
         """Whether a rank is ``above`` or below it."""
         return 0 <= rank < self.world and any(first <= rank < end for first, end in self.subtree_of(above))
-
-    def towards(self, rank: int) -> int:
-        """The neighbour through which another rank is reached."""
-        below = rank
-        while below > self.rank:
-            above = self.parent_of(below)
-            if above == self.rank:
-                return below
-            below = above
-        return self.parent
 
     def _children_of(self, rank: int) -> range:
         first = rank * self.fan_out + 1

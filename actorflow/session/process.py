@@ -21,9 +21,7 @@ from actorflow.standins.logical_batch import RowsRead
 from actorflow.status.rank_status import observe_session, own_wait
 from actorflow.support.exit_hooks import at_exit, when_finished
 
-__all__ = [
-    "current", "current_run", "explain", "explain_recompiles", "finish", "observed_by", "script_reads", "started",
-]  # fmt: skip
+__all__ = ["current", "explain", "explain_recompiles", "finish", "observed_by", "script_reads", "started"]
 
 _session: Session | None = None
 _makers: list[Observers] = []
@@ -45,11 +43,6 @@ def current() -> Session:
         if (isinstance(cluster, Alone) or clusters.joined_late()) and not cluster.settings.launcher:
             at_exit(_finish_at_exit)
     return _session
-
-
-def current_run() -> Alone | Cluster:
-    """The run that this process is in."""
-    return clusters.current()
 
 
 def _observers(cluster: Alone | Cluster, barrier: CallBarrier) -> Iterable[Observer]:

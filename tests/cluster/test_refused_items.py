@@ -171,7 +171,7 @@ def test_the_book_has_the_tickets_that_ranks_have_shown() -> None:
         for rank in range(4)
     ]  # fmt: skip
     book = AddressBook()
-    book[3] = made[3]
+    book.add(made[3])
     assert (dict(book), len(book), 0 in book, book.get(2)) == ({3: made[3]}, 1, False, None)
     book.welcome(welcome_to(made, ("h", 1), 0), made[3])
     assert dict(book) == dict(enumerate(made))

@@ -166,6 +166,7 @@ def test_a_graph_has_a_name_and_other_shapes_have_plans_of_their_own() -> None:
 def test_functions_and_modules_are_traced() -> None:
     x, _ = batch()
     model = made()
+    model.register_forward_hook(lambda module, args, output: 3 * output)
     torch.testing.assert_close(nn.Graph.trace(model)(x), model(x).detach())
     assert float(nn.Graph.trace(lambda x: 2 * x)(x).sum()) == pytest.approx(float(2 * x.sum()), rel=1e-5)
 
@@ -185,6 +186,20 @@ def test_modules_are_global_and_local_by_methods_and_a_graphs_settings_stay_with
     assert model.to(nn.Module) is model
     assert model.to(torch.float64).first.weight.dtype is torch.float64
     assert repr(model.first.to(GraphModule)) == "GraphModule()"
+
+
+def test_a_forward_that_the_script_has_set_on_a_module_is_there_after_a_call() -> None:
+    graph = trained()
+    forward = graph.model.first.forward
+    graph.model.first.forward = lambda x: 2 * forward(x)
+    mine = graph.model.first.forward
+    graph.model.first.to(GraphModule).activation_checkpointing = True
+    other = made()
+    x, y = batch()
+    expected = F.cross_entropy(other.second(torch.tanh(2 * other.first(x))), y)
+    assert float(graph(x, y)) == pytest.approx(float(expected), abs=1e-6)
+    assert graph.model.first.forward is mine
+    assert "forward" not in vars(graph.model.second)
 
 
 def without_backward() -> None:
@@ -210,6 +225,26 @@ def without_super() -> None:
             self.model = made()
 
     Bare()(batch()[0])
+
+
+def gradients_by_autograd() -> None:
+    class Otherwise(Train):
+        """Calls no backward() of the loss itself."""
+
+        def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = F.cross_entropy(self.model(x), y)
+            torch.autograd.backward(loss)
+            return loss
+
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Otherwise(model, optimizer, None, lambda g: g.set_grad_scaler(flow.amp.GradScaler("cpu")))(*batch())
+
+
+def late_scaler() -> None:
+    graph = trained()
+    float(graph(*batch()))
+    graph.set_grad_scaler(flow.amp.GradScaler("cpu"))
 
 
 def nested() -> None:
@@ -256,6 +291,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no backward": (without_backward, "no parameter of SGD has a gradient after build: call backward() on the loss"),
     "of another model": (of_another_model, "the parameters of SGD are not those of the graph's modules"),
     "no super": (without_super, "Bare.__init__ has to call super().__init__() before all else"),
+    "scaled otherwise": (gradients_by_autograd, "has a grad scaler, which scales a loss whose backward() is called"),
+    "late scaler": (late_scaler, "a grad scaler was found for nn.Graph Train_"),
     "nested": (nested, "was called in the build of another one, or in a job"),
     "own config": (own_config, "Train.config = dict was found; config is the graph's GraphConfig"),
     "late config": (late_config, "config.enable_zero(True) was found for nn.Graph Train_"),

@@ -27,7 +27,6 @@ class GraphConfig:
         self._zero = 0
         self._micro_batches = 1
         self._auto = False
-        self._outputs_buffer_size = 2
 
     # -- what it asks for ------------------------------------------------------------------------
 
@@ -52,14 +51,15 @@ class GraphConfig:
 
     def train(self) -> None:
         """Note that the graph has an optimizer."""
-        self._change("an optimizer")
+        self.check_open("an optimizer")
         self._training = True
 
     def freeze(self, graph: str) -> None:
         """Take no change from now on, as the graph of this name has been called."""
         self._graph = graph
 
-    def _change(self, what: str) -> None:
+    def check_open(self, what: str) -> None:
+        """Raise CallError for a change after the graph's first call; ``what`` names it."""
         if self._graph:
             raise CallError(
                 f"{what} was found for nn.Graph {self._graph} after its first call, when it was compiled; it was "
@@ -70,7 +70,7 @@ class GraphConfig:
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.float16) -> None:
         """Run ``build`` under ``torch.autocast`` with this dtype, ``torch.float16`` or ``torch.bfloat16``."""
-        self._change(f"config.enable_amp({mode})")
+        self.check_open(f"config.enable_amp({mode})")
         if dtype not in (torch.float16, torch.bfloat16):
             raise CallError(f"config.enable_amp(dtype={dtype}) was found; torch.float16 or torch.bfloat16 was expected")
         self._amp = dtype if _switch("enable_amp", mode) else None
@@ -83,7 +83,7 @@ class GraphConfig:
         The compiler decides what is large enough to be split, and when parameters are whole: ``shard_min_size`` and
         ``shard_restore_level`` change nothing.
         """
-        self._change(f"config.enable_zero({mode})")
+        self.check_open(f"config.enable_zero({mode})")
         if stage not in _ZERO_STAGES:
             raise CallError(f"config.enable_zero(stage={stage!r}) was found; 1, 2 or 3 was expected")
         self._zero = stage if _switch("enable_zero", mode) else 0
@@ -99,7 +99,7 @@ class GraphConfig:
 
     def set_gradient_accumulation_steps(self, value: int) -> None:
         """Split each batch into so many equal micro-batches, whose gradients add up to that of the batch."""
-        self._change(f"config.set_gradient_accumulation_steps({value})")
+        self.check_open(f"config.set_gradient_accumulation_steps({value})")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CallError(
                 f"config.set_gradient_accumulation_steps({value!r}) was found; a number of micro-batches, 1 or more, "
@@ -109,7 +109,7 @@ class GraphConfig:
 
     def enable_auto_parallel(self, mode: bool = True) -> None:
         """Have the whole plan chosen, as ``parallel="auto"`` does; hints and placements are kept."""
-        self._change(f"config.enable_auto_parallel({mode})")
+        self.check_open(f"config.enable_auto_parallel({mode})")
         self._auto = _switch("enable_auto_parallel", mode)
 
     # -- settings that change nothing ------------------------------------------------------------
@@ -118,7 +118,6 @@ class GraphConfig:
         """Nothing: a call returns at once, and how many calls are under way follows from the plan's registers."""
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CallError(f"config.set_outputs_buffer_size({value!r}) was found; 1 or more was expected")
-        self._outputs_buffer_size = value
 
     def allow_fuse_model_update_ops(self, mode: bool = True) -> None:
         """Nothing: optimizers run as torch's fused kernels where there are any."""

@@ -74,13 +74,12 @@ def settings_of(module: nn.Module) -> GraphModule | None:
 def checkpointed(modules: Iterable[nn.Module]) -> Iterator[None]:
     """A context in which modules keep no activations for the backward pass, where their settings say so."""
     chosen = [m for m in modules if (found := settings_of(m)) is not None and found.activation_checkpointing]
-    for module in chosen:
-        module.__dict__["forward"] = partial(_again, module.forward)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as after:
         for module in chosen:
-            module.__dict__.pop("forward", None)
+            own = module.__dict__.get("forward")  # that the script has set on this module
+            after.callback(vars(module).pop if own is None else vars(module).__setitem__, "forward", own)
+            module.__dict__["forward"] = partial(_again, module.forward)
+        yield
 
 
 def _again(forward: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.overrides import TorchFunctionMode
 
+from actorflow.control.cluster import current
 from actorflow.jobs.job import Job
 from actorflow.nn.graph.global_state import adopt_global_state
 from actorflow.nn.graph.graph_config import GraphConfig
 from actorflow.nn.graph.graph_module import checkpointed, settings_of
 from actorflow.nn.graph.graph_text import graph_text
-from actorflow.session.process import current_run
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.hints import place, zero
 from actorflow_compiler.hints.tags import tracing
@@ -120,6 +120,7 @@ class StaticGraph:
         """Scale the loss on which ``build`` calls ``backward()``, and leave out steps whose gradients overflow."""
         if not isinstance(grad_scaler, torch.amp.GradScaler):
             raise CallError(f"set_grad_scaler({grad_scaler!r}) was found; a flow.amp.GradScaler was expected")
+        self.config.check_open("a grad scaler")
         self._scaler = grad_scaler
 
     # -- calls -----------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ class StaticGraph:
         return found
 
     def _made(self) -> Job:
-        adopt_global_state(self._own_modules(), [one.optimizer for one in self._trainings], current_run().world)
+        adopt_global_state(self._own_modules(), [one.optimizer for one in self._trainings], current().world)
         for module in self._own_modules().values():
             if self.config.zero_stage and any(True for _ in module.parameters()):
                 zero(module, stage=self.config.zero_stage)
@@ -167,9 +168,15 @@ class StaticGraph:
 
         @functools.wraps(build)
         def step(*args: Any, **kwargs: Any) -> Any:
-            with checkpointed(self._all_modules()), _autocast(self.config.amp_dtype), _Backward(self._scaler):
+            backward = _Backward(self._scaler)
+            with checkpointed(self._all_modules()), _autocast(self.config.amp_dtype), backward:
                 found = build(*args, **kwargs)
             self._check_gradients()
+            if self._scaler is not None and self._trainings and not backward.called:
+                raise CallError(
+                    f"nn.Graph {self.name} has a grad scaler, which scales a loss whose backward() is called, and "
+                    "build came to its gradients otherwise: call loss.backward() in it"
+                )
             for one in self._trainings:
                 self._update(one.optimizer)
             if self._scaler is not None and self._trainings:
@@ -293,7 +300,7 @@ class StaticGraph:
         self._debug_ranks = frozenset(chosen if v_level >= 0 else ())
 
     def _show(self) -> None:
-        if self._debug_ranks & {-1, current_run().rank}:
+        if self._debug_ranks & {-1, current().rank}:
             print(self, flush=True)
 
     def __repr__(self) -> str:
@@ -311,7 +318,9 @@ class StaticGraph:
         ... def double(x):
         ...     return 2 * x
         """
-        return Job(function.forward if isinstance(function, nn.Module) else function, type="predict")
+        if not isinstance(function, nn.Module):
+            return Job(function, type="predict")
+        return Job(function.__call__, type="predict", model=function, name=type(function).__name__)
 
     def with_dynamic_input_shape(self, size: int = 10) -> Self:
         """The graph itself: it has a plan for each shape of its arguments in any case."""
@@ -329,11 +338,13 @@ class _Backward(TorchFunctionMode):
     def __init__(self, scaler: Any) -> None:
         super().__init__()
         self._scaler = scaler
+        self.called = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is not _BACKWARD:
             return func(*args, **kwargs)
+        self.called = True
         loss, *rest = args
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         with contextlib.ExitStack() as outside:
