@@ -36,14 +36,14 @@ from actorflow.control.message_rules import (
     one_of_a_range,
     refuse,
 )
-from actorflow.control.payloads import MOST, Payloads
+from actorflow.control.payload_routes import PayloadRoutes
 from actorflow.control.peer_watch import PeerWatch
 from actorflow.control.pull import MOST_TEXT, PullService, in_headers
 from actorflow.control.step_agreement import StepAgreement
 from actorflow.control.step_log import CommonStep, StepKind
 from actorflow.control.store_keeper import StoreKeeper
 from actorflow.control.strangers import Strangers, host_of
-from actorflow.control.tree import Span, Tree, common, spans_of
+from actorflow.control.tree import Tree
 from actorflow.control.tree_links import TreeLinks
 from actorflow.rendezvous.failure import LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import LogsKept, Notice, report_to_launcher
@@ -108,7 +108,7 @@ class ControlPlane:
         self._reception: Reception | None = None  # the master's
         self._strangers = Strangers(self._say)
         self._store_keeper = StoreKeeper()  # the master's
-        self._payloads = Payloads()
+        self._payloads = PayloadRoutes(self._tree_links, self.steps)
         self._dialled: dict[int, Any] = {}  # channels, by peer
         self._arrivals: defaultdict[int, asyncio.Future[None]] = defaultdict(loop.create_future)  # of peers' links
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -125,7 +125,7 @@ class ControlPlane:
         )
         self._items: dict[str, Callable[[PeerLink, Any], None]] = {
             "steps": lambda link, item: self.steps.hear(link.peer, proto.steps_from(item)),
-            "part": self._add_part,
+            "part": lambda link, item: self._payloads.hear(link.peer, item),
             "alike": lambda _, item: self.steps.are_alike(*proto.alike_from(item)),
             "hurry": lambda _, item: self.steps.hurry_up(item.steps),
             "tell": lambda _, item: self.steps.describe(item.step),
@@ -579,38 +579,6 @@ class ControlPlane:
 
     # -- common steps ----------------------------------------------------------------------------
 
-    def _add_part(self, link: PeerLink, part: pb.Part) -> None:
-        if link.peer == self.tree.parent:
-            self._pass_down(part)
-            return
-        check_below(self.tree, link.peer, part.sender)
-        if part.receivers:
-            refuse(RefusalReason.VALUE, f"a part of rank {part.sender} for others", "one for rank 0")
-        if self.rank:
-            self._tree_links.up(pb.Item(part=part))
-            return
-        leaf = part.sender == link.peer and self.tree.is_leaf(link.peer)  # what is known is how far all below one are
-        tells = leaf and not self.steps.differ  # else the run is about to end
-        try:
-            self._payloads.add(part.sender, part, self.steps.told(part.sender) if tells else None)
-        except MessageRefused as error:
-            raise error.of(part.sender) from None
-
-    def _pass_down(self, part: pb.Part) -> None:
-        """Take a part of rank 0's, and pass it on to those below that are to have it."""
-        receivers = proto.ranks_from(part, self.tree)
-        if any(first <= self.rank < end for first, end in receivers):
-            self._payloads.add(0, part)
-        self._send_down(receivers, [pb.Item(part=part)])
-
-    def _send_down(self, receivers: Sequence[Span], items: Sequence[pb.Item]) -> None:
-        for child in self.tree.children:
-            theirs = common(receivers, [*self.tree.subtree_of(child)])
-            for item in items if theirs else ():
-                one = pb.Part(step=item.part.step, last=item.part.last, data=item.part.data)
-                one.receivers.extend(proto.ranks_to(theirs))
-                self._tree_links.put(child, pb.Item(part=one))
-
     def steps_agreed(self, call: int, dropped: DropSet) -> None:
         """See ``StepListener``."""
         self._on_go(call, dropped)
@@ -628,8 +596,7 @@ class ControlPlane:
         """Common step ``number``: send every rank's payload to the master; other ranks get None."""
         self.steps.issue(CommonStep(StepKind.GATHER, tag))
         if self.rank:
-            for item in self._parts(number, payload, 0):
-                self._tree_links.up(item)
+            self._payloads.send_up(number, payload)
             return None
         found = [payload, *[await self._payload(peer, number) for peer in range(1, self.settings.world)]]
         await self._unless_failed(self.steps.until_alike(number + 1))  # else payloads may be of something else
@@ -642,20 +609,8 @@ class ControlPlane:
             return await self._payload(0, number)
         assert payloads is not None
         assert len(payloads) == self.settings.world
-        ranks: defaultdict[bytes, list[int]] = defaultdict(list)  # that get the same
-        for peer in range(1, self.settings.world):
-            ranks[payloads[peer]].append(peer)
-        for payload, peers in ranks.items():
-            self._send_down(spans_of(peers), self._parts(number, payload, peers[0]))
+        self._payloads.send_down(number, payloads)
         return payloads[0]
-
-    def _parts(self, number: int, payload: bytes, peer: int) -> list[pb.Item]:
-        if len(payload) > MOST:
-            raise ClusterError(
-                f"rank {self.rank} has {len(payload)} bytes for rank {peer} in one message, and at most {MOST} go: "
-                "make what goes with a plan smaller, such as tensors that a step holds as constants"
-            )
-        return [*proto.parts(number, payload, self.rank)]
 
     async def _payload(self, peer: int, number: int) -> bytes:
         found = await self._unless_failed(self._payloads.take(peer, number))

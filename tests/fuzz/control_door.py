@@ -73,7 +73,7 @@ class ControlDoor:
     def state(self, rank: int) -> Any:
         """All that a message could have changed, as plain data."""
         plane = self.plane(rank)
-        steps, failed = plane.steps, plane.failed_calls
+        steps, failed, payloads = plane.steps, plane.failed_calls, plane._payloads.payloads
 
         async def look() -> Any:
             return repr([
@@ -85,8 +85,8 @@ class ControlDoor:
                 sorted(failed._coordinator._open), sorted(failed._coordinator._decided), sorted(failed._held),
                 sorted(failed._decided), steps._dropped._by, steps._dropped._later, plane._done,
                 repr(steps._released._told), repr(steps._released._forgotten),
-                plane._payloads._here, plane._payloads._steps,
-                {key: len(whole.result()) if whole.done() else None for key, whole in plane._payloads._whole.items()},
+                payloads._here, payloads._steps,
+                {key: len(whole.result()) if whole.done() else None for key, whole in payloads._whole.items()},
                 sorted(plane.local_links._settled), sorted(plane.local_links._said), sorted(plane.peer_watch._suspects),
             ])  # fmt: skip
 
