@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorflow.attached import attach_with_torch
 from actorflow.support.imports import without_collections
+from actorflow.support.nearest_names import answer_with_nearest, unknown_name
 from actorflow.support.version import __version__
 from actorflow.torch_names import __all__ as TORCH_NAMES
 
@@ -169,7 +170,7 @@ __all__ = [*_HOMES, *_MODULES, "__version__"]
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that a rank can join its run while torch is still being imported."""
     if name not in _HOMES and name not in _MODULES:
-        raise AttributeError(f"module 'actorflow' has no attribute {name!r}")
+        raise unknown_name(__name__, name)
     with without_collections():
         if name in _MODULES:
             return import_module(f"actorflow.{name}")
@@ -181,4 +182,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+answer_with_nearest(__name__)
 attach_with_torch()

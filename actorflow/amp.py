@@ -7,6 +7,10 @@ from torch.amp import (
     autocast,
 )
 
+from actorflow.support.nearest_names import answer_with_nearest
+
 __all__ = [
     "GradScaler", "autocast",
 ]  # fmt: skip
+
+answer_with_nearest(__name__)

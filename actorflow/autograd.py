@@ -16,7 +16,11 @@ from torch.autograd import (
     set_grad_enabled,
 )
 
+from actorflow.support.nearest_names import answer_with_nearest
+
 __all__ = [
     "Function", "backward", "detect_anomaly", "enable_grad", "grad", "gradcheck", "gradgradcheck", "inference_mode",
     "no_grad", "set_detect_anomaly", "set_grad_enabled",
 ]  # fmt: skip
+
+answer_with_nearest(__name__)

@@ -19,6 +19,7 @@ from actorflow.classic.registry import REGISTRY
 from actorflow.persistence.keeper import Keeper
 from actorflow.persistence.loading import Loaded, load_checkpoint
 from actorflow.persistence.saving import Saving, begin_save
+from actorflow.support.nearest_names import answer_with_nearest
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Keeper", "Loaded", "Saving", "get", "get_all_variables", "load", "load_variables", "save"]
@@ -139,3 +140,6 @@ def get_all_variables() -> dict[str, Tensor]:
     """Copies of the values of all variables of all jobs, by name, on this rank."""
     values = REGISTRY.values()
     return {name: values[name] for name in REGISTRY.names()}
+
+
+answer_with_nearest(__name__, "docs/checkpoints.md")

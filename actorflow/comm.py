@@ -17,8 +17,11 @@ from actorflow.distributed.collectives import (
     scatter,
     send,
 )
+from actorflow.support.nearest_names import answer_with_nearest
 
 __all__ = [
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "broadcast", "barrier", "gather", "reduce",
     "reduce_scatter", "reduce_scatter_tensor", "recv", "scatter", "send",
 ]  # fmt: skip
+
+answer_with_nearest(__name__)

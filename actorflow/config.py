@@ -9,6 +9,7 @@ error.
 from __future__ import annotations
 
 from actorflow.rendezvous.start import request_setting
+from actorflow.support.nearest_names import answer_with_nearest, unknown_name
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["cpu_device_num", "ctrl_port", "enable_tensor_float_32_compute", "gpu_device_num", "insecure"]
@@ -84,7 +85,7 @@ def _check(call: str, value: object, least: int, most: int | None) -> None:
 
 
 def __getattr__(name: str) -> object:
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    instead = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-    raise AttributeError(f"flow.config has no {name!r}{instead}; it has {', '.join(__all__)}")
+    raise unknown_name(__name__, name, _ELSEWHERE.get(name, ""))
+
+
+answer_with_nearest(__name__)

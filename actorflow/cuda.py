@@ -36,6 +36,8 @@ from torch.cuda import (
     synchronize,
 )
 
+from actorflow.support.nearest_names import answer_with_nearest
+
 __all__ = [
     "Event", "Stream", "current_device", "current_stream", "default_stream", "device", "device_count", "empty_cache",
     "get_device_capability", "get_device_name", "get_device_properties", "get_rng_state", "get_rng_state_all",
@@ -44,3 +46,5 @@ __all__ = [
     "memory_summary", "reset_peak_memory_stats", "set_device", "set_rng_state", "set_rng_state_all", "stream",
     "synchronize",
 ]  # fmt: skip
+
+answer_with_nearest(__name__)

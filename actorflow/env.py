@@ -10,6 +10,7 @@ from actorflow.control.cluster import current, process_settings
 from actorflow.placements import placement
 from actorflow.rendezvous import start
 from actorflow.rendezvous.node_list import check_distinct
+from actorflow.support.nearest_names import answer_with_nearest
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.placement import Placement
 
@@ -171,3 +172,6 @@ def init() -> None:
     or if this machine is not in the list of nodes.
     """
     current()
+
+
+answer_with_nearest(__name__)

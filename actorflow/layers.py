@@ -12,6 +12,7 @@ from actorflow.classic.layers import (
     dense,
     layer_norm,
 )
+from actorflow.support.nearest_names import answer_with_nearest
 
 __all__ = [
     "batch_normalization",
@@ -23,3 +24,5 @@ __all__ = [
     "dense",
     "layer_norm",
 ]
+
+answer_with_nearest(__name__)

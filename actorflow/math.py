@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from actorflow.functions.elementary import gelu, relu, sigmoid, tanh
+from actorflow.support.nearest_names import answer_with_nearest
 
 __all__ = [
     "abs",
@@ -262,3 +263,6 @@ def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12,
 def _dims(tensor: Tensor, axis: Axis) -> list[int]:
     given = range(tensor.dim()) if axis is None else (axis,) if isinstance(axis, int) else axis
     return [d % max(tensor.dim(), 1) for d in given]
+
+
+answer_with_nearest(__name__)

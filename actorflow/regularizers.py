@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from actorflow.support.nearest_names import answer_with_nearest
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Regularizer", "l1", "l1_l2", "l2"]
@@ -36,3 +37,6 @@ def l1(l: float = 0.01) -> Regularizer:  # noqa: E741 (OneFlow's name)
 def l2(l: float = 0.01) -> Regularizer:  # noqa: E741 (OneFlow's name)
     """The penalty ``l / 2 · Σw²``, which is weight decay for SGD.  Raises StateError for a factor below 0."""
     return Regularizer(0.0, l)
+
+
+answer_with_nearest(__name__)

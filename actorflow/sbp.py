@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actorflow.support.nearest_names import answer_with_nearest
 from actorflow_compiler.core import sbp as values
 from actorflow_compiler.core.errors import LayoutError
 
@@ -53,3 +54,5 @@ def split(dim: int | None = None, *, axis: int | None = None) -> values.Split:
 sbp = values.Split | values.Broadcast | values.PartialSum  # what each of them is, for isinstance
 broadcast: values.Broadcast = _Broadcast()
 partial_sum: values.PartialSum = _PartialSum()
+
+answer_with_nearest(__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from actorflow import checkpoint
+from actorflow.support.nearest_names import answer_with_nearest
 
 __all__ = ["CheckPoint"]
 
@@ -22,3 +23,6 @@ class CheckPoint:
     def load(self, path: str | os.PathLike[str]) -> None:
         """See ``flow.checkpoint.load``."""
         checkpoint.load(path)
+
+
+answer_with_nearest(__name__)

@@ -43,3 +43,6 @@ from actorflow.distributed.collectives import scatter as scatter
 from actorflow.distributed.collectives import scatter_object_list as scatter_object_list
 from actorflow.distributed.collectives import send as send
 from actorflow.distributed.group import default_group as default_group
+from actorflow.support.nearest_names import answer_with_nearest as _answer_with_nearest
+
+_answer_with_nearest(__name__)

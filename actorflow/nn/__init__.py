@@ -202,6 +202,7 @@ from actorflow.functions.elementary import (
     tanh,
 )
 from actorflow.nn import functional, init, parallel, utils
+from actorflow.support.nearest_names import answer_with_nearest, unknown_name
 
 __all__ = [
     "CELU", "ELU", "GELU", "GLU", "GRU", "LSTM", "RNN", "SELU", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d",
@@ -243,8 +244,11 @@ def __getattr__(name: str) -> object:
         import actorflow.nn.graph as graph
 
         return graph.Graph if name == "Graph" else graph
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise unknown_name(__name__, name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), "Graph", "graph"})
+
+
+answer_with_nearest(__name__)

@@ -127,6 +127,8 @@ from torch.nn.functional import (
     upsample,
 )
 
+from actorflow.support.nearest_names import answer_with_nearest
+
 __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
     "adaptive_max_pool1d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool2d_with_indices",
@@ -149,3 +151,5 @@ __all__ = [
     "tanhshrink", "threshold", "triplet_margin_loss", "triplet_margin_with_distance_loss", "unfold",
     "upsample",
 ]  # fmt: skip
+
+answer_with_nearest(__name__)

@@ -8,6 +8,7 @@ import torch
 from torch.nn import parallel
 
 from actorflow.distributed.group import default_group
+from actorflow.support.nearest_names import answer_with_nearest
 from actorflow_compiler.core.errors import LayoutError
 
 __all__ = ["DistributedDataParallel"]
@@ -54,3 +55,6 @@ def _check(module: torch.nn.Module) -> None:
             "DistributedDataParallel out (with sbp broadcast for parameters and split(0) for the batch the gradients "
             "are summed all the same), or keep the module's tensors local."
         )
+
+
+answer_with_nearest(__name__)

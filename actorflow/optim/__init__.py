@@ -21,8 +21,11 @@ from torch.optim import (
 )
 
 from actorflow.optim import lr_scheduler
+from actorflow.support.nearest_names import answer_with_nearest
 
 __all__ = [
     "ASGD", "LBFGS", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "Optimizer",
     "RAdam", "RMSprop", "Rprop", "SparseAdam", "lr_scheduler",
 ]  # fmt: skip
+
+answer_with_nearest(__name__)

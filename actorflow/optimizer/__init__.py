@@ -20,6 +20,7 @@ from actorflow.optimizer.schedules import (
     PiecewiseScalingScheduler,
     PolynomialScheduler,
 )
+from actorflow.support.nearest_names import answer_with_nearest
 
 __all__ = [
     "Adagrad",
@@ -40,3 +41,5 @@ __all__ = [
     "grad_clipping",
     "warmup",
 ]
+
+answer_with_nearest(__name__)

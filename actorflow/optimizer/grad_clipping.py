@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from actorflow.support.nearest_names import answer_with_nearest
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["by_global_norm"]
@@ -30,3 +31,6 @@ class by_global_norm:  # noqa: N801 (OneFlow's name)
     def __call__(self, parameters: Iterable[Tensor]) -> None:
         """Clip the gradients of ``parameters``."""
         torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+
+
+answer_with_nearest(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actorflow.support.nearest_names import answer_with_nearest
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Warmup", "constant", "linear"]
@@ -58,3 +59,6 @@ def _check(kind: str, key: str, steps: int, multiplier: float, enough: bool) -> 
             f"optimizer.warmup.{kind}({steps}, {multiplier}) was found; 0 steps or more, and a {key} from {least} to "
             f"below 1, were expected"
         )
+
+
+answer_with_nearest(__name__)

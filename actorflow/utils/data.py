@@ -24,8 +24,12 @@ from torch.utils.data import (
     random_split,
 )
 
+from actorflow.support.nearest_names import answer_with_nearest
+
 __all__ = [
     "BatchSampler", "ChainDataset", "ConcatDataset", "DataLoader", "Dataset", "DistributedSampler", "IterableDataset",
     "RandomSampler", "Sampler", "SequentialSampler", "StackDataset", "Subset", "SubsetRandomSampler", "TensorDataset",
     "WeightedRandomSampler", "default_collate", "default_convert", "get_worker_info", "random_split",
 ]  # fmt: skip
+
+answer_with_nearest(__name__)

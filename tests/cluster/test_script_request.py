@@ -193,9 +193,17 @@ def test_a_rank_of_torchs_launcher_is_not_made_a_launcher(monkeypatch: pytest.Mo
         flow.env.init()
 
 
-@pytest.mark.parametrize("name", ["machine", "data_port", "reserved_host_mem_mbyte", "no_such_setting"])
-def test_a_setting_that_there_is_not_names_those_that_there_are(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"flow.config has no '{name}'.*cpu_device_num, ctrl_port"):
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("machine", "the list of nodes is given with flow.env.machine"),
+        ("reserved_host_mem_mbyte", "memory is limited with memory_budget= of flow.global_function"),
+        ("cpu_devices_num", "the nearest is flow.config.cpu_device_num"),
+        ("no_such_setting", "it has cpu_device_num, ctrl_port, "),
+    ],
+)
+def test_a_setting_that_there_is_not_names_what_there_is(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"'actorflow.config' has no attribute '{name}': {instead}"):
         getattr(flow.config, name)
 
 

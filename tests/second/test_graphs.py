@@ -308,6 +308,22 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "dtype": (lambda: trained(lambda g: g.config.enable_amp(dtype=torch.float32)), "torch.float16 or torch.bfloat16"),
     "switch": (lambda: trained(lambda g: g.config.enable_amp("yes")), "config.enable_amp('yes') was found; True or"),
+    "misspelled": (
+        lambda: trained(lambda g: g.config.enable_zeros()),
+        "config has no attribute 'enable_zeros': the nearest is config.enable_zero (docs/oneflow.md says",
+    ),
+    "set": (
+        lambda: trained(lambda g: setattr(g.config, "enable_amp", True)),
+        "config.enable_amp = True was found; a call was expected: config.enable_amp(True)",
+    ),
+    "set, misspelled": (
+        lambda: trained(lambda g: setattr(g.config, "amp", True)),
+        "config.amp = True was found, which would change nothing; a method of config was expected, such as config.",
+    ),
+    "setting of a module": (
+        lambda: setattr(made().first.to(GraphModule), "activation_checkpoint", True),
+        "has no attribute 'activation_checkpoint': the nearest is module.to(GraphModule).activation_checkpointing",
+    ),
     "ignored hints": (
         lambda: trained(lambda g: g.config.enable_auto_parallel_ignore_user_sbp_config()),
         "what the script says of layouts is always kept",

@@ -1,4 +1,4 @@
-"""Every name that OneFlow's documents on distributed training print: it is here, and docs/seeds.md says of it."""
+"""Every name that OneFlow's documents on distributed training print: it is here, and docs/oneflow.md says of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TABLE = (Path(__file__).parents[2] / "docs" / "seeds.md").read_text()
+TABLE = (Path(__file__).parents[2] / "docs" / "oneflow.md").read_text()
 NAMES = """
 config.ctrl_port config.gpu_device_num distribute.split distributed.all_reduce distributed.launch env.get_local_rank
 env.get_node_size env.get_rank env.get_world_size env.init_rdma env.machine env.rdma_is_initialized float float32
@@ -29,7 +29,7 @@ def test_a_printed_name_is_here_and_in_the_table(name: str) -> None:
             importlib.import_module(f"{found.__name__}.{part}")
         found = getattr(found, part)
     rooms = [part for part in name.split(".") if part != "comm"]
-    assert re.search(rf"\b{re.escape(rooms[-1])}\b", TABLE), f"docs/seeds.md does not say of {name}"
+    assert re.search(rf"\b{re.escape(rooms[-1])}\b", TABLE), f"docs/oneflow.md does not say of {name}"
 
 
 def test_the_launcher_has_exactly_the_printed_options(capsys: pytest.CaptureFixture[str]) -> None:

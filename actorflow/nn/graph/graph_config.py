@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from actorflow.support.nearest_names import nearest, unknown_attribute
 from actorflow_compiler.core.errors import CallError
 
 __all__ = ["GraphConfig"]
@@ -27,6 +28,20 @@ class GraphConfig:
         self._zero = 0
         self._micro_batches = 1
         self._auto = False
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise unknown_attribute(self, "config", name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            found = callable(getattr(type(self), name, None))
+            raise CallError(
+                f"config.{name} = {value!r} was found; a call was expected: config.{name}({value!r})"
+                if found
+                else f"config.{name} = {value!r} was found, which would change nothing; a method of config was "
+                f"expected, such as config.{nearest(name, dir(type(self))) or 'enable_zero'}(…)"
+            )
+        object.__setattr__(self, name, value)
 
     # -- what it asks for ------------------------------------------------------------------------
 

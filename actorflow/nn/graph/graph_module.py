@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from actorflow.standins.beside import beside
+from actorflow.support.nearest_names import unknown_attribute
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.placement import Placement
 
@@ -20,10 +21,20 @@ __all__ = ["GraphModule", "checkpointed", "settings_of"]
 class GraphModule:
     """The settings of one module in the graphs that use it."""
 
+    __slots__ = ("_activation_checkpointing", "stage_id", "stage_placement")
+
     def __init__(self) -> None:
         self.stage_id: int | None = None
         self.stage_placement: Placement | None = None
         self._activation_checkpointing = False
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise unknown_attribute(self, "module.to(GraphModule)", name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not hasattr(type(self), name):
+            raise unknown_attribute(self, "module.to(GraphModule)", name)
+        object.__setattr__(self, name, value)
 
     @classmethod
     def of_module(cls, module: nn.Module) -> GraphModule:
