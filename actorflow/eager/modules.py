@@ -21,6 +21,7 @@ from actorflow_compiler.core.sbp import B
 __all__ = ["to_global", "to_local"]
 
 SbpOf = Callable[[str, Tensor], Any]
+OWN_ATTRIBUTES = ("_is_param", "_actorflow_hooked")  # of a tensor, that are torch's or ours, not the script's
 
 
 def to_global(x: Any, placement: Placement | None = None, sbp: Any = None, **options: Any) -> Any:
@@ -108,7 +109,7 @@ def _converted(tensor: Tensor, layout: Layout) -> GlobalTensor:
     elif tensor.requires_grad:
         value.requires_grad_()
     for key, extra in tensor.__dict__.items():
-        if key not in ("_is_param", "_actorflow_hooked"):
+        if key not in OWN_ATTRIBUTES:
             value.__dict__.setdefault(key, extra)
     return value  # type: ignore[no-any-return]
 

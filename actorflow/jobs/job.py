@@ -8,11 +8,14 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
+from torch import Tensor
+
 from actorflow.classic.callbacks import CallbackObserver
 from actorflow.classic.config import FunctionConfig
 from actorflow.classic.job_body import ClassicJobBody
 from actorflow.live.observer import LiveObserver
 from actorflow.session.body import JobBody
+from actorflow.session.context import adopt_with
 from actorflow.session.jobs import CompiledPlan, JobOptions, JobType
 from actorflow.session.optimizer_steps import step_in_jobs
 from actorflow.session.plan_cache import PlanCache
@@ -266,6 +269,14 @@ def _check_count(micro_batches: object) -> None:
         raise CallError(f'micro_batches={micro_batches!r} was found; a number, 1 or more, or "auto" was expected')
 
 
+def _adopt(*state: Any) -> Mapping[int, Tensor]:
+    """``eager.adoption.adopt_global_state``; a script that has global tensors has imported its room."""
+    from actorflow.eager.adoption import adopt_global_state
+
+    return adopt_global_state(*state)
+
+
 step_in_jobs(Job)
+adopt_with(_adopt)
 observed_by(lambda cluster, _: (LiveObserver(cluster), CallbackObserver()))
 observed_by(lambda cluster, barrier: (TracingObserver(cluster, barrier),) if cluster.settings.trace else ())

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.runtime.observer import Observer
 from actorflow.runtime.results import Results
@@ -22,10 +25,11 @@ from actorflow.session.jobs import JobLike
 from actorflow.variables.rebinding import RebindingSites
 from actorflow.variables.variable_table import VariableTable
 from actorflow_compiler.core.errors import CaptureError
-from actorflow_compiler.values.variables import ScriptState
+from actorflow_compiler.values.variables import ScriptState, StateTensor
 
-__all__ = ["SessionContext", "Observers", "PlanRuntime"]
+__all__ = ["SessionContext", "Observers", "PlanRuntime", "adopt_with"]
 
+Adopt = Callable[[Iterable[nn.Module], Iterable[Optimizer], int], Mapping[int, Tensor]]
 Observers = Callable[[Alone | Cluster, CallBarrier], Iterable[Observer]]  # makes the observers of a new session
 
 
@@ -39,6 +43,18 @@ class PlanRuntime:
     rebound: RebindingSites
     kinds: tuple[str, ...]  # of each rank's device
     seed: int  # the master's seed of random ops, used where the script sets none
+
+
+_adopting: list[Adopt] = []  # one, where there are jobs
+
+
+def adopt_with(adopt: Adopt) -> None:
+    """Make global tensors of modules and optimizers plain by ``adopt``, which returns the plain ones by their ids."""
+    _adopting[:] = [adopt]
+
+
+def _global_tensors(found: SearchResult) -> list[StateTensor]:
+    return [one for one in found.state.held.values() if getattr(one.tensor, "is_global", False)]
 
 
 class SessionContext:
@@ -66,9 +82,32 @@ class SessionContext:
             self.capturing = False
 
     def look(self, job: JobLike, held: Mapping[str, Any], arguments: CallArguments) -> SearchResult:
-        """Search the state that a job's function and ``held`` reach.  Raises CaptureError with the function's line."""
-        try:
+        """Search the state that a job's function and ``held`` reach.
+
+        Global tensors of modules become plain ones, which the plan owns and lays out as they lay.  Raises CaptureError
+        with the function's line.
+        """
+
+        def search() -> SearchResult:
             return search_script(job.function, job.model, job.optimizer, self.names, held, arguments.objects)
+
+        try:
+            found = search()
+            if _global_tensors(found):
+                state = found.state
+                plain = _adopting[0](state.modules.values(), state.optimizers.values(), self.world)
+                for one in _global_tensors(found):
+                    if id(one.tensor) in plain:
+                        one.put(plain[id(one.tensor)])
+                        self.names.hand_over(one.tensor, plain[id(one.tensor)])
+                found = search()
+                for one in _global_tensors(found):
+                    raise CaptureError(
+                        f"{one.name} is a global tensor that is reached from outside of modules; expected: a parameter "
+                        f"or buffer of a module, whose layout the plan takes over, an argument of the call, or a plain "
+                        f"tensor, such as {one.name.rpartition('.')[2]}.whole()"
+                    )
+            return found
         except CaptureError as error:
             raise located(error, job.function) from error.__cause__
 

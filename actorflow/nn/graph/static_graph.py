@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.overrides import TorchFunctionMode
 
 from actorflow.control.cluster import current
+from actorflow.eager.adoption import adopt_global_state
 from actorflow.jobs.job import Job
-from actorflow.nn.graph.global_state import adopt_global_state
 from actorflow.nn.graph.graph_config import GraphConfig
 from actorflow.nn.graph.graph_module import checkpointed, settings_of
 from actorflow.nn.graph.graph_text import graph_text
@@ -146,7 +146,7 @@ class StaticGraph:
         return found
 
     def _made(self) -> Job:
-        adopt_global_state(self._own_modules(), [one.optimizer for one in self._trainings], current().world)
+        adopt_global_state(self._own_modules().values(), [one.optimizer for one in self._trainings], current().world)
         for module in self._own_modules().values():
             if self.config.zero_stage and any(True for _ in module.parameters()):
                 zero(module, stage=self.config.zero_stage)

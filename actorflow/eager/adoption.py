@@ -1,4 +1,4 @@
-"""Modules with global tensors in a graph: their values become plain tensors, and where and how they lie become hints.
+"""Modules with global tensors in a job: their values become plain tensors, and where and how they lie become hints.
 
 A job owns its variables, and lays them out as its hints say, so the placement and sbp that the script has given to
 parameters and buffers are all that is taken of their being global.
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from actorflow.eager.global_tensor import GlobalTensor
+from actorflow.eager.modules import OWN_ATTRIBUTES
 from actorflow.eager.plain_tensors import IS_GLOBAL
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B
@@ -23,14 +24,17 @@ from actorflow_compiler.hints.hints import distribute, place
 __all__ = ["adopt_global_state"]
 
 
-def adopt_global_state(modules: Mapping[str, nn.Module], optimizers: Iterable[Optimizer], world: int) -> None:
+def adopt_global_state(
+    modules: Iterable[nn.Module], optimizers: Iterable[Optimizer], world: int
+) -> Mapping[int, Tensor]:
     """Make the global tensors of modules, and those of their optimizers, plain ones; collective where there are some.
 
-    Their layouts become those of ``flow.distribute``, and their placements those of ``flow.place``.
+    Their layouts become those of ``flow.distribute``, and their placements those of ``flow.place``.  Returns the plain
+    tensors by the ids of the global ones.
     """
     plain: dict[int, Tensor] = {}  # by id of the global tensor; tied ones stay tied
     kept: list[Tensor] = []  # the global ones, whose ids are in use
-    for module in modules.values():
+    for module in modules:
         placements: dict[int, Placement] = {}  # by id of the module that has the tensor
         layouts: dict[str, Any] = {}
         for prefix, child in module.named_modules():
@@ -50,6 +54,7 @@ def adopt_global_state(modules: Mapping[str, nn.Module], optimizers: Iterable[Op
             distribute(module, layouts)
     for optimizer in optimizers if plain else ():
         _take_plain_parameters(optimizer, plain)
+    return plain
 
 
 def _global_tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -59,8 +64,16 @@ def _global_tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _whole(tensor: Any) -> Tensor:
+    """The whole as a plain tensor of the same kind, with its gradient and what the script has attached to it."""
     whole: Tensor = tensor.whole().detach().clone()
-    return nn.Parameter(whole, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else whole
+    if isinstance(tensor, nn.Parameter):
+        whole = nn.Parameter(whole, tensor.requires_grad)
+    if tensor.is_leaf and tensor.grad is not None:
+        whole.grad = _whole(tensor.grad) if isinstance(tensor.grad, GlobalTensor) else tensor.grad
+    for key, extra in tensor.__dict__.items():
+        if key not in OWN_ATTRIBUTES:
+            whole.__dict__.setdefault(key, extra)
+    return whole
 
 
 def _placed(module: nn.Module, placements: Mapping[int, Placement]) -> Iterator[tuple[nn.Module, Placement]]:
