@@ -7,6 +7,7 @@ torch is changed.  The implementations are in rooms that are imported on first u
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
@@ -109,7 +110,7 @@ def _attach_to_modules(module: Any) -> None:
 
 
 def attach() -> None:
-    """Attach the methods and properties to ``torch.Tensor`` and ``torch.nn.Module``."""
+    """Attach the methods and properties to ``torch.Tensor`` and ``torch.nn.Module``; seed ranks of torch's launcher."""
     import torch
 
     if not hasattr(torch.nn.Module, "to_global"):
@@ -120,6 +121,10 @@ def attach() -> None:
     tensor.is_global = property(lambda self: False)
     tensor.is_local = property(lambda self: not self.is_global)
     tensor.local_to_global, tensor.global_to_global = local_to_global, global_to_global
+    if "WORLD_SIZE" in os.environ:
+        from actorflow.rendezvous.seeding import seed_ranks_of_torchs_launcher
+
+        seed_ranks_of_torchs_launcher()
 
 
 def attach_with_torch() -> None:

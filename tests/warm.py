@@ -244,7 +244,9 @@ def end(status: int) -> NoReturn:
 
 def main(descriptor: str) -> None:
     """Import, serve, and in forks become what they are to be."""
-    own = {str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    tree = Path(__file__).parents[1]  # which may be found by PYTHONPATH, beside another one that is installed
+    roots = {str(tree), *(str(tree / name) for name in ("compiler", "scheduler", "protos"))}
+    own = {str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)} - roots
     base = [entry for entry in sys.path if entry not in own]
     sys.path[:] = base
     import sklearn.datasets  # noqa: F401 -- which the models of tests take their data from

@@ -13,6 +13,7 @@ from torch import distributed as dist
 
 from actorflow.distributed.all_to_all import all_to_all_lists
 from actorflow.distributed.group import default_group
+from actorflow_compiler.core.errors import GlobalInCollective
 
 __all__ = [
     "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
@@ -26,14 +27,24 @@ T = TypeVar("T")
 
 
 def _with_default_group(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function; it makes the default group first where there is none."""
+    """The same function; it refuses global tensors, and makes the default group first where there is none."""
+    name = function.__name__
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for value in (*args, *kwargs.values()):
+            _check(value, name)
         default_group()
         return function(*args, **kwargs)
 
     return call
+
+
+def _check(value: object, name: str) -> None:
+    """Raise LayoutError for a global tensor among the arguments of a collective."""
+    for t in value if isinstance(value, list | tuple) else (value,):
+        if getattr(t.tensor if isinstance(t, dist.P2POp) else t, "is_global", False):
+            raise GlobalInCollective(name)
 
 
 def _renamed(name: str, before: Callable[P, T]) -> Callable[P, T]:

@@ -23,12 +23,13 @@ from actorflow.eager.op_cache import CACHE, call_key
 from actorflow.eager.op_plans import op_name
 from actorflow.eager.perform import perform
 from actorflow.eager.plain_tensors import check, count_references, flat, plain_at
-from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.errors import GlobalInCollective, LayoutError
 from actorflow_compiler.core.torch_internals import is_composed, only_dispatch
 from actorflow_compiler.signatures import has_line
 
 _lookup = CACHE.get
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_dtensor"})  # of torch.distributed
 HANDLERS: dict[Any, Handler] = {}  # ops with code of their own; ``special_ops.py`` fills it
 
 
@@ -106,6 +107,8 @@ def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"{func} was given a global tensor; it is no op that runs on tensors part by part: give it x.to_local(), "
             f"or the whole value: x.to_global(sbp=flow.sbp.broadcast).to_local()"
         )
+    if func.namespace in _COLLECTIVES:
+        raise GlobalInCollective(func._schema.name.rpartition("::")[2].strip("_"))
     leaves = flat(args, kwargs)
     plain = plain_at(leaves)
     if plain and func._schema.is_mutable and "_fused_" not in func._schema.name:

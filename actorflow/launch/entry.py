@@ -9,7 +9,6 @@ import atexit
 import ctypes
 import json
 import os
-import random
 import runpy
 import signal
 import sys
@@ -30,6 +29,7 @@ from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.reports import RankStarted, cause_left, report_to_launcher
 from actorflow.rendezvous.secret import take_token
+from actorflow.rendezvous.seeding import seed_alike
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.rank_status import StatusRequest, own_status
 from actorflow.status.sockets import answer_requests, print_own_status
@@ -38,7 +38,6 @@ from actorflow.support.imports import without_collections
 from actorflow.support.script_error import mute_repeated_tracebacks, one_line, print_script_error
 from actorflow_compiler.core.errors import ActorflowError
 
-SEED = 0  # of every random number generator, on every rank
 _PR_SET_PDEATHSIG = 1
 INTERRUPTED = "was interrupted (Ctrl-C)"
 TERM_PATIENCE = 0.7  # seconds after SIGTERM to wait for the report of a failure
@@ -196,13 +195,10 @@ def _close_stdin() -> None:
 
 def _seed(settings: Settings) -> None:
     """Seed all ranks equally, and give each its share of the cores and of the GPUs."""
-    random.seed(SEED)
     with without_collections():
-        import numpy
         import torch
 
-    numpy.random.seed(SEED)
-    torch.manual_seed(SEED)
+        seed_alike()
     torch.set_num_threads(settings.threads)
     if settings.devices > 1 and settings.device_type != DeviceType.CPU and torch.cuda.device_count():
         from actorflow.rendezvous.device_assignment import claim_gpu

@@ -17,6 +17,17 @@ class NotGlobal(LayoutError, AttributeError):
     """An attribute that only global tensors have was read from a plain tensor."""
 
 
+class GlobalInCollective(LayoutError):
+    """A collective of ``torch.distributed`` was given a global tensor."""
+
+    def __init__(self, collective: str) -> None:
+        super().__init__(
+            f"the collective {collective} was given a global tensor; a plain one was expected, of which each rank has "
+            "its own. A global tensor is moved by its layout: x.to_global(sbp=flow.sbp.broadcast) gives every rank the "
+            "whole, and x.to_local() is this rank's part"
+        )
+
+
 class SignatureError(ActorflowError):
     """A signature that was registered for an op is malformed, does not fit its schema, or is wrong."""
 

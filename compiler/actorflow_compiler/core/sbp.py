@@ -1,6 +1,7 @@
 """Layouts (SBP) of a logical tensor over one axis of a mesh: split, broadcast or partial sum; and their arithmetic.
 
-Text forms: ``S(0)``, ``S(0,3)`` (three outer blocks), ``S(0,1,16)`` (units of sixteen), ``B``, ``P``.
+Text forms: ``S(0)``, ``S(0,3)`` (three outer blocks), ``S(0,1,16)`` (units of sixteen), ``B``, ``P``; their ``repr`` is
+what users write.
 
 How a split dim is shared among the devices of an axis is decided by ``share`` alone.
 """
@@ -35,6 +36,9 @@ class Split:
         tail = (self.blocks, self.unit) if self.unit != 1 else (self.blocks,) if self.blocks != 1 else ()
         return f"S({','.join(map(str, (self.dim, *tail)))})"
 
+    def __repr__(self) -> str:
+        return f"flow.sbp.split({self.dim})" if (self.blocks, self.unit) == (1, 1) else str(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
@@ -43,6 +47,9 @@ class Broadcast:
     def __str__(self) -> str:
         return "B"
 
+    def __repr__(self) -> str:
+        return "flow.sbp.broadcast"
+
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
@@ -50,6 +57,9 @@ class PartialSum:
 
     def __str__(self) -> str:
         return "P"
+
+    def __repr__(self) -> str:
+        return "flow.sbp.partial_sum"
 
 
 Sbp = Split | Broadcast | PartialSum
