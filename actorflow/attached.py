@@ -1,7 +1,8 @@
 """Attach ``to_global``, ``to_local``, ``placement``, ``sbp``, ``is_global`` and others to ``torch.Tensor``.
 
-``torch.nn.Module`` gets ``to_global`` and ``to_local``, and its ``to`` knows ``nn.graph.GraphModule``.  Nothing else in
-torch is changed.  The implementations are in rooms that are imported on first use.
+``torch.nn.Module`` gets ``to_global`` and ``to_local``, its ``to`` knows ``nn.graph.GraphModule``, and a module that a
+graph has gets ``config``.  Nothing else in torch is changed.  The implementations are in rooms that are imported on
+first use.
 """
 
 from __future__ import annotations
@@ -92,7 +93,22 @@ def _module_to_local(self: Module) -> Module:
     return made
 
 
+class _ConfigInGraph:
+    """``module.config`` of a module that an ``nn.Graph`` has, where neither it nor its class has a ``config``."""
+
+    def __get__(self, module: Any, owner: Any = None) -> Any:
+        from actorflow.standins.beside import BESIDE, CONFIG, beside
+
+        if module is not None and BESIDE in module.__dict__:
+            own = (module.__dict__.get(kind, {}) for kind in ("_modules", "_parameters", "_buffers"))
+            make = None if any("config" in names for names in own) else (beside(module) or {}).get(CONFIG)
+            if make is not None:
+                return make()
+        raise AttributeError("config")  # torch's lookup goes on, and raises its own
+
+
 def _attach_to_modules(module: Any) -> None:
+    module.config = _ConfigInGraph()
     module.to_global, module.to_local = _module_to_global, _module_to_local
     torch_to = module.to
 

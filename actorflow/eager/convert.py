@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actorflow.eager.communicator import CollectiveLabel, EagerCommunicator
-from actorflow.eager.current import current
+from actorflow.eager.current import current, world
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, has_terms, layout_of, local_shape
 from actorflow.eager.linked_views import LinkedView, refresh
@@ -41,6 +41,8 @@ def to_global(
     then they are taken to be equal, and so are the values of an axis that is ``broadcast``.  Ranks outside of the
     placement call it, too; their tensors are not used.
 
+    A job's result is whole on every rank, and becomes a global tensor of the same value; without a ``placement`` it is
+    on all ranks, without an ``sbp`` whole.
     For a global tensor, a ``placement`` or ``sbp`` that is left out stays as it is.  ``grad_sbp`` is the layout of the
     gradient in the backward pass; without it, that of ``x``, but whole where ``x`` is a sum of terms.
 
@@ -73,16 +75,17 @@ def to_global(
         return moved
     if tracing():  # in a job all tensors are whole, and values lie where its plan says
         return x if sbp is None or placement is not None else constrain(x, tuple(sbp) if isinstance(sbp, list) else sbp)
+    if isinstance(x, LazyTensor):  # a job's result, of which every rank can have the whole
+        whole = wait_for_values(x)
+        place = Placement(x.device.type, tuple(range(world())), (world(),)) if placement is None else placement
+        layout = layout_of(place, [B] * len(place.hierarchy) if sbp is None else sbp, whole.shape, "a job's result")
+        return from_whole(whole, layout)
     if placement is None or sbp is None:
         raise LayoutError(
             f"to_global of a plain tensor of shape {tuple(x.shape)} was given "
             f"{'no placement' if placement is None else 'no sbp'}; both were expected: "
             f"x.to_global(placement=flow.placement({x.device.type!r}, [0, 1]), sbp=flow.sbp.split(0))"
         )
-    if isinstance(x, LazyTensor):  # a job's result, of which every rank can have the whole
-        whole = wait_for_values(x)
-        layout = layout_of(placement, sbp, whole.shape, "a job's result")
-        return from_whole(whole, layout)
     comm = current()
     layout = layout_of(placement, sbp, x.shape, "this tensor")
     comm.check_placement(layout.placement)
@@ -94,11 +97,15 @@ def to_global(
 
 
 def to_local(x: Tensor) -> Tensor:
-    """This rank's part of a global tensor; it shares the memory.  Raises LayoutError for a plain tensor.
+    """This rank's part of a global tensor; it shares the memory.  Raises NotGlobal for a plain tensor.
+
+    The part of a job's result is all of it, as results are whole on every rank.
 
     The gradient of the part becomes this rank's part of the gradient of the whole.  Along axes that are ``broadcast``
     or ``partial_sum`` it is taken as the whole gradient, equal on all ranks.
     """
+    if isinstance(x, LazyTensor):
+        return x
     if not isinstance(x, GlobalTensor):
         raise NotGlobal("to_local() was called on a plain tensor; a global tensor was expected: see x.is_global")
     part: Tensor = _ToPart.apply(x)  # type: ignore[no-untyped-call]

@@ -14,9 +14,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["BESIDE", "beside", "beside_parts"]
+__all__ = ["BESIDE", "CONFIG", "beside", "beside_parts"]
 
 BESIDE = "_actorflow_beside"  # the attribute of the object that holds the dictionary
+CONFIG = "config"  # the key of what makes ``module.config`` of a module that has none of its own
 MANY = 1000  # most objects that are visited in search of modules
 
 

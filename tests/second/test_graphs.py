@@ -188,6 +188,34 @@ def test_modules_are_global_and_local_by_methods_and_a_graphs_settings_stay_with
     assert repr(model.first.to(GraphModule)) == "GraphModule()"
 
 
+def test_a_module_in_a_graph_has_a_config_where_it_has_none_of_its_own() -> None:
+    model: Any = made()
+    assert not hasattr(model, "config")
+    model.second.config = {"its": "own"}
+    graph = Train(model, torch.optim.SGD(model.parameters(), lr=0.1), None, nothing)
+    graph.model.config.activation_checkpointing = True
+    assert model.first.config is model.first.to(GraphModule)
+    assert model.second.config == {"its": "own"}
+    assert getattr(made(), "config", None) is None
+    holder: Any = nn.ModuleDict({"config": nn.Linear(1, 1)})
+    graph.more = holder
+    assert type(holder.config) is nn.Linear
+    with pytest.raises(AttributeError, match=r"the nearest is module.to.GraphModule..activation_checkpointing"):
+        model.first.config.activation_checkpoints = True
+    float(graph(*batch()))
+    assert "GraphModule(activation_checkpointing=True)" in repr(graph)
+
+
+def test_a_result_of_a_graph_is_whole_where_a_program_asks_for_its_part() -> None:
+    x, _ = batch()
+    logits: Any = Evaluate(made())(x)
+    assert logits.to_local() is logits
+    everywhere = logits.to_global(sbp=flow.sbp.broadcast)
+    assert everywhere.is_global
+    assert everywhere.placement == flow.placement.all("cpu")
+    torch.testing.assert_close(everywhere.to_local(), made()(x).detach())
+
+
 def test_a_forward_that_the_script_has_set_on_a_module_is_there_after_a_call() -> None:
     graph = trained()
     forward = graph.model.first.forward

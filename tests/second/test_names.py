@@ -112,6 +112,13 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", text], env=environment()).returncode == 0
 
 
+def test_a_sampler_of_a_process_that_is_alone_has_all_and_needs_no_group() -> None:
+    sampler = flow.utils.data.distributed.DistributedSampler(range(5), shuffle=False)  # type: ignore[arg-type]
+    assert list(sampler) == [0, 1, 2, 3, 4]
+    assert not torch.distributed.is_initialized()
+    assert flow.utils.data.DistributedSampler is type(sampler)
+
+
 def test_a_random_tensor_without_a_placement_is_torchs() -> None:
     torch.manual_seed(3)
     wanted = torch.randn(2, 5)

@@ -20,7 +20,7 @@ MODULES = (
     "", "amp", "autograd", "checkpoint", "comm", "config", "cuda", "data", "distributed", "env", "layers", "linalg",
     "math", "nn", "nn.functional", "nn.graph", "nn.init", "nn.parallel", "nn.utils", "nn.utils.rnn", "optim",
     "optim.lr_scheduler", "optimizer", "optimizer.grad_clipping", "optimizer.warmup", "regularizers", "sbp", "scope",
-    "train", "typing", "utils", "utils.data",
+    "train", "typing", "utils", "utils.data", "utils.data.distributed",
 )  # fmt: skip
 ANSWERS = {
     "nn.Liner": "the nearest is flow.nn.Linear",

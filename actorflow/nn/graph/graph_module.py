@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from actorflow.standins.beside import beside
+from actorflow.standins.beside import CONFIG, beside
 from actorflow.support.nearest_names import unknown_attribute
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.placement import Placement
 
-__all__ = ["GraphModule", "checkpointed", "settings_of"]
+__all__ = ["GraphModule", "checkpointed", "join_graph", "settings_of"]
 
 
 class GraphModule:
@@ -79,6 +79,14 @@ def settings_of(module: nn.Module) -> GraphModule | None:
     """The settings that a module was given; None where it was given none."""
     found: GraphModule | None = (beside(module) or {}).get(GraphModule)
     return found
+
+
+def join_graph(module: nn.Module) -> None:
+    """Note that a graph has a module, whose settings, and those of what is in it, are then ``module.config``, too."""
+    for each in module.modules():
+        kept = beside(each)
+        assert kept is not None  # modules have a __dict__
+        kept[CONFIG] = partial(GraphModule.of_module, each)
 
 
 @contextlib.contextmanager

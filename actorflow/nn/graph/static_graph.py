@@ -20,7 +20,7 @@ from actorflow.control.cluster import current
 from actorflow.eager.adoption import adopt_global_state
 from actorflow.jobs.job import Job
 from actorflow.nn.graph.graph_config import GraphConfig
-from actorflow.nn.graph.graph_module import checkpointed, settings_of
+from actorflow.nn.graph.graph_module import checkpointed, join_graph, settings_of
 from actorflow.nn.graph.graph_text import graph_text
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.hints import place, zero
@@ -87,6 +87,8 @@ class StaticGraph:
                 "whose methods say how it is compiled: call what you keep there by another name"
             )
         object.__setattr__(self, name, value)
+        for module in _modules_in(name, value).values():
+            join_graph(module)
 
     # -- what a subclass says --------------------------------------------------------------------
 
@@ -236,13 +238,7 @@ class StaticGraph:
 
     def _own_modules(self) -> dict[str, nn.Module]:
         """The modules that are attributes of the graph, or in lists and dictionaries there, by their names."""
-        found: dict[str, nn.Module] = {}
-        for name, value in vars(self).items():
-            items: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list | tuple) else ()
-            items = value.items() if isinstance(value, dict) else items
-            inside = {name: value, **{f"{name}.{key}": item for key, item in items}}
-            found |= {key: module for key, module in inside.items() if isinstance(module, nn.Module)}
-        return found
+        return {key: module for name, value in vars(self).items() for key, module in _modules_in(name, value).items()}
 
     def _all_modules(self) -> list[nn.Module]:
         return [m for module in self._own_modules().values() for m in module.modules()]
@@ -327,6 +323,14 @@ class StaticGraph:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise CallError(f"with_dynamic_input_shape({size!r}) was found; 1 or more was expected")
         return self
+
+
+def _modules_in(name: str, value: object) -> dict[str, nn.Module]:
+    """A module, or those in a list, a tuple or a dictionary, by their names in a graph with such an attribute."""
+    items: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list | tuple) else ()
+    items = value.items() if isinstance(value, dict) else items
+    inside = {name: value, **{f"{name}.{key}": item for key, item in items}}
+    return {key: module for key, module in inside.items() if isinstance(module, nn.Module)}
 
 
 _BACKWARD: Any = Tensor.backward

@@ -8,7 +8,6 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     Dataset,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -25,6 +24,8 @@ from torch.utils.data import (
 )
 
 from actorflow.support.nearest_names import answer_with_nearest
+from actorflow.utils.data import distributed as distributed
+from actorflow.utils.data.distributed import DistributedSampler
 
 __all__ = [
     "BatchSampler", "ChainDataset", "ConcatDataset", "DataLoader", "Dataset", "DistributedSampler", "IterableDataset",
