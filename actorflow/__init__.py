@@ -73,11 +73,13 @@ if TYPE_CHECKING:
     from actorflow.eager.constructors import eye as eye
     from actorflow.eager.constructors import full as full
     from actorflow.eager.constructors import full_like as full_like
+    from actorflow.eager.constructors import normal as normal
     from actorflow.eager.constructors import ones as ones
     from actorflow.eager.constructors import ones_like as ones_like
     from actorflow.eager.constructors import rand as rand
     from actorflow.eager.constructors import rand_like as rand_like
     from actorflow.eager.constructors import randint as randint
+    from actorflow.eager.constructors import randint_like as randint_like
     from actorflow.eager.constructors import randn as randn
     from actorflow.eager.constructors import randn_like as randn_like
     from actorflow.eager.constructors import tensor as tensor
@@ -87,6 +89,17 @@ if TYPE_CHECKING:
     from actorflow.eager.dtensors import to_dtensor as to_dtensor
     from actorflow.eager.modules import to_global as to_global
     from actorflow.eager.modules import to_local as to_local
+    from actorflow.eager.whole_constructors import as_tensor as as_tensor
+    from actorflow.eager.whole_constructors import bartlett_window as bartlett_window
+    from actorflow.eager.whole_constructors import blackman_window as blackman_window
+    from actorflow.eager.whole_constructors import hamming_window as hamming_window
+    from actorflow.eager.whole_constructors import hann_window as hann_window
+    from actorflow.eager.whole_constructors import kaiser_window as kaiser_window
+    from actorflow.eager.whole_constructors import linspace as linspace
+    from actorflow.eager.whole_constructors import logspace as logspace
+    from actorflow.eager.whole_constructors import randperm as randperm
+    from actorflow.eager.whole_constructors import tril_indices as tril_indices
+    from actorflow.eager.whole_constructors import triu_indices as triu_indices
     from actorflow.jobs.job import Job as Job
     from actorflow.jobs.job import global_function as global_function
     from actorflow.live.observer import progress as progress
@@ -129,8 +142,12 @@ _INITIALIZERS = (
 )  # fmt: skip
 _OPS = ("cast", "concat", "constant", "expand_dims", "flatten", "identity", "matmul", "reshape", "transpose")
 _CONSTRUCTORS = (
-    "arange", "empty", "empty_like", "eye", "full", "full_like", "ones", "ones_like", "rand", "rand_like", "randint",
-    "randn", "randn_like", "tensor", "zeros", "zeros_like",
+    "arange", "empty", "empty_like", "eye", "full", "full_like", "normal", "ones", "ones_like", "rand", "rand_like",
+    "randint", "randint_like", "randn", "randn_like", "tensor", "zeros", "zeros_like",
+)  # fmt: skip
+_WHOLE_CONSTRUCTORS = (
+    "as_tensor", "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window", "linspace",
+    "logspace", "randperm", "tril_indices", "triu_indices",
 )  # fmt: skip
 _HOMES = {
     "Job": "actorflow.jobs.job",
@@ -148,6 +165,7 @@ _HOMES = {
     **dict.fromkeys(("pack", "unpack"), "actorflow_compiler.hints.packing"),
     "placement": "actorflow.placements",
     **dict.fromkeys(_CONSTRUCTORS, "actorflow.eager.constructors"),
+    **dict.fromkeys(_WHOLE_CONSTRUCTORS, "actorflow.eager.whole_constructors"),
     **dict.fromkeys(("from_dtensor", "to_dtensor"), "actorflow.eager.dtensors"),
     **dict.fromkeys(("to_global", "to_local"), "actorflow.eager.modules"),
     "register_signature": "actorflow_compiler.signatures.registration",

@@ -1,8 +1,8 @@
 """Attach ``to_global``, ``to_local``, ``placement``, ``sbp``, ``is_global`` and others to ``torch.Tensor``.
 
-``torch.nn.Module`` gets ``to_global`` and ``to_local``, its ``to`` knows ``nn.graph.GraphModule``, and a module that a
-graph has gets ``config``.  Nothing else in torch is changed.  The implementations are in rooms that are imported on
-first use.
+``new_zeros`` and so on take a placement and an SBP.  ``torch.nn.Module`` gets ``to_global`` and ``to_local``, its
+``to`` knows ``nn.graph.GraphModule``, and a module that a graph has gets ``config``.  Nothing else in torch is changed.
+The implementations are in rooms that are imported on first use.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from types import ModuleType
@@ -77,6 +78,21 @@ def _sbp(self: Tensor) -> Any:
     raise NotGlobal("a plain tensor has no sbp; a global tensor was expected: x.to_global(placement, sbp)")
 
 
+def _new(name: str, torchs: Any) -> Callable[..., Tensor]:
+    """Torch's method ``name``, such as "new_zeros", which also takes a placement and an sbp."""
+
+    @functools.wraps(torchs)
+    def method(self: Tensor, *args: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+        if placement is None and sbp is None and not (name == "new_tensor" and self.is_global):  # type: ignore[attr-defined]
+            plain: Tensor = torchs(self, *args, **options)
+            return plain
+        from actorflow.eager.constructors import new
+
+        return new(name, self, args, placement, sbp, options)
+
+    return method
+
+
 def _module_to_global(self: Module, placement: Any = None, sbp: Any = None, **options: Any) -> Module:
     """See ``flow.to_global``."""
     from actorflow.eager.modules import to_global as convert
@@ -129,9 +145,11 @@ def attach() -> None:
     """Attach the methods and properties to ``torch.Tensor`` and ``torch.nn.Module``; seed ranks of torch's launcher."""
     import torch
 
+    tensor: Any = torch.Tensor
     if not hasattr(torch.nn.Module, "to_global"):
         _attach_to_modules(torch.nn.Module)
-    tensor: Any = torch.Tensor
+        for name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
+            setattr(tensor, name, _new(name, getattr(tensor, name)))
     tensor.to_global, tensor.to_local = to_global, to_local
     tensor.placement, tensor.sbp = property(_placement), property(_sbp)
     tensor.is_global = property(lambda self: False)

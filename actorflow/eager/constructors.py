@@ -6,64 +6,71 @@ Without ``placement=`` each function here is torch's function of that name, exac
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from actorflow.eager.communicator import EagerCommunicator
+from actorflow.eager.communicator import CollectiveLabel, EagerCommunicator
 from actorflow.eager.current import current
 from actorflow.eager.global_tensor import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, everywhere, layout_of, local_shape
 from actorflow.eager.random import LocalNumbers, keeps_terms, without_terms
 from actorflow.eager.redistribution import redistribute
-from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.errors import CallError, LayoutError
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.core.tensor_bytes import contents
 from actorflow_compiler.plan.region import region
 from actorflow_compiler.substitutes.random_table import RULES
 
 __all__ = [
-    "arange", "empty", "empty_like", "eye", "full", "full_like", "ones", "ones_like", "rand", "rand_like", "randint",
-    "randn", "randn_like", "tensor", "zeros", "zeros_like",
+    "arange", "empty", "empty_like", "eye", "full", "full_like", "new", "normal", "ones", "ones_like", "rand",
+    "rand_like", "randint", "randint_like", "randn", "randn_like", "tensor", "zeros", "zeros_like",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
-_FREE = ("dtype", "requires_grad")  # keyword arguments of torch that mean the same with a placement
+# keyword arguments of torch that mean the same with a placement
+_FREE = ("dtype", "requires_grad")
+# keyword arguments of torch, and their only value beside a placement
 _NOT_NEEDED = {
     "device": None, "layout": torch.strided, "pin_memory": False, "out": None, "names": None,
     "memory_format": None,
-}  # fmt: skip  # keyword arguments of torch, and their only value beside a placement
+}  # fmt: skip
+COMMON_OPTIONS = {*_FREE, *_NOT_NEEDED}
 
 
 def tensor(data: Any, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.tensor``; with a placement the global tensor whose logical value is ``data`` (equal on every rank).
 
+    Collective with a placement: raises CallError where ranks give different data.
+
     >>> flow.tensor([1.0, 2.0], placement=flow.placement("cpu", [0, 1]), sbp=flow.sbp.split(0)).shape
     torch.Size([2])
     """
     if placement is None:
-        return torch.tensor(data, **_plain("tensor", sbp, options))
-    dtype, requires_grad = _options("tensor", options)
+        return torch.tensor(data, **plain_options("tensor", sbp, options))
+    dtype, requires_grad = placed_options("tensor", options)
     if isinstance(data, GlobalTensor):
         raise LayoutError(
             f"flow.tensor: a global tensor ({data._spec}) was found; data were expected: write "
             f"x.to_global(placement=…, sbp=…).clone().detach()"
         )
-    whole = torch.tensor(data, dtype=dtype)
-    return _sliced("tensor", whole, placement, sbp, requires_grad)
+    return cut_out("tensor", torch.tensor(data, dtype=dtype), placement, sbp, requires_grad, compare=True)
 
 
 def zeros(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.zeros``; with a placement a global tensor of logical shape ``size``."""
     if placement is None:
-        return torch.zeros(*size, **_plain("zeros", sbp, options))
+        return torch.zeros(*size, **plain_options("zeros", sbp, options))
     return _filled("zeros", _size("zeros", size, options), 0, placement, sbp, options)
 
 
 def ones(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.ones``; with a placement a global tensor of logical shape ``size``."""
     if placement is None:
-        return torch.ones(*size, **_plain("ones", sbp, options))
+        return torch.ones(*size, **plain_options("ones", sbp, options))
     return _filled("ones", _size("ones", size, options), 1, placement, sbp, options)
 
 
@@ -73,21 +80,21 @@ def empty(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) ->
     They are the same on devices that hold copies: zeros.
     """
     if placement is None:
-        return torch.empty(*size, **_plain("empty", sbp, options))
+        return torch.empty(*size, **plain_options("empty", sbp, options))
     return _filled("empty", _size("empty", size, options), 0, placement, sbp, options)
 
 
 def full(size: Any, fill_value: Any, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.full``; with a placement a global tensor of logical shape ``size``."""
     if placement is None:
-        return torch.full(size, fill_value, **_plain("full", sbp, options))
+        return torch.full(size, fill_value, **plain_options("full", sbp, options))
     return _filled("full", _size("full", (size,), {}), fill_value, placement, sbp, options)
 
 
 def rand(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.rand``; with a placement a global tensor, whose numbers depend on ``flow.manual_seed`` and no layout."""
     if placement is None:
-        return torch.rand(*size, **_plain("rand", sbp, options))
+        return torch.rand(*size, **plain_options("rand", sbp, options))
     return _drawn("rand", {"size": _size("rand", size, options)}, placement, sbp, options)
 
 
@@ -99,14 +106,14 @@ def randn(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) ->
     (torch.Size([4, 5]), torch.Size([2, 5]))
     """
     if placement is None:
-        return torch.randn(*size, **_plain("randn", sbp, options))
+        return torch.randn(*size, **plain_options("randn", sbp, options))
     return _drawn("randn", {"size": _size("randn", size, options)}, placement, sbp, options)
 
 
 def randint(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.randint([low,] high, size)``; with a placement a global tensor, equal under every layout."""
     if placement is None:
-        return torch.randint(*bounds, **_plain("randint", sbp, options))
+        return torch.randint(*bounds, **plain_options("randint", sbp, options))
     given = dict(zip(("low", "high", "size") if len(bounds) == 3 else ("high", "size"), bounds, strict=False))
     for name in ("low", "high", "size"):
         if name in options:
@@ -118,13 +125,31 @@ def randint(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any
     return _drawn("randint", given, placement, sbp, options)
 
 
+def normal(
+    mean: Any = 0.0, std: Any = 1.0, *size: Any, placement: Any = None, sbp: Any = None, **options: Any
+) -> Tensor:
+    """``torch.normal``; with a placement a global tensor of logical shape ``size``, equal under every layout.
+
+    ``mean`` and ``std`` are then numbers, and the values are those of ``mean + std * flow.randn(size, …)``.
+    """
+    if placement is None:
+        return torch.normal(mean, std, *size, **plain_options("normal", sbp, options))
+    if isinstance(mean, Tensor) or isinstance(std, Tensor):
+        raise LayoutError(
+            "flow.normal: a tensor was found as mean or std beside placement=…; numbers were expected: with global "
+            "tensors torch.normal(mean, std) needs no placement"
+        )
+    given = {"mean": mean, "std": std, "size": _size("normal", size, options)}
+    return _drawn("normal", given, placement, sbp, options)
+
+
 def arange(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.arange([start,] end[, step])``; with a placement a global tensor of the same values."""
     if placement is None:
-        return torch.arange(*bounds, **_plain("arange", sbp, options))
+        return torch.arange(*bounds, **plain_options("arange", sbp, options))
     named: dict[str, Any] = {name: options.pop(name) for name in ("start", "end", "step") if name in options}
     start, end, step = _bounds(bounds, named)
-    dtype, requires_grad = _options("arange", options)
+    dtype, requires_grad = placed_options("arange", options)
     if dtype is None or not dtype.is_floating_point:
         like = torch.arange(start, end, step, dtype=dtype, device="meta")
         if not like.dtype.is_floating_point and all(isinstance(n, int) for n in (start, step)):
@@ -138,15 +163,15 @@ def arange(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any)
 
             return _parts("arange", tuple(like.shape), make, like.dtype, placement, sbp, requires_grad)
     # rounding depends on how many elements are made at once: floats are cut out of the whole
-    return _sliced("arange", torch.arange(start, end, step, dtype=dtype), placement, sbp, requires_grad)
+    return cut_out("arange", torch.arange(start, end, step, dtype=dtype), placement, sbp, requires_grad)
 
 
 def eye(n: int, m: int | None = None, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.eye``; with a placement a global tensor of logical shape (n, m)."""
     if placement is None:
-        given = _plain("eye", sbp, options)
+        given = plain_options("eye", sbp, options)
         return torch.eye(n, **given) if m is None else torch.eye(n, m, **given)
-    dtype, requires_grad = _options("eye", options)
+    dtype, requires_grad = placed_options("eye", options)
     dtype = dtype or torch.get_default_dtype()
 
     def make(shape: Shape, runs: Any, device: torch.device) -> Tensor:
@@ -199,6 +224,38 @@ def randn_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **optio
     return _like(torch.randn_like, randn, input, placement, sbp, options)
 
 
+def randint_like(input: Tensor, *bounds: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.randint_like(input, [low,] high)``; placement and sbp are those of ``input`` unless they are given."""
+    bounds += tuple(options.pop(name) for name in ("low", "high") if name in options)
+
+    def plain(x: Tensor, **given: Any) -> Tensor:
+        return torch.randint_like(x, *bounds, **given)
+
+    def made(size: Shape, **given: Any) -> Tensor:
+        return randint(*bounds, size, **given)
+
+    return _like(plain, made, input, placement, sbp, options)
+
+
+def new(name: str, x: Tensor, args: Sequence[Any], placement: Any, sbp: Any, options: dict[str, Any]) -> Tensor:
+    """The method ``name`` of a tensor, such as "new_zeros", with a placement or an sbp; its dtype is that of ``x``.
+
+    What is left out of placement and sbp is that of ``x``, where ``x`` is global; but data are whole on each device
+    without an sbp, as they may have any shape.
+    """
+    if isinstance(x, GlobalTensor):
+        own = x._spec.layout
+        placement = own.placement if placement is None else placement
+        if sbp is None:
+            sbp = (B,) * len(placement.hierarchy) if name == "new_tensor" else own.sbp
+    if placement is None:
+        plain_options(f"Tensor.{name}", sbp, options)
+    make: dict[str, Callable[..., Tensor]] = {
+        "new_zeros": zeros, "new_ones": ones, "new_full": full, "new_empty": empty, "new_tensor": tensor,
+    }  # fmt: skip
+    return make[name](*args, placement=placement, sbp=sbp, **{**options, "dtype": options.get("dtype") or x.dtype})
+
+
 def _like(
     plain: Callable[..., Tensor], made: Callable[..., Tensor], input: Tensor, placement: Any, sbp: Any, options: Any
 ) -> Tensor:
@@ -215,8 +272,8 @@ def _like(
 # ---- implementation
 
 
-def _plain(name: str, sbp: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments for torch."""
+def plain_options(name: str, sbp: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments for torch; raises LayoutError where there is an sbp."""
     if sbp is not None:
         raise LayoutError(
             f"flow.{name}: sbp={sbp} was found without a placement; write placement=flow.placement(…), sbp=…"
@@ -224,7 +281,7 @@ def _plain(name: str, sbp: Any, options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _options(name: str, options: dict[str, Any]) -> tuple[torch.dtype | None, bool]:
+def placed_options(name: str, options: dict[str, Any]) -> tuple[torch.dtype | None, bool]:
     """Dtype and requires_grad; raises LayoutError for options that are not supported with a placement."""
     for key, value in options.items():
         if key not in _FREE and (key not in _NOT_NEEDED or value != _NOT_NEEDED[key]):
@@ -276,7 +333,7 @@ def _wrapped(
 
 
 def _filled(name: str, shape: Shape, value: Any, placement: Any, sbp: Any, options: dict[str, Any]) -> Tensor:
-    dtype, requires_grad = _options(name, options)
+    dtype, requires_grad = placed_options(name, options)
     comm, layout = _where(name, shape, placement, sbp)
     dtype = dtype or (torch.full((), value).dtype if name == "full" else torch.get_default_dtype())
     outside = comm.rank not in layout.placement
@@ -287,7 +344,7 @@ def _filled(name: str, shape: Shape, value: Any, placement: Any, sbp: Any, optio
 
 def _drawn(name: str, given: dict[str, Any], placement: Any, sbp: Any, options: dict[str, Any]) -> Tensor:
     generator = options.pop("generator", None)
-    dtype, requires_grad = _options(name, options)
+    dtype, requires_grad = placed_options(name, options)
     shape = given["size"]
     comm, layout = _where(name, shape, placement, sbp)
     numbers = LocalNumbers(comm, without_terms(layout), generator)
@@ -320,13 +377,42 @@ def _parts(
     return _wrapped(comm, layout, shape, local, dtype, requires_grad)
 
 
-def _sliced(name: str, whole: Tensor, placement: Any, sbp: Any, requires_grad: bool) -> Tensor:
-    """A global tensor cut out of a tensor that every rank has whole."""
+def cut_out(
+    name: str, whole: Tensor, placement: Any, sbp: Any, requires_grad: bool, compare: bool = False
+) -> Tensor:
+    """A global tensor cut out of a tensor that every rank has whole.
+
+    With ``compare`` raises CallError where the ranks of the placement have different ones.
+    """
     shape = tuple(whole.shape)
     comm, layout = _where(name, shape, placement, sbp)
+    if compare:
+        _compare(name, whole, comm, layout)
     if comm.rank in layout.placement:
         local = redistribute(whole, shape, everywhere(layout.placement), layout, comm)
     else:
         local = whole.new_empty(NOWHERE)
     local = local.to(comm.device(layout.placement))
     return _wrapped(comm, layout, shape, local, whole.dtype, requires_grad)
+
+
+_COMPARED = CollectiveLabel.of("comparison of the data of a new tensor")
+
+
+def _compare(name: str, whole: Tensor, comm: EagerCommunicator, layout: Layout) -> None:
+    """Raise CallError unless all ranks of the placement have equal data, and all ranks data of one shape and dtype."""
+    if comm.world == 1:
+        return
+    kind = f"{whole.dtype}".removeprefix("torch.") + str(list(whole.shape))
+    found = [
+        text.decode().split(";")
+        for text in comm.gather(_COMPARED, comm.all_ranks, f"{kind};{zlib.crc32(contents(whole))}".encode())
+    ]
+    first, *_ = layout.placement.ranks
+    for rank in comm.all_ranks:
+        if found[rank][0] != found[first][0] or (rank in layout.placement and found[rank] != found[first]):
+            raise CallError(
+                f"flow.{name} was given other data on rank {rank} ({found[rank][0]}) than on rank {first} "
+                f"({found[first][0]}); the whole tensor's data, equal on every rank, were expected. What each rank has "
+                f"as its own part becomes a global tensor by flow.tensor(data).to_global(placement, sbp)"
+            )

@@ -21,7 +21,7 @@ from actorflow_compiler.custom_ops.random import uniform
 from actorflow_compiler.plan.region import coordinates, region
 from actorflow_compiler.substitutes.random_table import Rule, rule_of, written_out
 
-__all__ = ["LocalNumbers", "keeps_terms", "run", "without_terms"]
+__all__ = ["LocalNumbers", "check_alike", "keeps_terms", "numbers_of", "run", "without_terms"]
 
 _AGREE = CollectiveLabel.of("comparison of random number generators")
 
@@ -97,16 +97,18 @@ def keeps_terms(layout: Layout, rank: int) -> bool:
     return not any(entry == P and c for entry, c in zip(layout.sbp, at, strict=True))
 
 
-def _next(comm: EagerCommunicator, given: torch.Generator | None) -> float:
-    """The seed number of the next random op, drawn from its generator, so that it is equal on all ranks.
+def numbers_of(comm: EagerCommunicator, given: torch.Generator | None) -> torch.Generator:
+    """The generator that a random op of global tensors draws from: the one it is given, else the default one."""
+    return comm.generator or torch.default_generator if given is None else given
 
-    So saving and restoring a generator's state (checkpoints, ``fork_rng``, ``torch.manual_seed``) works as for plain
-    tensors.  Raises CallError if the ranks' generators turn out to be in different states.
+
+def check_alike(comm: EagerCommunicator, number: int) -> None:
+    """Compare what the ranks have drawn, at growing intervals; ``number`` is below 2**64.
+
+    Raises CallError if the ranks' generators turn out to be in different states.
     """
-    generator = comm.generator or torch.default_generator if given is None else given
-    number = int(torch.randint(2**53, (), generator=generator, device=generator.device))
     comm.drawn += 1
-    if comm.world > 1 and (comm.checks or comm.drawn & (comm.drawn - 1) == 0):  # at growing intervals
+    if comm.world > 1 and (comm.checks or comm.drawn & (comm.drawn - 1) == 0):
         found = [int.from_bytes(b, "little") for b in comm.gather(_AGREE, comm.all_ranks, number.to_bytes(8, "little"))]
         if len(set(found)) > 1:
             other = next(r for r in comm.all_ranks if found[r] != found[0])
@@ -115,4 +117,15 @@ def _next(comm: EagerCommunicator, given: torch.Generator | None) -> float:
                 f"different values of one global tensor; call flow.manual_seed with the same seed on every rank, and "
                 f"let what only some ranks draw use a torch.Generator of its own"
             )
+
+
+def _next(comm: EagerCommunicator, given: torch.Generator | None) -> float:
+    """The seed number of the next random op, drawn from its generator, so that it is equal on all ranks.
+
+    So saving and restoring a generator's state (checkpoints, ``fork_rng``, ``torch.manual_seed``) works as for plain
+    tensors.  Raises CallError if the ranks' generators turn out to be in different states.
+    """
+    generator = numbers_of(comm, given)
+    number = int(torch.randint(2**53, (), generator=generator, device=generator.device))
+    check_alike(comm, number)
     return float(number)
