@@ -107,6 +107,8 @@ if TYPE_CHECKING:
     from actorflow.plan_files import load_plan as load_plan
     from actorflow.plan_files import save_plan as save_plan
     from actorflow.plan_view import plan as plan
+    from actorflow.saved_files import load as load
+    from actorflow.saved_files import save as save
     from actorflow.script_state.seeds import manual_seed as manual_seed
     from actorflow.session.process import explain as explain
     from actorflow.session.process import explain_recompiles as explain_recompiles
@@ -158,6 +160,7 @@ _HOMES = {
     "manual_seed": "actorflow.script_state.seeds",
     "plan": "actorflow.plan_view",
     **dict.fromkeys(("load_plan", "save_plan"), "actorflow.plan_files"),
+    **dict.fromkeys(("load", "save"), "actorflow.saved_files"),
     "constrain": "actorflow_compiler.hints.constrain",
     "distribute": "actorflow.classic.distribute",
     "place": "actorflow_compiler.hints.hints",

@@ -141,6 +141,14 @@ def _attach_to_modules(module: Any) -> None:
     module.to = to
 
 
+def _rebuild_global_tensor(*args: Any) -> Tensor:
+    """See ``actorflow.eager.tensor_methods.rebuild``: a global tensor from a pickle, whose room may not be imported."""
+    from actorflow.eager.tensor_methods import rebuild
+
+    made: Tensor = rebuild(*args)
+    return made
+
+
 def attach() -> None:
     """Attach the methods and properties to ``torch.Tensor`` and ``torch.nn.Module``; seed ranks of torch's launcher."""
     import torch
@@ -159,6 +167,8 @@ def attach() -> None:
         from actorflow.rendezvous.seeding import seed_ranks_of_torchs_launcher
 
         seed_ranks_of_torchs_launcher()
+    made = (_rebuild_global_tensor, "actorflow.eager.tensor_methods.rebuild")
+    torch.serialization.add_safe_globals([made])  # torch.load reads global tensors with weights_only
 
 
 def attach_with_torch() -> None:

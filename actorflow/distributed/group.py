@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +25,7 @@ from actorflow_compiler.core.errors import ClusterError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["default_group", "rank", "use_own_device", "world"]
+__all__ = ["default_group", "rank", "standing_for", "use_own_device", "world"]
 
 DATA_TIMEOUT = timedelta(days=1)  # of torch.distributed; a peer that fails is noticed by the control plane
 PATIENCE = 0.1  # seconds for threads of the group to free their tensors
@@ -49,14 +52,31 @@ def default_group() -> ProcessGroup:
     return group
 
 
+class _Thread(threading.local):
+    stands_for: tuple[int, int] | None = None  # the rank that this thread is, and of how many
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def standing_for(rank: int, world: int) -> Iterator[None]:
+    """A context in which this thread is a rank by itself."""
+    before, _thread.stands_for = _thread.stands_for, (rank, world)
+    try:
+        yield
+    finally:
+        _thread.stands_for = before
+
+
 def rank() -> int:
-    """This process's number in its run; makes no group."""
-    return cluster.process_settings().rank
+    """This process's number in its run, or the rank that this thread stands for; makes no group."""
+    return cluster.process_settings().rank if _thread.stands_for is None else _thread.stands_for[0]
 
 
 def world() -> int:
     """The number of ranks; makes no group."""
-    return cluster.process_settings().world
+    return cluster.process_settings().world if _thread.stands_for is None else _thread.stands_for[1]
 
 
 def use_own_device() -> None:

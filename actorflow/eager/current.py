@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from actorflow.distributed.group import world as world_of_run
+from actorflow.distributed import group
 from actorflow.eager.communicator import EagerCommunicator, SingleRankCommunicator
 from actorflow.eager.group_communicator import GroupCommunicator
 from actorflow.support.exit_hooks import when_finished
@@ -36,7 +36,7 @@ def world() -> int:
     """The number of ranks; makes no communicator."""
     if (known := _here.comm or _of_process) is not None:
         return known.world
-    return world_of_run()
+    return group.world()
 
 
 @contextlib.contextmanager
@@ -45,7 +45,8 @@ def use(comm: EagerCommunicator) -> Iterator[EagerCommunicator]:
     before = _here.comm
     _here.comm = comm
     try:
-        yield comm
+        with group.standing_for(comm.rank, comm.world):
+            yield comm
     finally:
         _here.comm = before
 

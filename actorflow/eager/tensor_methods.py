@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, Shape, spec_
 from actorflow.eager.layout import Layout, is_whole
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.special_ops import whole_part
-from actorflow_compiler.core.errors import LayoutError
+from actorflow.support.whole_pickles import parts_are_refused
+from actorflow_compiler.core.errors import LayoutError, StateError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import parse
 from actorflow_compiler.core.torch_internals import only_dispatch
 
 
@@ -113,32 +117,43 @@ def _deepcopy(x: GlobalTensor, memo: dict[int, Any]) -> Any:
     return made
 
 
-def _rebuild(
-    local: Tensor, layout: Layout, shape: Shape, strides: Shape, rank: int, requires_grad: bool, extra: dict[str, Any]
-) -> Any:
+def rebuild(
+    local: Tensor, placement: tuple[Any, ...], sbp: Sequence[str], shape: Shape, strides: Shape, rank: int,
+    requires_grad: bool, is_parameter: bool,
+) -> Any:  # fmt: skip
     """Rebuild a global tensor from a pickle."""
-    comm = current()
+    comm, layout = current(), Layout(Placement(*placement), tuple(map(parse, sbp)))
     if comm.rank != rank:
         raise LayoutError(
             f"rank {comm.rank} has loaded rank {rank}'s part of a global tensor of shape {shape}, {layout}; each rank "
-            f"can load what it has saved: save under a name with the rank, or save x.numpy()"
+            f"can load what it has saved with torch.save: save under a name with the rank, or by flow.save, which "
+            f"writes whole tensors"
         )
     comm.check_placement(layout.placement)
     device = comm.device(layout.placement)
-    made: Any = wrap(local.to(device), spec_of(comm, layout, shape, strides, local.dtype, device))
+    made: Any = wrap(local.to(device), spec_of(comm, layout, tuple(shape), tuple(strides), local.dtype, device))
     made.requires_grad_(requires_grad)
-    made.__dict__.update(extra)
+    if is_parameter:
+        made._is_param = True
     return made
 
 
 def _reduce(x: GlobalTensor, protocol: Any) -> Any:
-    """A pickle of this rank's part, which the same rank can load."""
+    """A pickle of this rank's part, which the same rank can load; of plain values, as ``weights_only`` asks."""
+    if parts_are_refused():
+        raise StateError(
+            f"flow.save has come to a global tensor of shape {tuple(x.shape)} in an object that is no list, tuple or "
+            f"dictionary, and only in these its whole value is saved; of a module, save module.state_dict()"
+        )
     if isinstance(x, LinkedView):
         refresh(x)
     spec: GlobalSpec = x._spec
-    extra = {k: v for k, v in x.__dict__.items() if k == "_is_param"}
-    args = (x._local.detach(), spec.layout, spec.shape, spec.strides, spec.comm.rank, x.requires_grad, extra)
-    return _rebuild, args
+    place = spec.layout.placement
+    return rebuild, (
+        x._local.detach(), (place.type, place.ranks, place.hierarchy, place.weights),
+        tuple(map(str, spec.layout.sbp)), spec.shape, spec.strides, spec.comm.rank, x.requires_grad,
+        "_is_param" in x.__dict__,
+    )  # fmt: skip
 
 
 # ---- the gradient of a leaf has the layout of the leaf

@@ -6,6 +6,7 @@ import doctest
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from actorflow.testing.thread_ranks import ThreadRanks
@@ -28,7 +29,8 @@ def shown(source: str, names: dict[str, Any]) -> str:
         return f"Traceback (most recent call last):\n{kind.__module__}.{kind.__qualname__}: {error}\n"
 
 
-def test_every_example_does_what_the_page_shows() -> None:
+def test_every_example_does_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where the examples write files
     examples = doctest.DocTestParser().get_examples(PAGE.read_text().replace("```\n", "\n"))
     assert len(examples) > 40
 

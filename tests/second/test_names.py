@@ -27,8 +27,6 @@ SEEDS = {
     "float16": torch.float16,
     "int32": torch.int32,
     "int64": torch.int64,
-    "save": torch.save,
-    "load": torch.load,
     "cat": torch.cat,
     "nn.Module": torch.nn.Module,
     "nn.Parameter": torch.nn.Parameter,
