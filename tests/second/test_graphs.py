@@ -375,7 +375,8 @@ SETTINGS_WITHOUT_EFFECT = (
     "enable_fused_model_update_cast", "enable_multi_tensor_update", "enable_cudnn_conv_heuristic_search_algo",
     "enable_straighten_algorithm",
     "enable_compress_memory", "enable_choose_best_memory_allocation", "enable_auto_memory", "set_outputs_buffer_size",
-    "enable_auto_parallel_trunk_algo", "enable_auto_parallel_sbp_collector",
+    "enable_auto_parallel_trunk_algo", "enable_auto_parallel_mainstem_algo", "enable_auto_parallel_sbp_collector",
+    "enable_auto_parallel_prune_parallel_cast_ops",
 )  # fmt: skip
 
 
@@ -387,6 +388,7 @@ def test_settings_that_the_compiler_needs_no_word_for_are_taken() -> None:
         method()
     graph.config.set_auto_parallel_computation_cost_ratio(0.05)
     graph.config.set_auto_parallel_wait_time(1e4)
+    graph.config.set_zero_redundancy_optimizer_min_size_after_split(512)
     with pytest.raises(CallError, match=r"allow_fuse_cast_scale\(1\) was found; True or False"):
         graph.config.allow_fuse_cast_scale(1)
     assert float(graph(*batch())) == pytest.approx(float(F.cross_entropy(made()(batch()[0]), batch()[1])), abs=1e-6)

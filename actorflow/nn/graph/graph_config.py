@@ -192,6 +192,17 @@ class GraphConfig:
         """Nothing: what hides behind computing is found by the forecast."""
         _switch("enable_auto_parallel_trunk_algo", mode)
 
+    def enable_auto_parallel_mainstem_algo(self, mode: bool = True) -> None:
+        """Nothing: the same by its later name."""
+        _switch("enable_auto_parallel_mainstem_algo", mode)
+
+    def enable_auto_parallel_prune_parallel_cast_ops(self, mode: bool = True) -> None:
+        """Nothing: what changes no layout costs nothing in a plan."""
+        _switch("enable_auto_parallel_prune_parallel_cast_ops", mode)
+
+    def set_zero_redundancy_optimizer_min_size_after_split(self, value: int) -> None:
+        """Nothing: the compiler decides what is large enough to be split."""
+
     def enable_auto_parallel_sbp_collector(self, mode: bool = True) -> None:
         """Nothing: a value that is needed in several layouts is brought into each of them once."""
         _switch("enable_auto_parallel_sbp_collector", mode)
