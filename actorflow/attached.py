@@ -58,11 +58,12 @@ def global_to_global(
     return to_global(self, placement, sbp, grad_sbp, check_meta, copy)
 
 
-def to_local(self: Tensor) -> Tensor:
-    """See ``actorflow.eager.convert.to_local``."""
+def to_local(self: Tensor, *, copy: bool = False) -> Tensor:
+    """See ``actorflow.eager.convert.to_local``; with ``copy``, the part shares no memory with the tensor."""
     from actorflow.eager.convert import to_local as convert
 
-    return convert(self)
+    part = convert(self)
+    return part.clone() if copy else part
 
 
 def _placement(self: Tensor) -> Any:
@@ -126,6 +127,7 @@ class _ConfigInGraph:
 def _attach_to_modules(module: Any) -> None:
     module.config = _ConfigInGraph()
     module.to_global, module.to_local = _module_to_global, _module_to_local
+    module.to_consistent = _module_to_global
     torch_to = module.to
 
     @functools.wraps(torch_to)
@@ -163,6 +165,7 @@ def attach() -> None:
     tensor.is_global = property(lambda self: False)
     tensor.is_local = property(lambda self: not self.is_global)
     tensor.local_to_global, tensor.global_to_global = local_to_global, global_to_global
+    tensor.to_consistent, tensor.is_consistent = to_global, property(lambda self: self.is_global)  # older names
     if "WORLD_SIZE" in os.environ:
         from actorflow.rendezvous.seeding import seed_ranks_of_torchs_launcher
 

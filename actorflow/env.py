@@ -17,6 +17,7 @@ from actorflow_compiler.core.placement import Placement
 __all__ = [
     "all_device_placement",
     "ctrl_port",
+    "data_port",
     "get_local_rank",
     "get_node_size",
     "get_rank",
@@ -25,8 +26,11 @@ __all__ = [
     "init",
     "init_rdma",
     "is_master",
+    "is_multi_client",
     "local_rank",
     "log_dir",
+    "logbuflevel",
+    "logtostderr",
     "machine",
     "node",
     "node_count",
@@ -87,6 +91,11 @@ def get_local_rank() -> int:
 def get_node_size() -> int:
     """The number of nodes, like ``node_count``."""
     return node_count()
+
+
+def is_multi_client() -> bool:
+    """True: every process runs the script, as in all of OneFlow's second generation."""
+    return True
 
 
 def all_device_placement(type: str) -> Placement:
@@ -157,6 +166,18 @@ def log_dir(folder: str) -> None:
     The option ``--log-dir`` of the command line does the same.  Raises ClusterError after the run has begun.
     """
     start.request_setting("log_dir", str(folder), f"flow.env.log_dir({folder!r})")
+
+
+def data_port(port: int) -> None:
+    """Do nothing, for scripts that call it: data between ranks go over ports that the system chooses."""
+
+
+def logtostderr(yes: bool = True) -> None:
+    """Do nothing, for scripts that call it: what a rank has to say goes to its standard error anyway."""
+
+
+def logbuflevel(level: int) -> None:
+    """Do nothing, for scripts that call it: no output is held back here."""
 
 
 def grpc_use_no_signal(yes: bool = True) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from actorflow.eager.communicator import CollectiveLabel, EagerCommunicator
 from actorflow.eager.current import current
+from actorflow.eager.global_mode import like, placed
 from actorflow.eager.global_tensor import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, everywhere, layout_of, local_shape
 from actorflow.eager.random import LocalNumbers, keeps_terms, without_terms
@@ -41,6 +42,7 @@ _NOT_NEEDED = {
 COMMON_OPTIONS = {*_FREE, *_NOT_NEEDED}
 
 
+@placed
 def tensor(data: Any, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.tensor``; with a placement the global tensor whose logical value is ``data`` (equal on every rank).
 
@@ -60,6 +62,7 @@ def tensor(data: Any, *, placement: Any = None, sbp: Any = None, **options: Any)
     return cut_out("tensor", torch.tensor(data, dtype=dtype), placement, sbp, requires_grad, compare=True)
 
 
+@placed
 def zeros(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.zeros``; with a placement a global tensor of logical shape ``size``."""
     if placement is None:
@@ -67,6 +70,7 @@ def zeros(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) ->
     return _filled("zeros", _size("zeros", size, options), 0, placement, sbp, options)
 
 
+@placed
 def ones(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.ones``; with a placement a global tensor of logical shape ``size``."""
     if placement is None:
@@ -74,6 +78,7 @@ def ones(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> 
     return _filled("ones", _size("ones", size, options), 1, placement, sbp, options)
 
 
+@placed
 def empty(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.empty``; with a placement a global tensor of logical shape ``size`` and of any values.
 
@@ -84,6 +89,7 @@ def empty(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) ->
     return _filled("empty", _size("empty", size, options), 0, placement, sbp, options)
 
 
+@placed
 def full(size: Any, fill_value: Any, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.full``; with a placement a global tensor of logical shape ``size``."""
     if placement is None:
@@ -91,6 +97,7 @@ def full(size: Any, fill_value: Any, *, placement: Any = None, sbp: Any = None, 
     return _filled("full", _size("full", (size,), {}), fill_value, placement, sbp, options)
 
 
+@placed
 def rand(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.rand``; with a placement a global tensor, whose numbers depend on ``flow.manual_seed`` and no layout."""
     if placement is None:
@@ -98,6 +105,7 @@ def rand(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> 
     return _drawn("rand", {"size": _size("rand", size, options)}, placement, sbp, options)
 
 
+@placed
 def randn(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.randn``; with a placement a global tensor, whose numbers depend on ``flow.manual_seed`` and no layout.
 
@@ -110,6 +118,7 @@ def randn(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) ->
     return _drawn("randn", {"size": _size("randn", size, options)}, placement, sbp, options)
 
 
+@placed
 def randint(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.randint([low,] high, size)``; with a placement a global tensor, equal under every layout."""
     if placement is None:
@@ -125,6 +134,7 @@ def randint(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any
     return _drawn("randint", given, placement, sbp, options)
 
 
+@placed
 def normal(
     mean: Any = 0.0, std: Any = 1.0, *size: Any, placement: Any = None, sbp: Any = None, **options: Any
 ) -> Tensor:
@@ -143,6 +153,7 @@ def normal(
     return _drawn("normal", given, placement, sbp, options)
 
 
+@placed
 def arange(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.arange([start,] end[, step])``; with a placement a global tensor of the same values."""
     if placement is None:
@@ -166,6 +177,7 @@ def arange(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any)
     return cut_out("arange", torch.arange(start, end, step, dtype=dtype), placement, sbp, requires_grad)
 
 
+@placed
 def eye(n: int, m: int | None = None, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.eye``; with a placement a global tensor of logical shape (n, m)."""
     if placement is None:
@@ -187,21 +199,25 @@ def eye(n: int, m: int | None = None, *, placement: Any = None, sbp: Any = None,
 # ---- like another tensor
 
 
+@like
 def zeros_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.zeros_like``; placement and sbp are those of ``input`` unless they are given."""
     return _like(torch.zeros_like, zeros, input, placement, sbp, options)
 
 
+@like
 def ones_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.ones_like``; placement and sbp are those of ``input`` unless they are given."""
     return _like(torch.ones_like, ones, input, placement, sbp, options)
 
 
+@like
 def empty_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.empty_like``; placement and sbp are those of ``input`` unless they are given."""
     return _like(torch.empty_like, empty, input, placement, sbp, options)
 
 
+@like
 def full_like(input: Tensor, fill_value: Any, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.full_like``; placement and sbp are those of ``input`` unless they are given."""
 
@@ -214,16 +230,19 @@ def full_like(input: Tensor, fill_value: Any, *, placement: Any = None, sbp: Any
     return _like(plain, made, input, placement, sbp, options)
 
 
+@like
 def rand_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.rand_like``; placement and sbp are those of ``input`` unless they are given."""
     return _like(torch.rand_like, rand, input, placement, sbp, options)
 
 
+@like
 def randn_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.randn_like``; placement and sbp are those of ``input`` unless they are given."""
     return _like(torch.randn_like, randn, input, placement, sbp, options)
 
 
+@like
 def randint_like(input: Tensor, *bounds: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.randint_like(input, [low,] high)``; placement and sbp are those of ``input`` unless they are given."""
     bounds += tuple(options.pop(name) for name in ("low", "high") if name in options)

@@ -37,9 +37,9 @@ def to_global(
 
     A plain tensor is the part of this rank: along an axis that is ``split`` the parts are joined in the order of
     the ranks, along one that is ``partial_sum`` they are terms of a sum, and along one that is ``broadcast`` the part
-    of the first rank is copied to all.  Shapes and dtypes of all ranks are compared, unless ``check_meta`` is False:
-    then they are taken to be equal, and so are the values of an axis that is ``broadcast``.  Ranks outside of the
-    placement call it, too; their tensors are not used.
+    of the first rank is copied to all, so that no rank has another value.  Shapes and dtypes of all ranks are compared,
+    unless ``check_meta`` is False: then they are taken to be equal.  Ranks outside of the placement call it, too; their
+    tensors are not used.
 
     A job's result is whole on every rank, and becomes a global tensor of the same value; without a ``placement`` it is
     on all ranks, without an ``sbp`` whole.
@@ -92,7 +92,7 @@ def to_global(
     wanted = layout_of(placement, grad_sbp, x.shape, "the gradient") if grad_sbp is not None else None
     shape, dtype = _meet(x, layout, comm) if check_meta is not False else (_multiplied(x, layout), x.dtype)
     spec = spec_of(comm, layout, shape, None, dtype, comm.device(layout.placement))
-    made: Tensor = _FromParts.apply(x, spec, check_meta is not False, wanted)  # type: ignore[no-untyped-call]
+    made: Tensor = _FromParts.apply(x, spec, True, wanted)  # type: ignore[no-untyped-call]
     return made
 
 

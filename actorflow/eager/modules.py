@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,13 +11,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from actorflow.eager import convert
+from actorflow.eager.communicator import CollectiveLabel
 from actorflow.eager.convert import from_whole, moved
+from actorflow.eager.current import current
 from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.layout import Layout, layout_of
 from actorflow.eager.plain_tensors import IS_GLOBAL
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import B
+from actorflow_compiler.core.sbp import B, P
+from actorflow_compiler.hints.tags import tracing
 
 __all__ = ["to_global", "to_local"]
 
@@ -27,7 +31,9 @@ OWN_ATTRIBUTES = ("_is_param", "_actorflow_hooked")  # of a tensor, that are tor
 def to_global(x: Any, placement: Placement | None = None, sbp: Any = None, **options: Any) -> Any:
     r"""Make a tensor, the tensors of a tree (lists, tuples, dicts), or a module global.
 
-    Each tensor is converted by ``Tensor.to_global``, with the same ``options``; other values stay as they are.
+    Each tensor is converted by ``Tensor.to_global``, with the same ``options``; other values stay as they are.  For a
+    tree ``sbp`` may be a function of (tree, tensor) that returns one, and ranks outside of the placement may give
+    anything, such as None.
 
     The parameters and buffers of a module are whole tensors, as a script that runs on one device makes them: those
     of the placement's first rank are used.  ``sbp`` is one sbp for all; a dict from regular expressions,
@@ -41,24 +47,57 @@ def to_global(x: Any, placement: Placement | None = None, sbp: Any = None, **opt
     """
     if isinstance(x, nn.Module):
         return _module_to_global(x, placement, sbp)
-    if callable(sbp) and not isinstance(sbp, type(B)):
-        raise LayoutError("an sbp that is a function of (name, tensor) was given for tensors; it is for modules")
+    given = _given_everywhere(x, placement)
 
     def one(t: Tensor) -> Tensor:
-        return convert.to_global(t, placement, sbp, **options)
+        entry = sbp(given, t) if callable(sbp) and not isinstance(sbp, type(B) | type(P)) else sbp
+        return convert.to_global(t, placement, entry, **options)
 
-    return pytree.tree_map_only(Tensor, one, x)
+    return pytree.tree_map_only(Tensor, one, given)
 
 
-def to_local(x: Any) -> Any:
+def to_local(x: Any, *, copy: bool = False) -> Any:
     """This rank's parts of the global tensors of a tree; other values stay as they are.
 
-    The parameters and buffers of a module become plain ones, each rank's parts, without their gradients; the module is
-    changed and returned.
+    They share the memory of the global tensors, unless ``copy``.  The parameters and buffers of a module become plain
+    ones, each rank's parts, without their gradients; the module is changed and returned.
     """
     if isinstance(x, nn.Module):
         return _module_to_local(x)
-    return pytree.tree_map_only(GlobalTensor, convert.to_local, x)
+
+    def one(t: GlobalTensor) -> Tensor:
+        part = convert.to_local(t)
+        return part.clone() if copy else part
+
+    return pytree.tree_map_only(GlobalTensor, one, x)
+
+
+_FORM = CollectiveLabel.of("to_global of a tree: its form is told to ranks outside of the placement")
+
+
+def _given_everywhere(x: Any, placement: Any) -> Any:
+    """The tree, on ranks outside of the placement that of its first rank with empty tensors.
+
+    What those give does not count, as it is with the values of their tensors.  Collective where there are such ranks.
+    """
+    if not isinstance(placement, Placement) or isinstance(x, Tensor) or tracing():
+        return x
+    if any(isinstance(leaf, GlobalTensor) for leaf in pytree.tree_leaves(x)):
+        return x
+    comm = current()
+    comm.check_placement(placement)
+    if all(rank in placement for rank in comm.all_ranks):
+        return x
+    first = placement.ranks[0]
+    mine = b""
+    if comm.rank == first:
+        mine = pickle.dumps(pytree.tree_map_only(Tensor, _emptied, x))
+    told = comm.gather(_FORM, comm.all_ranks, mine)[first]
+    return x if comm.rank in placement else pickle.loads(told)
+
+
+def _emptied(t: Tensor) -> Tensor:
+    return t.detach().new_empty(0, device="cpu").requires_grad_(t.requires_grad)
 
 
 def _module_to_global(module: nn.Module, placement: Placement | None, sbp: Any) -> nn.Module:
@@ -133,7 +172,7 @@ def _sbp_of(module: nn.Module, sbp: Any) -> SbpOf:
             return found[-1] if found else None
 
         return by_name
-    if callable(sbp) and not isinstance(sbp, type(B)):
+    if callable(sbp) and not isinstance(sbp, type(B) | type(P)):
         function: SbpOf = sbp
         return function
     return lambda name, tensor: sbp

@@ -15,6 +15,7 @@ from torch import Tensor
 from actorflow.eager import convert
 from actorflow.eager.constructors import COMMON_OPTIONS, cut_out, placed_options, plain_options
 from actorflow.eager.current import current
+from actorflow.eager.global_mode import placed
 from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.random import check_alike, numbers_of
 from actorflow_compiler.core.tensor_bytes import contents
@@ -40,7 +41,7 @@ def _of_torch(name: str) -> Callable[..., Tensor]:
 
     made.__name__ = made.__qualname__ = name
     made.__doc__ = f"``torch.{name}``; with a placement a global tensor of the same values."
-    return made
+    return placed(made)
 
 
 linspace = _of_torch("linspace")
@@ -54,6 +55,7 @@ hann_window = _of_torch("hann_window")
 kaiser_window = _of_torch("kaiser_window")
 
 
+@placed
 def randperm(n: int, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.randperm``; with a placement a global tensor, the permutation that torch draws from the same seed."""
     if placement is None:
@@ -67,6 +69,7 @@ def randperm(n: int, *, placement: Any = None, sbp: Any = None, **options: Any) 
     return cut_out("randperm", drawn, placement, sbp, requires_grad)
 
 
+@placed
 def as_tensor(data: Any, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
     """``torch.as_tensor``; with a placement the global tensor whose logical value is ``data`` (equal on every rank).
 

@@ -15,7 +15,7 @@ __all__ = ["DistributedDataParallel"]
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
-    """PyTorch's ``DistributedDataParallel`` with PyTorch's arguments, over all ranks of the run unless told otherwise.
+    """PyTorch's ``DistributedDataParallel`` with its arguments and OneFlow's, over all ranks unless told otherwise.
 
     Each rank feeds it a part of the batch of its own; ``backward`` leaves the mean of all ranks'
     gradients in ``grad`` everywhere.  It needs no ``init_process_group``: the ranks of ``actorflow
@@ -26,11 +26,29 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     >>> model = flow.nn.parallel.DistributedDataParallel(Model())
     >>> loss(model(x[flow.env.get_rank()]), y[flow.env.get_rank()]).backward()
 
+    OneFlow's: ``broadcast_parameters=False`` takes the ranks' parameters to be equal already; ``use_bucket=False`` sums
+    each gradient by itself.  ``bucket_size``, a number of parameters, changes nothing: buckets are filled by bytes
+    (``bucket_cap_mb=``).
+
     Raises LayoutError for a module with global tensors: they say themselves how they lie on the ranks.
     """
 
-    def __init__(self, module: torch.nn.Module, *args: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *args: Any,
+        broadcast_parameters: bool = True,
+        bucket_size: int = 10,
+        use_bucket: bool = True,
+        **options: Any,
+    ) -> None:
         _check(module)
+        if isinstance(bucket_size, bool) or not isinstance(bucket_size, int) or bucket_size < 1:
+            raise ValueError(f"bucket_size={bucket_size!r} was found; a number of parameters, 1 or more, was expected")
+        if not use_bucket:
+            options.setdefault("bucket_cap_mb", 0)
+        if not broadcast_parameters:
+            options.setdefault("init_sync", False)
         default_group()
         super().__init__(module, *args, **options)
 

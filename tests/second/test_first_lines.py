@@ -47,6 +47,29 @@ for call in (
         told.append(str(error).partition(" was given a global tensor; ")[0])
 open(sys.argv[1] + f"/{flow.env.get_rank()}", "w").write(repr(told))
 """
+PARALLEL = """
+import sys
+import torch
+import actorflow as flow
+
+rank, told = flow.env.get_rank(), []
+for options in (
+    {"bucket_size": 1, "broadcast_buffers": False},
+    {"use_bucket": False},
+    {"broadcast_parameters": False},
+    {"bucket_size": 0},
+):
+    torch.manual_seed(0)
+    layers = flow.nn.Sequential(flow.nn.Linear(2, 3), flow.nn.Linear(3, 1, bias=False))
+    torch.nn.init.ones_(layers[1].weight)
+    try:
+        model = flow.nn.parallel.DistributedDataParallel(layers, **options)
+        model(torch.full((1, 2), 1.0 + rank)).sum().backward()
+        told.append(layers[0].weight.grad[0, 0].item())
+    except ValueError as error:
+        told.append(str(error).partition(";")[0])
+open(sys.argv[1] + f"/{rank}", "w").write(repr(told))
+"""
 
 
 def found(folder: Path, text: str, launcher: str, python: str) -> list[str]:
@@ -74,3 +97,8 @@ def test_a_collective_refuses_a_global_tensor(tmp_path: Path) -> None:
     names = ("all_reduce", "all_gather", "reduce_scatter", "send", "allreduce")
     for told in found(tmp_path, GLOBAL_IN_COLLECTIVES, "run", warm.python()):
         assert told == repr([f"the collective {name}" for name in names])
+
+
+def test_oneflows_options_of_data_parallelism_change_no_number(tmp_path: Path) -> None:
+    for told in found(tmp_path, PARALLEL, "run", warm.python()):
+        assert told == repr([1.5, 1.5, 1.5, "bucket_size=0 was found"])
