@@ -37,8 +37,9 @@ def train_job(folder: Path) -> None:
     ) -> tp.Callback[tp.Numpy]:
         split = flow.distribute.split(axis=0)
         hidden = flow.layers.dense(
-            flow.flatten(images, 1), 8, activation=flow.nn.relu, name="hidden", model_distribute=split
-        )
+            flow.flatten(images, 1), 8, activation=flow.nn.relu, name="hidden", model_distribute=split,
+            kernel_initializer=flow.truncated_normal(0.1),
+        )  # fmt: skip
         logits = flow.layers.dense(hidden, 4, name="output", kernel_initializer=flow.truncated_normal(0.1))
         loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0).minimize(loss)
