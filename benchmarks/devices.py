@@ -29,7 +29,7 @@ import actorflow as flow
 from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import Listeners, Preferences, StepRequest, TargetDevices, UserStep
-from actorflow_compiler.compile import capture_step, compile_step, fold_captured
+from actorflow_compiler.compile import capture_step, fold_captured
 from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.hints.goal import goal_of
@@ -154,7 +154,7 @@ def run(devices: int) -> None:
 
     request = request_of(devices, Listeners(doing=doing))
     with young_only():
-        step = compile_step(request)
+        step = fold_captured(capture_step(request), request, shown=True, runs=True)
         doing("cut, schedule and prove")
         plan = schedule(step.cut, request.devices.hardware, name="1f1b")
         doing("messages")

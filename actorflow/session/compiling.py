@@ -63,8 +63,9 @@ from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
-from actorflow_compiler.plan.folded import FoldedPlan, Partners
+from actorflow_compiler.plan.folded import FoldedPlan, Partners, listed
 from actorflow_compiler.plan.plan import OfVariable, Plan, Variable, VariableKind
+from actorflow_compiler.plan.rank_differences import UnlikeError
 from actorflow_compiler.plan.rank_parts import join, split
 from actorflow_compiler.plan.shown_plan import ShownPlan
 from actorflow_compiler.plan.stamping import begins_freely
@@ -460,20 +461,40 @@ def _scheduled(
     if asked.preferences.micro_batches > 1:
         expect_programs()  # which say how many slots registers have that hold several tokens of a step
     with _located_errors(request):
-        lowered = lower_captured(captured, asked)
+        folded = fold_captured(captured, asked, shown=True, runs=True)
+    try:
+        return _scheduled_variants(request, folded.cut, devices, budget, name, doing)
+    except UnlikeError:
+        LOG.info("%s: ranks that hold equally much communicate otherwise: each is compiled by itself", request.name)
+    with _located_errors(request):
+        whole = lower_captured(captured, asked)
+    return _scheduled_variants(request, whole.cut, devices, budget, name, doing)
+
+
+def _scheduled_variants(
+    request: CompileRequest,
+    cut: Callable[[Variant], Plan | FoldedPlan],
+    devices: TargetDevices,
+    budget: float | None,
+    name: ScheduleName,
+    doing: Callable[[str], None],
+) -> tuple[Plan, Hardware]:
+    """The best variant of a step that is cut by ``cut``, and the hardware that it is for."""
     doing("cut")
 
     @functools.cache
-    def make(variant: Variant) -> Plan:
-        plan = lowered.cut(replace(variant, joined=request.mode.inductor))
-        return replace(_only_used(plan), mode=request.mode)
+    def make(variant: Variant) -> Plan | FoldedPlan:
+        made = cut(replace(variant, joined=request.mode.inductor))
+        plan = replace(_only_used(listed(made)), mode=request.mode)
+        return replace(made, plan=plan) if isinstance(made, FoldedPlan) else plan
 
-    plan = make(PLAIN)
+    plan = listed(make(PLAIN))
     if not request.train:
         _only_predicts(plan, request.function)
     hardware = devices.hardware
     if request.target.measure:
-        hardware = request.target.hardware(devices.type, lambda: (plan, make(Variant(weights=True))), doing)
+        variants = (PLAIN, Variant(weights=True))
+        hardware = request.target.hardware(devices.type, lambda: tuple(listed(make(v)) for v in variants), doing)
     doing("schedule")
     memory = left_for_registers(plan, budget)
     room = room_beside_variables(plan, budget, hardware.memory_bytes, request.fixed.values())
@@ -585,7 +606,8 @@ def room_beside_variables(
         return None
     own = {v.name for v in plan.variables}
     others = tuple(v for v in known if v.name not in own)
-    taken = variable_bytes(replace(plan, variables=(*plan.variables, *others)))
+    ranks = range(plan.world) if others else None  # those that are alike in the plan may hold unlike parts of others
+    taken = variable_bytes(replace(plan, variables=(*plan.variables, *others)), ranks)
     return {rank: int(limit) - nbytes for rank, nbytes in taken.items()}
 
 

@@ -49,18 +49,22 @@ def lower_captured(captured: Capture, request: StepRequest) -> LoweredStep:
 
 
 @young_only()
-def fold_captured(captured: Capture, request: StepRequest, alike: float = 0.0, shown: bool = False) -> FoldedStep:
+def fold_captured(
+    captured: Capture, request: StepRequest, alike: float = 0.0, shown: bool = False, runs: bool = False
+) -> FoldedStep:
     """Run the passes after capture for one rank of each class of ranks that are alike on the request's hardware.
 
     What it takes does not grow with the number of ranks that are alike.  ``FoldedStep.cut`` cuts a variant;
     ``schedule_folded(step.cut, hardware)`` and ``forecast`` of the scheduler take it from there, and give what they
-    give for the plan of all ranks.  Ranks whose bodies differ only in numbers (where in a vocabulary they begin, say)
-    are alike, and have the measured time of the listed one.  So, with ``alike``, do those whose parts of values differ
-    by no more than this share, as the parts of an uneven split do; the listed one has the largest.  Its plans
-    have origins where they are to be ``shown``.  Raises as ``lower_captured``.
+    give for the plan of all ranks.  Of a plan that ``runs``, ``schedule(step.cut, hardware)`` gives that of all ranks.
+
+    Ranks whose bodies differ only in numbers (where in a vocabulary they begin, say) are alike, and have the measured
+    time of the listed one.  So, with ``alike``, do those whose parts of values differ by no more than this share, as
+    the parts of an uneven split do; the listed one has the largest; such a plan never runs.  Its plans have origins
+    where they are to be ``shown``.  Raises as ``lower_captured``.
     """
     world, hardware = request.devices.world, request.devices.hardware
-    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, world, hardware, alike), shown))
+    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, world, hardware, alike, runs), shown))
 
 
 def _lowered(

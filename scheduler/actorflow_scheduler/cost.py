@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from actorflow_compiler.core.hardware import Hardware
@@ -155,9 +155,9 @@ def register_bytes(plan: Plan) -> dict[int, int]:
     return total
 
 
-def variable_bytes(plan: Plan) -> dict[int, int]:
-    """Rank → bytes of its parts of all variables, for the ranks whose actors the plan lists."""
-    total = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
+def variable_bytes(plan: Plan, ranks: Iterable[int] | None = None) -> dict[int, int]:
+    """Rank → bytes of its parts of all variables, for these ranks, or those whose actors the plan lists."""
+    total = dict.fromkeys(sorted({a.rank for a in plan.actors}) if ranks is None else ranks, 0)
     for variable in plan.variables:
         for rank in variable.placement.ranks:
             if rank in total:

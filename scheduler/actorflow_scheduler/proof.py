@@ -14,7 +14,8 @@ from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Actor, Collective, Plan
 from actorflow_compiler.plan.verify import verify
-from actorflow_scheduler.cost import max_workspace_bytes
+from actorflow_scheduler.cost import Durations, max_workspace_bytes
+from actorflow_scheduler.rank_classes import fold
 from actorflow_scheduler.simulated_cluster import SimulatedCluster
 from actorflow_scheduler.timeline import simulate
 
@@ -25,13 +26,13 @@ ITERATIONS = 2  # the second one starts with the tokens that the first one left
 def prove(plan: Plan, memory: Mapping[int, int] | None = None, hardware: Hardware = CPU_CORE) -> Plan:
     """Return the plan if it is consistent, cannot deadlock, and stays within the memory caps.
 
-    A collective runs when all of its members have fired, as if it were a rendezvous.
-    ``memory`` (rank → bytes) caps, for some ranks, the peak bytes of live registers on this hardware plus the largest
-    workspace.  Raises DeadlockError, whose message shows the cycle actor by actor, or PlanError.
+    Of ranks that do the same work one is run, for all of them.  A collective runs when all of its members have fired,
+    as if it were a rendezvous.  ``memory`` (rank → bytes) caps, for some ranks, the peak bytes of live registers on
+    this hardware plus the largest workspace.  Raises DeadlockError, whose message shows the cycle actor by actor, or
+    PlanError.
     """
-    verify(plan)
-    _prove_groups(plan)
-    _prove_live(plan)
+    prove_groups(verify(plan))
+    _prove_live(fold(plan, Durations(dict.fromkeys((a.id for a in plan.actors), 0), {})).plan)
     if memory:
         _prove_memory(plan, memory, hardware)
     return plan
@@ -51,10 +52,10 @@ def prove_folded(folded: FoldedPlan, memory: Mapping[int, int], hardware: Hardwa
     return folded
 
 
-def _prove_groups(plan: Plan) -> None:
+def prove_groups(plan: Plan) -> Plan:
     """Check that each collective has one actor on each rank of its group, and that these actors agree.
 
-    Also check that on each rank all collectives of a group are on one queue.  Raises PlanError.
+    Also check that on each rank all collectives of a group are on one queue.  Returns the plan; raises PlanError.
     """
     members: dict[int, list[Actor]] = {}
     queues: dict[tuple[int, tuple[int, ...]], Actor] = {}
@@ -83,6 +84,7 @@ def _prove_groups(plan: Plan) -> None:
                 raise PlanError(
                     f"{where}: its members disagree: {_part(first)} on rank {first.rank}, {_part(a)} on rank {a.rank}"
                 )
+    return plan
 
 
 def _part(member: Actor) -> str:

@@ -15,7 +15,7 @@ from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Actor, Collective, Comm, FromRegister, Order, Plan, Send, Target
 from actorflow_scheduler.cost import Durations, variable_bytes
 
-__all__ = ["FoldedPlan", "every_rank", "fold", "unfold"]
+__all__ = ["FoldedPlan", "every_rank", "fold", "with_orders_of"]
 
 
 def every_rank(plan: Plan) -> FoldedPlan:
@@ -40,14 +40,14 @@ def fold(plan: Plan | FoldedPlan, times: Durations) -> FoldedPlan:
     )
 
 
-def unfold(plan: Plan, folded: FoldedPlan) -> Plan:
-    """Give the whole plan the slots and orders that were found for one rank of each class.
+def with_orders_of(plan: Plan, folded: FoldedPlan) -> Plan:
+    """Give a plan the slots and orders that were found for it when it was folded further.
 
     If the orders of the listed ranks are parts of one topological order of their firings, so are the orders of all
     ranks: every dependency in the whole plan has a counterpart in the folded one.
     """
-    first = {rank: listed for listed, ranks in folded.rank_classes.items() for rank in ranks}
     actors = _by_rank((a.rank, a.id) for a in plan.actors)
+    first = {rank: listed for listed, ranks in folded.rank_classes.items() for rank in ranks if rank in actors}
     registers = _by_rank((plan.home(r), r.id) for r in plan.registers)
     slots: dict[int, int] = {}
     orders: list[Order] = []

@@ -13,6 +13,7 @@ from actorflow_compiler.core.units import seconds_text
 from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.summary import summarise
+from actorflow_compiler.plan.unfold import unfold_ranks
 from actorflow_compiler.plan.variant import AHEAD, Variant
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.cost import max_workspace_bytes
@@ -22,9 +23,9 @@ from actorflow_scheduler.gathers_ahead import SPARE, GatheredChunks, gathered_ch
 from actorflow_scheduler.pipeline import SCHEDULES
 from actorflow_scheduler.portfolio import SAME, STEADY, Candidate, Portfolio
 from actorflow_scheduler.portfolio import period as period_of
-from actorflow_scheduler.proof import WHAT_TO_DO, prove, prove_folded, too_much
+from actorflow_scheduler.proof import WHAT_TO_DO, prove_folded, prove_groups, too_much
 from actorflow_scheduler.published_orders import B
-from actorflow_scheduler.rank_classes import every_rank, fold, unfold
+from actorflow_scheduler.rank_classes import every_rank, fold, with_orders_of
 from actorflow_scheduler.slots import SlotPlanner
 from actorflow_scheduler.timeline import Timeline, nanoseconds
 
@@ -38,7 +39,7 @@ IN_TURN = 2 * AHEAD  # the most chunks of a pass that are tried where memory is 
 
 
 def schedule(
-    make: Callable[[Variant], Plan] | Plan,
+    make: Callable[[Variant], Made] | Made,
     hardware: Hardware = CPU_CORE,
     memory: Memory | None = None,
     name: str = "auto",
@@ -47,6 +48,8 @@ def schedule(
 ) -> Plan:
     """Give a plan, or the best of the variants that ``make`` makes, orders and slot counts, and prove it.
 
+    Of ranks that are alike one is scheduled and proven, for all of them.  A plan that lists one rank of each class
+    (``FoldedStep.cut``) becomes the plan of all ranks.
     ``name`` is one of SCHEDULES: "auto" searches for the shortest period, and among equal periods for the least memory;
     any other name stands for that published schedule.  ``memory`` caps, for some ranks, the peak bytes of live
     registers and workspace; to stay below the caps, the plan may become slower, also by recomputing forward values.
@@ -55,14 +58,14 @@ def schedule(
     gathers run while ranks compute; where they do not, it is never faster.
 
     Raises DeadlockError if no slot counts let the plan run; PlanError if it is not legal, does not fit the memory, or
-    its stages do not fit the schedule; CallError for an unknown name.
+    its stages do not fit the schedule; CallError for an unknown name; UnlikeError as ``unfold_ranks``.
     """
     search = _Search(make, hardware, memory or {}, schedule_name(name))
     found, told = search.run_ahead(search.best(), room, beside)
+    folded = search.proven(found)
     plan = search.unfolded(found)
-    plan = replace(plan, notes=(*plan.notes, *told))
-    plan = replace(plan, notes=(*plan.notes, *search.told(found, plan)))
-    return summarise(prove(plan, memory, hardware))
+    notes = (*plan.notes, *told, *search.told(found, folded))
+    return summarise(prove_groups(verify(replace(plan, notes=notes))))
 
 
 def schedule_folded(
@@ -83,12 +86,10 @@ def schedule_folded(
     """
     search = _Search(make, hardware, memory or {}, schedule_name(name))
     found, told = search.run_ahead(search.best(), room, beside)
-    folded = replace(search.folded[found.variant], plan=found.plan)
     if not proven:
-        return folded
-    plan = replace(found.plan, notes=(*found.plan.notes, *told))
-    plan = replace(plan, notes=(*plan.notes, *search.told(found, replace(folded, plan=plan))))
-    return prove_folded(replace(folded, plan=plan), search.caps(found.variant), hardware)
+        return search.with_orders(found)
+    folded = search.proven(found)
+    return replace(folded, plan=replace(found.plan, notes=(*found.plan.notes, *told, *search.told(found, folded))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +115,24 @@ class _Search:
         self.make, self.hardware, self.memory, self.name = make, hardware, memory, name
         self.portfolios: dict[Variant, Portfolio] = {}
         self.planners: dict[Variant, SlotPlanner] = {}
-        self.whole: dict[Variant, Plan] = {}  # the plans of all ranks, without orders
-        self.folded: dict[Variant, FoldedPlan] = {}
+        self.given: dict[Variant, FoldedPlan] = {}  # without orders
+        self.folded: dict[Variant, FoldedPlan] = {}  # the same, as far as ranks do the same work at the same times
         self.workspace: dict[Variant, Mapping[int, int]] = {}  # listed rank → bytes of the largest workspace
+
+    def with_orders(self, found: _SizedCandidate) -> FoldedPlan:
+        """The plan of a candidate."""
+        return replace(self.folded[found.variant], plan=found.plan)
+
+    def proven(self, found: _SizedCandidate) -> FoldedPlan:
+        """The plan of a candidate, proven."""
+        return prove_folded(self.with_orders(found), self.caps(found.variant), self.hardware)
 
     def unfolded(self, found: _SizedCandidate) -> Plan:
         """The plan of all ranks, with the orders and slot counts of a candidate."""
-        return unfold(self.whole[found.variant], replace(self.folded[found.variant], plan=found.plan))
+        given = self.given[found.variant]
+        return unfold_ranks(replace(given, plan=with_orders_of(given.plan, self.with_orders(found))))
 
-    def told(self, found: _SizedCandidate, plan: Made) -> tuple[str, ...]:
+    def told(self, found: _SizedCandidate, plan: FoldedPlan) -> tuple[str, ...]:
         """The note about the schedule of a pipeline."""
         if not self.is_pipeline:
             return ()
@@ -190,9 +200,9 @@ class _Search:
         if variant not in self.portfolios:
             made = self.make(variant) if callable(self.make) else self.make
             given = made if isinstance(made, FoldedPlan) else every_rank(made)
-            plan = verify(given.plan)
+            verify(given.plan)
             times = nanoseconds(given.on_plane, self.hardware)
-            self.whole[variant] = plan
+            self.given[variant] = given
             self.folded[variant] = folded = fold(given, times)
             self.workspace[variant] = max_workspace_bytes(folded.plan)
             self.portfolios[variant] = Portfolio(folded.plan, times)
@@ -266,8 +276,8 @@ class _Search:
         """Listed rank → the smallest cap on bytes of registers among the ranks of its class."""
         classes, firing = self.folded[variant].rank_classes, self.workspace[variant]
         memory = self.memory if memory is None else memory
-        caps = {listed: [memory[r] - firing[listed] for r in ranks if r in memory] for listed, ranks in classes.items()}
-        return {listed: min(of_all) for listed, of_all in caps.items() if of_all}
+        known = {listed: [memory[r] for r in ranks if r in memory] for listed, ranks in classes.items()}
+        return {listed: min(caps) - firing.get(listed, 0) for listed, caps in known.items() if caps}
 
     # ---- how far gathers of parameters run ahead
 

@@ -44,6 +44,15 @@ from actorflow_compiler.plan.plan import (
     ToResult,
     Variable,
 )  # fmt: skip
+from actorflow_compiler.plan.rank_differences import (
+    BodyOfClass,
+    CommOfClass,
+    GroupSides,
+    OfClass,
+    SendSides,
+    on_rank,
+    varies,
+)
 from actorflow_compiler.plan.verify import verify
 from actorflow_compiler.plan.workspace import products, workspace_bytes
 
@@ -67,6 +76,7 @@ class ActorDraft:
     comm: Comm | None = None
     moves: list[tuple[int, int]] = field(default_factory=list)  # of a comm: (operand, target)
     after: list[int] = field(default_factory=list)  # of a comm: values that are made before it begins
+    sides: list[GroupSides | SendSides] = field(default_factory=list)  # of a comm: those of all ranks
     result: int | None = None  # of a sink
     level: int = 0  # see ``segment.py``
     gathers: Phase | None = None  # variables, for forward or backward ops
@@ -93,6 +103,7 @@ class CutPlan:
     free: Plan
     chains: tuple[tuple[ChunkUse, ...], ...]  # see ``gathers.delays``
     rounds: Mapping[int, int]  # see ``gathers.rounds``; of actors that gathers of a later micro-batch may wait for
+    of_class: Mapping[int, OfClass] = field(default_factory=dict)  # actor → what other ranks of its class do otherwise
 
     def plan(self, ahead: int | None, shared: bool = False) -> Plan:
         """The plan with ``ahead`` chunks of each pass of a stage in memory at a time, or of both; None: any number."""
@@ -109,7 +120,7 @@ def cut(header: PlanHeader, segmented: SegmentedProgram) -> CutPlan:
     cutter = _Cutter(header, segmented)
     plan = cutter.plan()
     origins = origins_of(header.origins, segmented.program, cutter.made)
-    return CutPlan(replace(plan, origins=origins), *cutter.chains(plan))
+    return CutPlan(replace(plan, origins=origins), *cutter.chains(plan), cutter.of_class)
 
 
 class _Cutter:
@@ -134,6 +145,7 @@ class _Cutter:
         self.indices: dict[int, int] = {}  # id of a body that was built → its index
         self.views = views_of_variables(self.program)
         self.made: dict[int, tuple[BuiltBody, list[ProgramItem]]] = {}  # actor → its body and the items of it
+        self.of_class: dict[int, OfClass] = {}  # see ``CutPlan``
 
     def plan(self) -> Plan:
         self.draft_actors()
@@ -255,6 +267,7 @@ class _Cutter:
                 one.comm = replace(one.comm, exchanges=one.comm.exchanges + comm.exchanges)
             one.moves += [(v, w) for v, w in zip(item.reads, item.writes, strict=True)]
             one.after += item.after
+            one.sides += [item.sides] if item.sides is not None else []
             to = comm.to_rank if isinstance(comm, Send) else rank
             self.maker.update({(w, to): self.number[key] for w in item.writes})
 
@@ -397,8 +410,11 @@ class _Cutter:
         self.updated_by[number] = built.updated
         self.made[number] = built, draft.items
         if id(built.body) not in self.indices:  # those of ranks that compute the same are one object
-            self.indices[id(built.body)] = bodies.setdefault(built.body, len(bodies))
+            body = on_rank(built.body, rank) if varies(built.body) else built.body
+            self.indices[id(built.body)] = bodies.setdefault(body, len(bodies))
         index = self.indices[id(built.body)]
+        if varies(built.body):
+            self.of_class[number] = BodyOfClass(built.body)
         return Actor(
             number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets,
             flops=sum(draft.flops.values()), stage=draft.stage, workspace=self.workspace(built, rank, registers),
@@ -464,7 +480,7 @@ class _Cutter:
         to = comm.to_rank if isinstance(comm, Send) else rank
         operands: list[Operand] = []
         targets: list[Target] = []
-        exchanges = []
+        picked = []
         nbytes = 0
         for i, (value, out) in enumerate(draft.moves):
             operand = self.operand(self.find(value, rank), rank, at)
@@ -473,12 +489,13 @@ class _Cutter:
             for end in [*ends, *(OfVariable(name) for name in writes.get((out, to), ()))]:
                 operands.append(operand)
                 targets.append(end)
-                if isinstance(comm, Collective) and comm.exchanges:
-                    exchanges.append(comm.exchanges[i])
+                picked.append(i)
         if isinstance(comm, Send):
             comm = replace(comm, plane=Plane.INLINE if nbytes <= INLINE else Plane.GLOO)
         else:
-            comm = replace(comm, exchanges=tuple(exchanges))
+            comm = replace(comm, exchanges=tuple(comm.exchanges[i] for i in picked if comm.exchanges))
+        if draft.sides:
+            self.of_class[number] = CommOfClass(tuple(draft.sides), tuple(picked))
         return Actor(
             number,
             draft.name,

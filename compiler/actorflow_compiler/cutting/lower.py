@@ -40,8 +40,16 @@ from actorflow_compiler.plan.plan import (
     Send,
     Step,
 )
+from actorflow_compiler.plan.rank_differences import (
+    GroupSides,
+    SendSides,
+    UnlikeError,
+    merged,
+    merged_steps,
+    same_arguments,
+)  # fmt: skip
 from actorflow_compiler.plan.region import coordinates, device_shape
-from actorflow_compiler.signatures import OpCall, Signature, local_op, signatures
+from actorflow_compiler.signatures import OpCall, Signature, is_placed, local_op, signatures
 from actorflow_compiler.signatures.local_mismatch import check_local_call
 
 JOINS = frozenset({"actorflow.accumulate", "actorflow.pack", "actorflow.last"})
@@ -78,6 +86,7 @@ class ProgramItem:
     flops_dtype: str = ""  # of the operands, by bytes; empty where there are no FLOPs
     groups: frozenset[tuple[int, ...]] = frozenset()  # of ranks that communicate so, also of those that are not listed
     after: tuple[int, ...] = ()  # of a communication: values that are made before it begins, beside what it reads
+    sides: GroupSides | SendSides | None = None  # of a communication: those of all ranks, if some are not listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +119,13 @@ def lower(step: StepLayouts) -> LoweredProgram:
     return _Lowering(step).run(step.gathered, step.homes)
 
 
-def lower_folded(step: StepLayouts, world: int, hardware: Hardware, alike: float = 0.0) -> LoweredProgram:
+def lower_folded(
+    step: StepLayouts, world: int, hardware: Hardware, alike: float = 0.0, runs: bool = False
+) -> LoweredProgram:
     """As ``lower``, for one rank of each class of ranks that are alike on this hardware.
 
-    With ``alike``, ranks count as such where the parts that they hold differ by no more than this share.
+    With ``alike``, ranks count as such where the parts that they hold differ by no more than this share.  A program
+    that ``runs`` has also what its ranks do differently (``rank_differences``), which takes time for each of them.
 
     All ranks are listed where ranks send to others that are alike, but not one to one.  Raises PlanError where so many
     ranks exchange parts that do not fit together that these cannot be compared.
@@ -126,7 +138,7 @@ def lower_folded(step: StepLayouts, world: int, hardware: Hardware, alike: float
         classes.lies((variable.shape, variable.sbp, variable.placement))
     listed = classes.listed()
     while True:
-        lowering = _Lowering(step, listed, classes)
+        lowering = _Lowering(step, listed, classes, world if runs else 0)
         try:
             program = lowering.run(step.gathered, step.homes)
         except NotAlignedError as error:
@@ -155,9 +167,17 @@ class _HopContext:
 
 
 class _Lowering:
-    def __init__(self, step: StepLayouts, listed: ListedRanks = EVERY_RANK, classes: RankClasses | None = None) -> None:
+    def __init__(
+        self,
+        step: StepLayouts,
+        listed: ListedRanks = EVERY_RANK,
+        classes: RankClasses | None = None,
+        world: int = 0,  # of a program that runs, of which not all ranks are listed
+    ) -> None:
         self.listed, self.classes = listed, classes
-        most = math.inf if classes is None else MOST
+        self.alike = listed.classes(world)  # listed rank → its class; empty if differences do not matter
+        self.copied: dict[tuple[int, int, int], tuple[Hop, _Copied]] = {}  # (id of hop, target, source) → of a class
+        most = math.inf if classes is None or world else MOST
         self.route = functools.partial(aligned_route, most=most)
         self.apart = False  # whether the listed ranks do not do for all, as one of them sends to one that is not listed
         self.sides: dict[int, tuple[Hop, GroupExchanges]] = {}  # id of hop → what ranks exchange in it
@@ -315,8 +335,10 @@ class _Lowering:
         if self.classes is not None and n.op in (RING, RING_BACKWARD) and not all_alike(call.args[-2]):
             for axis, s in enumerate(self.layouts.chosen[k]):
                 self.classes.of(placement)[axis].update(range(placement.hierarchy[axis]) if s.inner else ())
-        steps, each = {}, {}
+        steps: dict[int, tuple[Step, ...]] = {}
+        each: dict[int, float] = {}
         alike: dict[int, tuple[tuple[Step, ...], float]] = {}  # ranks that run the same have the same steps
+        placed = bool(self.alike) and any(is_placed(call, s) for s in self.layouts.chosen[k])
         for index, rank in self.listed.among(placement):
             local, metas = self.localised(
                 call, self.layouts.chosen[k], coordinates(placement, index), placement.axes, n.line or n.where
@@ -325,6 +347,10 @@ class _Lowering:
             for o, meta in zip(n.outs, call.outs, strict=True):
                 if meta is not None:
                     self.metas[(o, rank)] = next(made)
+            step = self.of_class(k, n, call, reads, rank) if placed else None
+            if step is not None:
+                steps[rank], each[rank] = (step,), flops_of(local)
+                continue
             if id(local) not in alike:
                 given = substitute_all(local.args, local.kwargs, lambda i: Ref(reads[i]))
                 alike[id(local)] = (Step(local.op, *given, n.outs),), flops_of(local)
@@ -356,6 +382,27 @@ class _Lowering:
                 flops_dtype=dtype_of_flops(call) if work else "",
             )
         )
+
+    def of_class(self, k: int, n: Node, call: OpCall, reads: Sequence[int], rank: int) -> Step | None:
+        """The op as all ranks of a class run it; None if they run the same.  Unlike ones will be of other classes."""
+        place, chosen = n.placement, self.layouts.chosen[k]
+        assert place is not None
+        assert self.classes is not None
+        try:
+            made = {
+                r: self.localised(call, chosen, coordinates(place, place.index(r)), place.axes, n.line or n.where)[0]
+                for r in _within(place, self.alike[rank])
+            }
+            if all(local is made[rank] for local in made.values()):
+                return None
+            given = {
+                r: substitute_all(local.args, local.kwargs, lambda i: Ref(reads[i])) for r, local in made.items()
+            }
+            return merged_steps({r: Step(made[r].op, *given[r], n.outs) for r in made})
+        except UnlikeError:
+            for at, parts in zip(self.classes.of(place), place.hierarchy, strict=True):
+                at.update(range(parts))
+            return None
 
     def localised(
         self, call: OpCall, chosen: tuple[Signature, ...], at: tuple[int, ...], axes: tuple[Parts, ...], line: str
@@ -453,7 +500,7 @@ class _Lowering:
         self.items.append(
             ProgramItem(
                 ItemKind.COMM, phase, context.source, context.pieces, (value,), (out,), comms=comms, stage=stage,
-                groups=groups.all,
+                groups=groups.all, sides=GroupSides(groups.of_rank, exchanges) if self.alike else None,
             )
         )  # fmt: skip
         if not context.pieces:
@@ -470,7 +517,9 @@ class _Lowering:
                 if ranks:
                     members = self.listed.members(group)
                     listed.append((numbers.setdefault(members, len(numbers)), group, ranks))
-            found = self.grouped[id(hop.groups)] = _Groups(hop.groups, frozenset(hop.groups), listed, len(numbers))
+            of_rank = {rank: group for group in hop.groups for rank in group} if self.alike else {}
+            found = _Groups(hop.groups, frozenset(hop.groups), listed, len(numbers), of_rank)
+            self.grouped[id(hop.groups)] = found
         return found
 
     def exchanges(self, hop: Hop) -> GroupExchanges:
@@ -489,21 +538,27 @@ class _Lowering:
         source, made_in, pieces = context.source, context.made_in, context.pieces
         gathered: dict[int, list[tuple[int, BoxCopy]]] = {}  # target rank → its parts as local values
         cuts: dict[int, dict[Box, Step]] = {}  # source rank → box of a part → the step that cuts it
-        sends: list[tuple[int, int, list[int]]] = []  # (from rank, to rank, values there: part, received part, …)
+        sends: list[tuple[int, int, list[int], SendSides | None]] = []  # from, to, values: part, received part, …
+        begins: dict[int, list[Arg]] = {}  # target rank → where its parts begin
         self.apart = self.apart or any(
             (to := hop.target.ranks[t]) not in self.listed and to != origin
             for s, origin in (self.listed.among(source) if self.classes is not None else ())
             for t in hop.targets(s)
         )
         for t, to in self.listed.among(hop.target):
-            for s in hop.sources(t):
+            sources = hop.sources(t)
+            if not sources and any(hop.sources(hop.target.index(rank)) for rank in self.alike.get(to, ())):
+                self.apart = True
+            for s in sources:
                 origin = hop.source.ranks[s]
                 if origin not in self.listed:
                     self.apart = True
                     continue
+                parts = self.of_pair(hop, t, s)
                 moved = []
-                for part in hop.pair(t, s):
-                    number = self.cut(value, origin, part, cuts)
+                for part, start, end in zip(parts.copies, parts.starts, parts.ends, strict=True):
+                    number = self.cut(value, origin, part, start, cuts)
+                    begins.setdefault(to, []).append(end)
                     if origin != to:
                         arrived = self.new(hop.target_sbp, self.names[value])
                         self.metas[(arrived, to)] = self.metas[(number, origin)]
@@ -511,7 +566,7 @@ class _Lowering:
                         number = arrived
                     gathered.setdefault(to, []).append((number, part))
                 if moved:
-                    sends.append((origin, to, [n for pair in moved for n in pair]))
+                    sends.append((origin, to, [n for pair in moved for n in pair], parts.sends))
         pre = made_in if hop.kind is HopKind.SEND or made_in[0] == Phase.SOURCE else context.when
         if cuts:
             cut = {rank: tuple(steps.values()) for rank, steps in cuts.items()}
@@ -523,23 +578,61 @@ class _Lowering:
                 )
             )  # fmt: skip
         of_all = self.pairs(hop) if sends else frozenset()
-        for origin, to, pairs in sends:
+        for origin, to, pairs, sides in sends:
             comm = Send(self.count(), origin, to)
             self.items.append(
                 ProgramItem(
                     ItemKind.COMM, made_in[0], source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]),
-                    comms={origin: comm}, stage=made_in[1], groups=of_all,
+                    comms={origin: comm}, stage=made_in[1], groups=of_all, sides=sides,
                 )
             )  # fmt: skip
         type_, listed = context.target.type, self.listed.of(hop.target)
         same: dict[tuple[Step, ...], tuple[Step, ...]] = {}  # one object for ranks that do the same
-        made = {to: self.arranged(hop, out, to, gathered.get(to, ()), type_) for to in listed}
+        made = {to: self.arranged(hop, out, to, gathered.get(to, ()), begins.get(to, ()), type_) for to in listed}
         steps = {to: same.setdefault(of_rank, of_rank) for to, of_rank in made.items()}
         reads = tuple(sorted({n for parts in gathered.values() for n, _ in parts}))
         phase, stage = context.when if hop.kind is HopKind.SEND else pre
         self.items.append(
             ProgramItem(ItemKind.COMPUTE, phase, context.target, pieces, reads, (out,), steps, stage=stage)
         )
+
+    def of_pair(self, hop: Hop, t: int, s: int) -> _Copied:
+        """What target device t takes of source device s in a hop without groups, and those that are of their classes.
+
+        Unlike ones make all ranks listed.
+        """
+        key = (id(hop), t, s)
+        if key not in self.copied:
+            copies = hop.pair(t, s)
+            plain = _Copied(copies, tuple(c.source.start for c in copies), tuple(c.target.start for c in copies))
+            try:
+                found = self.of_pairs(hop, t, s) if self.alike else plain
+            except UnlikeError:
+                self.apart, found = True, plain
+            self.copied[key] = hop, found
+        return self.copied[key][1]
+
+    def of_pairs(self, hop: Hop, t: int, s: int) -> _Copied:
+        """As ``of_pair``; raises UnlikeError where the ranks of a class do otherwise."""
+        to, origin = hop.target.ranks[t], hop.source.ranks[s]
+        sources = hop.sources(t)
+        sizes = tuple((c.source.size, c.target.size) for c in hop.pair(t, s))
+        at, sent = sources.index(s), {}
+        starts: list[dict[int, Arg]] = [{} for _ in sizes]
+        ends: list[dict[int, Arg]] = [{} for _ in sizes]
+        for rank in _within(hop.target, self.alike[to]):
+            device = hop.target.index(rank)
+            others = hop.sources(device)
+            copies = hop.pair(device, others[at]) if len(others) == len(sources) else ()
+            if tuple((c.source.size, c.target.size) for c in copies) != sizes:
+                raise UnlikeError
+            sender = hop.source.ranks[others[at]]
+            sent[sender] = rank
+            for copy, begin, end in zip(copies, starts, ends, strict=True):
+                begin[sender], end[rank] = copy.source.start, copy.target.start
+        if sorted(sent) != sorted(self.alike[origin]) or any((a == b) != (origin == to) for a, b in sent.items()):
+            raise UnlikeError
+        return _Copied(hop.pair(t, s), tuple(map(merged, starts)), tuple(map(merged, ends)), SendSides(sent))
 
     def pairs(self, hop: Hop) -> frozenset[tuple[int, ...]]:
         """The ranks of which one sends to the other in a hop, (from, to); also those that are not listed."""
@@ -551,9 +644,12 @@ class _Lowering:
         return self.paired[id(hop)][1]
 
     def arranged(
-        self, hop: Hop, out: int, rank: int, parts: Sequence[tuple[int, BoxCopy]], device: str
+        self, hop: Hop, out: int, rank: int, parts: Sequence[tuple[int, BoxCopy]], begins: Sequence[Arg], device: str
     ) -> tuple[Step, ...]:
-        """The steps that make ``out`` of its parts on a rank; none if one part is all of it, which it then aliases."""
+        """The steps that make ``out`` of its parts on a rank; none if one part is all of it, which it then aliases.
+
+        ``begins`` says where each part begins in ``out``.
+        """
         meta = self.metas[(out, rank)]
         if len(parts) == 1 and parts[0][1].target == Box((0,) * len(meta.shape), meta.shape):
             self.alias[(out, rank)] = parts[0][0]
@@ -565,24 +661,45 @@ class _Lowering:
             where = (("dtype", dtype), ("device", Symbol(f"device:{device}")))
             return (Step("aten.zeros.default", (meta.shape,), where, (out,)),)
         args: tuple[Arg, ...] = (
-            tuple(Ref(n) for n, _ in parts), meta.shape, tuple(p.target.start for _, p in parts), dtype,
+            tuple(Ref(n) for n, _ in parts), meta.shape, tuple(begins), dtype,
             *((True,) if hop.add else ()),
         )  # fmt: skip
         return (Step("actorflow.arrange", args, (), (out,)),)
 
-    def cut(self, value: int, rank: int, part: BoxCopy, cuts: dict[int, dict[Box, Step]]) -> int:
-        """The local value that is a rectangle of another one; adds a step to ``cuts`` that cuts it if need be."""
+    def cut(self, value: int, rank: int, part: BoxCopy, start: Arg, cuts: dict[int, dict[Box, Step]]) -> int:
+        """The local value that is a rectangle of another one; adds a step to ``cuts`` that cuts it if need be.
+
+        ``start`` is where the rectangle begins, on all ranks of the class.
+        """
         meta = self.metas[(value, rank)] if (value, rank) in self.metas else self.graph.metas[value]
         if part.source == Box((0,) * len(meta.shape), meta.shape):
             return value
-        args = (Ref(value), part.source.start, part.source.size)
+        args = (Ref(value), start, part.source.size)
         steps = cuts.setdefault(rank, {})
         if part.source in steps:
+            self.apart = self.apart or not same_arguments(start, steps[part.source].args[1])
             return steps[part.source].outs[0]
         number = self.new((), self.names[value])
         self.metas[(number, rank)] = Meta(part.source.size, meta.dtype)
         steps[part.source] = Step("actorflow.carve", args, (), (number,))
         return number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Copied:
+    """What one device takes of another one in a hop, and, where they are of classes, what others of these do."""
+
+    copies: tuple[BoxCopy, ...]
+    starts: tuple[Arg, ...]  # where each begins in the source
+    ends: tuple[Arg, ...]  # and in the target
+    sends: SendSides | None = None
+
+
+def _within(place: Placement, ranks: Sequence[int]) -> Sequence[int]:
+    """These ranks, which are of one class; raises UnlikeError if some of them are not in the placement."""
+    if any(rank not in place for rank in ranks):
+        raise UnlikeError
+    return ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -593,6 +710,7 @@ class _Groups:
     all: frozenset[tuple[int, ...]]
     listed: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]]  # number, group with listed ranks, these
     count: int  # numbers
+    of_rank: Mapping[int, tuple[int, ...]]  # rank → its group; empty if that of unlisted ranks does not matter
 
 
 def resolve(value: int, alias: Mapping[tuple[int, int], int], rank: int) -> int:

@@ -27,10 +27,11 @@ class LoweredStep:
 
     @young_only()
     def cut(self, variant: Variant = PLAIN) -> Plan:
-        """The plan of all listed ranks, without slot counts and orders.
+        """The plan of all listed ranks, without slot counts and orders."""
+        return self.cut_freely(variant).plan(variant.ahead, variant.shared)
 
-        Variants that differ only in how far gathers run ahead are cut once.
-        """
+    def cut_freely(self, variant: Variant) -> CutPlan:
+        """The plan in which nothing delays gathers; variants that differ only in these delays are cut once."""
         header = self.header
         if header.pieces > 1 or self.checkpoints:  # in a joined actor, recomputed values would be the kept ones
             variant = replace(variant, joined=False)
@@ -39,19 +40,20 @@ class LoweredStep:
             segmented = verify_segments(insert_stores(segment(self.program, free)))
             notes = (*header.notes, *recompute_notes(segmented.program, header.pieces))
             self.cuts[free] = cut(replace(header, notes=notes), segmented)
-        return self.cuts[free].plan(variant.ahead, variant.shared)
+        return self.cuts[free]
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedStep:
-    """A step of which only one rank of each class is lowered: for a schedule and a forecast, never to be run."""
+    """A step of which only one rank of each class is lowered; the plan of all ranks is made when it is scheduled."""
 
     lowered: LoweredStep
 
     def cut(self, variant: Variant = PLAIN) -> FoldedPlan:
         """The plan of the listed ranks, without slot counts and orders."""
-        plan = self.lowered.cut(variant)
-        return FoldedPlan(plan, self.lowered.program.listed.classes(plan.world), partners=self.partners)
+        plan, of_class = self.lowered.cut(variant), self.lowered.cut_freely(variant).of_class
+        classes = self.lowered.program.listed.classes(plan.world)
+        return FoldedPlan(plan, classes, partners=self.partners, of_class=of_class)
 
     @property
     def partners(self) -> tuple[Partners, ...]:

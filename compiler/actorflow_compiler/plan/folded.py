@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from actorflow_compiler.plan.plan import Plan, Plane
+from actorflow_compiler.plan.rank_differences import OfClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,9 @@ class Partners:
 
 @dataclass(frozen=True, slots=True)
 class FoldedPlan:
-    """A plan that lists the actors of one rank of each class (``plan.ranks``); it is scheduled and forecast, never run.
+    """A plan that lists the actors of one rank of each class (``plan.ranks``); it is scheduled and forecast.
+
+    It is never run; ``unfold.py`` makes the plan of all ranks of it.
 
     Sends go to listed ranks; the groups of collectives name all their ranks, listed or not.
     """
@@ -27,6 +30,8 @@ class FoldedPlan:
     rank_classes: Mapping[int, Sequence[int]]  # listed rank → all ranks of its class, itself included
     plane: Plane = Plane.GLOO  # by which communications take their time; on GPUs of a cluster it is NCCL
     partners: tuple[Partners, ...] = ()  # of all ranks; () where they are not known
+    # actor → what other ranks of its class do otherwise; of a forecast it is not known
+    of_class: Mapping[int, OfClass] = field(default_factory=dict)
 
     @property
     def on_plane(self) -> Plan:
@@ -37,3 +42,8 @@ class FoldedPlan:
         return replace(
             self.plan, actors=tuple(replace(a, comm=c) for a, c in zip(self.plan.actors, comms, strict=True))
         )
+
+
+def listed(plan: Plan | FoldedPlan) -> Plan:
+    """What a plan lists: all ranks, or one of each class."""
+    return plan.plan if isinstance(plan, FoldedPlan) else plan

@@ -545,7 +545,7 @@ class Plan:
     def for_rank(self, rank: int) -> Plan:
         """What one rank needs: its actors, the senders that fill its registers, their registers, its orders."""
         own = self.of_rank(rank)
-        used = sorted({a.body for a in own.actors if a.rank == rank and a.body is not None})
+        used = dict.fromkeys(a.body for a in own.actors if a.rank == rank and a.body is not None)
         number = {old: new for new, old in enumerate(used)}
         return replace(
             self,

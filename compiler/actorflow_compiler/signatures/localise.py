@@ -46,6 +46,17 @@ def local_op(
     return (*(local or _sizes(device)), device.outs())
 
 
+def is_placed(call: OpCall, signature: Signature) -> bool:
+    """Whether devices that have equally much of all operands and outputs may still run this op differently.
+
+    They do where it matters which elements they have: the rows of a table, positions, parts of random numbers.
+    """
+    if call.op in _BY_PLACE:
+        return True
+    text = signature.term or term_of(call)
+    return any(entry.kind == ArgumentKind.PARTS for entry in (parse(text).arguments if text else ()))
+
+
 def local_call(call: OpCall, signature: Signature, parts: Parts, index: int) -> OpCall:
     """The op instance that device ``index`` of ``parts`` runs; raises LayoutError as ``local_op`` does."""
     op, args, kwargs, metas = local_op(call, signature, parts, index)
@@ -333,11 +344,7 @@ def _new_empty(device: _DeviceView) -> Local | None:
     return "aten.new_empty.default", (device.call.args[0], device.shape()), device.call.kwargs
 
 
-_RULES: dict[str, Callable[[_DeviceView], Local | None]] = {
-    random_ops.UNIFORM: _uniform,
-    "aten.arange.default": _arange,
-    "aten.arange.start": _arange,
-    "aten.arange.start_step": _arange,
+_BY_SIZE: dict[str, Callable[[_DeviceView], Local | None]] = {  # what a device runs follows from how much it has
     "aten.empty_permuted.default": _empty,
     "aten.empty_strided.default": _empty,
     "aten.new_empty_strided.default": _new_empty,
@@ -361,6 +368,13 @@ _RULES: dict[str, Callable[[_DeviceView], Local | None]] = {
     "aten.split_with_sizes_copy.default": _split,
     "aten.unsafe_split.Tensor": _split,
     "aten.unsafe_split_with_sizes.default": _split,
+    PASS_ON: _pass_on,
+}
+_BY_PLACE: dict[str, Callable[[_DeviceView], Local | None]] = {  # also from where that begins, or which device it is
+    random_ops.UNIFORM: _uniform,
+    "aten.arange.default": _arange,
+    "aten.arange.start": _arange,
+    "aten.arange.start_step": _arange,
     "aten.embedding.default": _embedding,
     "aten.embedding_dense_backward.default": _embedding_backward,
     "actorflow.embedding_part": _embedding,
@@ -370,7 +384,6 @@ _RULES: dict[str, Callable[[_DeviceView], Local | None]] = {
     CAUSAL_BACKWARD: _attention,
     RING: _ring,
     RING_BACKWARD: _ring,
-    PASS_ON: _pass_on,
     EVEN_OUT: _ring_rows,
     CUT_BACK: _ring_rows,
     "actorflow.grouped_mm": _grouped,
@@ -379,3 +392,4 @@ _RULES: dict[str, Callable[[_DeviceView], Local | None]] = {
     "actorflow.pick_backward": _pick_backward,
     "actorflow.embedding_part_backward": _embedding_backward,
 }
+_RULES = _BY_SIZE | _BY_PLACE
