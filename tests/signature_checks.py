@@ -15,7 +15,7 @@ from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.core.sbp import Broadcast, PartialSum, Parts, Split, device_count, local_shape
 from actorflow_compiler.custom_ops.optimizers import IN_PLACE
 from actorflow_compiler.library import OPS
-from actorflow_compiler.signatures import OpCall, Signature, local_op, shard, signatures, unshard
+from actorflow_compiler.signatures import OpCall, Signature, is_placed, local_op, shard, signatures, unshard
 from actorflow_compiler.signatures.table import TABLE
 
 MERGED_RANDOMLY = {
@@ -123,8 +123,12 @@ def wrong(
     generator = torch.Generator().manual_seed(7)
     shards = [shard(x, s, parts, generator) for x, s in zip(case.operands, signature.ins, strict=True)]
     results: list[list[Tensor | None]] = []
+    alike: dict[object, object] = {}  # what devices have of each tensor → what they run
     for index in range(device_count(parts)):
         op, args, kwargs, metas = make(case.call, signature, parts, index)
+        held = (*(x[index].shape for x in shards), *metas)
+        if not is_placed(case.call, signature) and alike.setdefault(held, said := (op, args, kwargs)) != said:
+            return f"device {index} runs it otherwise, though it is not said to matter which elements it has"
         local = run(op, args, kwargs, [x[index].clone() for x in shards])
         if len(local) != len(case.results):
             return f"device {index} has {len(local)} outputs"
@@ -132,8 +136,8 @@ def wrong(
         for r, whole, layout in zip(local, case.results, signature.outs, strict=True):
             if whole is None or layout is None:
                 continue
-            if r is None or meta(r) != (said := next(expected)):
-                return f"device {index}: {meta(r) if r is not None else None} where {said} was said"
+            if r is None or meta(r) != (told := next(expected)):
+                return f"device {index}: {meta(r) if r is not None else None} where {told} was said"
             if tuple(r.shape) != local_shape(whole.shape, layout, parts, index):
                 return f"device {index}: shape {tuple(r.shape)} for {layout}"
         results.append(local)

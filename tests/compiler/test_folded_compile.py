@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -29,7 +30,9 @@ from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.folded import FoldedPlan
-from actorflow_compiler.plan.plan import Exchange, Plan, Send
+from actorflow_compiler.plan.plan import Exchange, FromRegister, Plan, Send
+from actorflow_compiler.plan.rank_differences import UnlikeError
+from actorflow_compiler.plan.unfold import unfold_ranks
 from actorflow_scheduler.cost import max_workspace_bytes, moved_bytes, variable_bytes
 from actorflow_scheduler.forecast import forecast, run_until_steady
 from actorflow_scheduler.rank_classes import fold
@@ -170,10 +173,55 @@ def content(folded: FoldedPlan) -> object:
     )
 
 
+def by_name(plan: Plan) -> dict[str, object]:
+    """All of a plan that is run or shown, with actors by their names, and registers by their actors."""
+    name = {a.id: a.name for a in plan.actors}
+    assert len({*name.values()}) == len(plan.actors)
+    ends = {r.id: (name[r.producer], plan.home(r), tuple(t.name for t in r.tensors), r.fill) for r in plan.registers}
+    comms: dict[int, list[str]] = {}
+    for a in plan.actors:
+        if a.comm is not None:
+            comms.setdefault(a.comm.id, []).append(a.name)
+
+    def place(one: object) -> object:
+        return (ends[one.register], one.index) if isinstance(one, FromRegister) else one
+
+    return {
+        "actors": {
+            a.name: (
+                dataclasses.replace(
+                    a, id=0, body=None, operands=(), targets=(), comm=a.comm and dataclasses.replace(a.comm, id=0)
+                ),
+                None if a.body is None else plan.bodies[a.body],
+                [*map(place, a.operands)],
+                [*map(place, a.targets)],
+            )
+            for a in plan.actors
+        },
+        "registers": Counter(
+            (
+                dataclasses.replace(r, id=0, producer=0, readers=()),
+                ends[r.id],
+                tuple(sorted((name[read.actor], read.firings) for read in r.readers)),
+            )
+            for r in plan.registers
+        ),
+        "orders": {(o.rank, o.queue): [name[a] for a in o.actors] for o in plan.orders},
+        "communications": {frozenset(names) for names in comms.values()},
+        "origins": {
+            name[s.actor]: [plan.origins.places[p] if p >= 0 else None for p in s.places] for s in plan.origins.steps
+        },
+        "rest": (plan.world, plan.pieces, plan.ranks, plan.variables, plan.results, plan.constants, plan.notes),
+        "summary": plan.summary,
+    }  # fmt: skip
+
+
 def check(request: StepRequest) -> tuple[int, int]:
     """Compare both ways; returns the number of classes, and that of ranks that were listed before times are known."""
     captured, hardware = capture_step(request), request.devices.hardware
     whole = schedule(lower_captured(captured, request).cut, hardware)
+    step = fold_captured(captured, request, shown=True, runs=True)
+    assert by_name(schedule(step.cut, hardware)) == by_name(whole)
     step = fold_captured(captured, request)
     folded = schedule_folded(step.cut, hardware)
     expected = fold(whole, nanoseconds(whole, hardware))
@@ -278,6 +326,8 @@ def check_simulated(drawn: _Drawn) -> None:
         with pytest.raises(type(error)):
             schedule_folded(fold_captured(captured, request).cut, hardware)
         return
+    unfolded = schedule(fold_captured(captured, request, shown=True, runs=True).cut, hardware)
+    assert by_name(unfolded) == by_name(whole)
     folded = schedule_folded(fold_captured(captured, request).cut, hardware)
     found = forecast(folded, hardware)
     period, ranks = _of_every_rank(whole, hardware)
@@ -322,6 +372,31 @@ def test_ranks_that_are_alike_are_never_made() -> None:
     assert len(plan.rank_classes) <= 2
     assert sorted(r for ranks in plan.rank_classes.values() for r in ranks) == list(range(512))
     assert not any(isinstance(a.comm, Send) for a in plan.plan.actors)
+
+
+def test_ranks_that_only_look_alike_are_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(16, 10)
+
+    @flow.global_function(type="train", parallel="data")
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    batch = torch.randn(8, 16), torch.randint(10, (8,))
+    expected = flow.plan(train, *batch, devices=4).plan
+    listed: list[int] = []
+
+    def unlike(plan: FoldedPlan) -> Plan:
+        listed.append(len(plan.rank_classes))
+        if len(listed) == 1:
+            raise UnlikeError
+        return unfold_ranks(plan)
+
+    monkeypatch.setattr(sys.modules["actorflow_scheduler.schedule"], "unfold_ranks", unlike)
+    found = flow.plan(train, *batch, devices=4).plan
+    assert listed == [1, 4]
+    assert by_name(found) == by_name(expected)
 
 
 def _captured(request: StepRequest) -> tuple[object, StepRequest]:
