@@ -6,13 +6,15 @@ The ranks find each other at the first call: no ``init_process_group`` is needed
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from torch import distributed as dist
 
 from actorflow.distributed.all_to_all import all_to_all_lists
 from actorflow.distributed.group import default_group
+from actorflow.support.collective_waits import in_collective
 from actorflow_compiler.core.errors import GlobalInCollective
 
 __all__ = [
@@ -29,15 +31,44 @@ T = TypeVar("T")
 def _with_default_group(function: Callable[P, T]) -> Callable[P, T]:
     """The same function; it refuses global tensors, and makes the default group first where there is none."""
     name = function.__name__
+    signature = inspect.signature(function) if name in _MEETINGS else None
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         for value in (*args, *kwargs.values()):
             _check(value, name)
         default_group()
-        return function(*args, **kwargs)
+        if signature is None:
+            return function(*args, **kwargs)
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # which the function tells
+            return function(*args, **kwargs)
+        with in_collective(*_meeting(name, given)):
+            return function(*args, **kwargs)
 
     return call
+
+
+# functions that return when other ranks have called them, too
+_MEETINGS = frozenset({
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
+    "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "new_group", "recv", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
+})  # fmt: skip
+
+
+def _meeting(name: str, given: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
+    """A call in words, the ranks that it needs, and what is equal on all that are in it."""
+    me = dist.get_rank()
+    ranks = dist.get_process_group_ranks(given.get("group") or dist.group.WORLD)
+    if name in ("send", "recv"):
+        other = given.get("dst") if name == "send" else given.get("src")
+        if other is None:  # of any rank, or told by its number in the group
+            return name, (), ""
+        return f"{name} with rank {other}", (other,), f"{me}>{other}" if name == "send" else f"{other}>{me}"
+    text = f"{name} of ranks {ranks}"
+    return text, tuple(rank for rank in ranks if rank != me), text
 
 
 def _check(value: object, name: str) -> None:

@@ -27,6 +27,7 @@ from actorflow.eager.communicator import EagerCommunicator
 from actorflow.eager.mismatch import CollectiveWait
 from actorflow.eager.mismatch_watch import SILENT, SLOW, MismatchWatch
 from actorflow.eager.pair_transfers import LOCATION_BYTES, PairCommunicators, PairTransfer, can_use_nccl
+from actorflow.support.collective_waits import in_collective
 from actorflow.transport.communicators import NO_TIMEOUT, CommunicatorRegistry, Scope, break_connections, over_gloo
 from actorflow.transport.nccl import nccl_version
 from actorflow_compiler.core.errors import CallError, ClusterError
@@ -99,11 +100,13 @@ class GroupCommunicator(EagerCommunicator):
             send = [None if t is None else flat(t) for t in send]  # running out of memory raises before peers wait
         tag = (digest + waiting.number * 0x9E3779B1 + (pairs is not None)) % TAGS
         self._watch.enter(waiting)
+        text = f"collective {waiting.number} of ranks {list(waiting.ranks)}: {waiting.what}"
         try:
-            if pairs is None:
-                came = self._carry(tag, waiting.ranks, send, receive, like)
-            else:
-                came = self._carry_directly(pairs, tag, waiting, send, rooms)
+            with in_collective(text, waiting.peers, text):
+                if pairs is None:
+                    came = self._carry(tag, waiting.ranks, send, receive, like)
+                else:
+                    came = self._carry_directly(pairs, tag, waiting, send, rooms)
         except RuntimeError as error:
             if pairs is not None:
                 self._watch.give_up(waiting)

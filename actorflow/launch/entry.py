@@ -25,6 +25,7 @@ from actorflow.control.cluster import Alone, Cluster
 from actorflow.doctor.shm import advice
 from actorflow.launch.fork_server import become_rank, is_fork_server
 from actorflow.launch.log_disk import full_disk
+from actorflow.launch.wait_watch import watch_waits
 from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.reports import RankStarted, cause_left, report_to_launcher
@@ -70,6 +71,8 @@ def main(argv: Sequence[str]) -> int:
             run.begin()  # joins while torch is imported
         _seed(settings)
         run.join()
+        if isinstance(run, Cluster):
+            watch_waits(run)
     except ActorflowError as e:
         if settings.rank or not settings.launcher:  # the launcher prints it beside the master's output
             print(f"actorflow: {e}", file=sys.stderr, flush=True)

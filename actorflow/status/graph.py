@@ -14,7 +14,7 @@ from actorflow.status.rank_status import RankStatus
 from actorflow_compiler.core.units import ranges_text
 from actorflow_scheduler.wait_graph import shortest_cycle
 
-__all__ = ["edges", "has_cycle", "verdict"]
+__all__ = ["edges", "has_cycle", "standing_circle", "verdict"]
 
 
 def edges(standings: Mapping[int, RankStatus]) -> dict[int, dict[int, str]]:
@@ -66,6 +66,13 @@ def verdict(world: int, standings: Mapping[int, RankStatus], before: Mapping[int
 def has_cycle(standings: Mapping[int, RankStatus]) -> bool:
     """Whether ranks that are not busy wait for each other in a cycle, by the answers of one round."""
     return bool(shortest_cycle({rank: to for rank, to in edges(standings).items() if not standings[rank].busy}))
+
+
+def standing_circle(before: Mapping[int, RankStatus], now: Mapping[int, RankStatus]) -> list[int]:
+    """Ranks that wait for each other in a circle, each for the next, on which nothing happened between two rounds."""
+    found = edges(now)
+    still = {rank for rank in now if not now[rank].busy and not _goes_on(before.get(rank), now[rank])}
+    return list(shortest_cycle({rank: sorted(found[rank].keys() & still) for rank in sorted(still)}))
 
 
 def _goes_on(before: RankStatus | None, now: RankStatus) -> bool:

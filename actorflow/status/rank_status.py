@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from actorflow.support.collective_waits import collectives_entered, in_progress
 from actorflow.support.refusals import REFUSALS
 from actorflow.support.requests import Request
 from actorflow_compiler.plan.plan import Collective, Send
@@ -109,19 +110,27 @@ def own_status(rank: int) -> RankStatus:
         line = line_of(threading.main_thread().ident or 0)
     here = (rank, socket.gethostname(), os.getpid(), line)
     session = _observed()
+    entered, own = collectives_entered(), tuple(_in_collective())
     if session is None or session.worker is None:
         text = "\n".join(filter(None, ("no job is compiled yet", REFUSALS.text())))
-        return RankStatus(*here, 0 if session is None else session.calls, text=text)
+        return RankStatus(*here, 0 if session is None else session.calls, moved=entered, waits=own, text=text)
     worker = session.worker
     job, early, doing = worker.standing()
-    moved = worker.moved()
-    waits = () if job is None else tuple(waits_of(job, rank))
+    moved = worker.moved() + entered
+    waits = own if job is None else (*own, *waits_of(job, rank))
     reads = session.reads
     rows = worker.awaited or ("" if reads is None else f"{reads.text} of {reads.source}")
     busy = bool(doing) or bool(rows) or (job is not None and _sends(job))
     early = early or bool(worker.missing_calls)
     text = "\n".join(filter(None, (worker.explain(), REFUSALS.text())))
     return RankStatus(*here, session.calls, early, doing, busy, rows, moved, waits, text)
+
+
+def _in_collective() -> Iterator[QueueWait]:
+    """The collective of global tensors or of ``flow.comm`` that the script is in."""
+    now = in_progress()
+    if now is not None:
+        yield QueueWait("the script", f"is in {now.what}", now.peers, now.meets)
 
 
 def own_wait(rank: int, other: int) -> str:
