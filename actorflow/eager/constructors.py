@@ -20,6 +20,7 @@ from actorflow.eager.global_tensor import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, everywhere, layout_of, local_shape
 from actorflow.eager.random import LocalNumbers, keeps_terms, without_terms
 from actorflow.eager.redistribution import redistribute
+from actorflow.support.nearest_names import NAMES_PAGE, misspelled
 from actorflow_compiler.core.errors import CallError, LayoutError
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.core.tensor_bytes import contents
@@ -292,7 +293,8 @@ def _like(
 
 
 def plain_options(name: str, sbp: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments for torch; raises LayoutError where there is an sbp."""
+    """The keyword arguments for torch; raises LayoutError where there is an sbp, or a placement by another name."""
+    _check_spelling(name, options)
     if sbp is not None:
         raise LayoutError(
             f"flow.{name}: sbp={sbp} was found without a placement; write placement=flow.placement(…), sbp=…"
@@ -300,8 +302,16 @@ def plain_options(name: str, sbp: Any, options: dict[str, Any]) -> dict[str, Any
     return options
 
 
+def _check_spelling(name: str, options: dict[str, Any]) -> None:
+    if found := misspelled(options, ("placement", "sbp", "generator", "size", *COMMON_OPTIONS)):
+        raise LayoutError(
+            f"flow.{name}: {found[0]}= was found, and {found[1]}= was expected ({NAMES_PAGE} says what there is)"
+        )
+
+
 def placed_options(name: str, options: dict[str, Any]) -> tuple[torch.dtype | None, bool]:
     """Dtype and requires_grad; raises LayoutError for options that are not supported with a placement."""
+    _check_spelling(name, options)
     for key, value in options.items():
         if key not in _FREE and (key not in _NOT_NEEDED or value != _NOT_NEEDED[key]):
             what = "the placement says on which devices it is" if key == "device" else "a global tensor has none"

@@ -14,11 +14,14 @@ from typing import Any
 
 from actorflow_compiler.core.errors import ActorflowError
 
-__all__ = ["NAMES_PAGE", "UnknownName", "answer_with_nearest", "nearest", "unknown_attribute", "unknown_name"]
+__all__ = [
+    "NAMES_PAGE", "UnknownName", "answer_with_nearest", "misspelled", "nearest", "unknown_attribute", "unknown_name",
+]  # fmt: skip
 
 NAMES_PAGE = "docs/oneflow.md"  # where all names of both generations are listed
 # the least share of two names' letters that are the same, from 0 to 1, for a guess, and for one that is nearly certain
 _ALIKE, _NEARLY = 0.6, 0.9
+_CLOSE = 0.65  # the same for an argument; of three letters, one may differ
 _FEW = 12  # names of a module that are listed where none of them is near
 _pages: dict[str, str] = {}  # the page of each module that answers so
 
@@ -78,6 +81,12 @@ def nearest(name: str, names: Iterable[str], alike: float = _ALIKE) -> str:
     lower = {each.lower(): each for each in sorted(names, reverse=True)}  # of two, the first in the alphabet
     found = difflib.get_close_matches(name.lower(), lower, 1, alike)
     return lower[found[0]] if found else ""
+
+
+def misspelled(given: Iterable[str], names: Iterable[str]) -> tuple[str, str] | None:
+    """The first given argument that is none of some names, but much like one of them, and that one; None: none is."""
+    known = list(names)
+    return next(((one, found) for one in given if one not in known and (found := nearest(one, known, _CLOSE))), None)
 
 
 def _instead(module: str, name: str) -> str:

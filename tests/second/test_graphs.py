@@ -241,6 +241,17 @@ def without_backward() -> None:
     Forgetful(model, torch.optim.SGD(model.parameters(), lr=0.1), None, nothing)(*batch())
 
 
+def without_optimizer() -> None:
+    class Untrained(Train):
+        """Was given no optimizer."""
+
+        def __init__(self) -> None:
+            nn.Graph.__init__(self)
+            self.model, self.loss_fn = made(), nn.CrossEntropyLoss()
+
+    Untrained()(*batch())
+
+
 def of_another_model() -> None:
     Train(made(), torch.optim.SGD(made().parameters(), lr=0.1), None, nothing)(*batch())
 
@@ -317,6 +328,10 @@ def plateau() -> None:
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no backward": (without_backward, "no parameter of SGD has a gradient after build: call backward() on the loss"),
+    "backward, no optimizer": (
+        without_optimizer,
+        "calls backward() in build and has no optimizer, so it computes no gradients: call self.add_optimizer(…)",
+    ),
     "of another model": (of_another_model, "the parameters of SGD are not those of the graph's modules"),
     "no super": (without_super, "Bare.__init__ has to call super().__init__() before all else"),
     "scaled otherwise": (gradients_by_autograd, "has a grad scaler, which scales a loss whose backward() is called"),

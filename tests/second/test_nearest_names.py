@@ -91,3 +91,9 @@ def test_a_name_is_found_where_nothing_has_been_imported() -> None:
     script = "import actorflow as flow\ntry:\n    flow.Linear\nexcept AttributeError as error:\n    print(error)\n"
     done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
     assert "it is flow.nn.Linear" in done.stdout
+
+
+@pytest.mark.parametrize("options", [{"placment": 1, "sbp": 1}, {"placement": 1, "spb": 1}, {"placment": 1}])
+def test_an_argument_of_a_tensor_that_is_misspelled_is_named(options: dict[str, object]) -> None:
+    with pytest.raises(flow.LayoutError, match=r"flow.ones: (placment= was found, and placement|spb= .* and sbp)= was"):
+        flow.ones(4, **options)

@@ -230,3 +230,6 @@ def devices(folder: Path) -> None:
         assert callable(setting)
     flow.env.init()
     flow.env.grpc_use_no_signal()
+    flow.env.data_port(50052)
+    flow.env.logtostderr()
+    flow.env.logbuflevel(-1)

@@ -49,6 +49,8 @@ def constructors(folder: Path) -> None:
         flow.tensor([1.0, 2.0, 3.0, 4.0], placement=_all(), sbp=S(0)), flow.full((4,), 2.0, placement=_all(), sbp=S(0)),
         flow.rand(4, placement=_all(), sbp=S(0)), flow.randint(0, 3, (4,), placement=_all(), sbp=S(0)),
         flow.arange(4, placement=_all(), sbp=S(0)), flow.eye(4, placement=_all(), sbp=S(1)),
+        flow.linspace(0, 1, 4, placement=_all(), sbp=S(0)), flow.randperm(4, placement=_all(), sbp=S(0)),
+        flow.normal(0.0, 1.0, (4,), placement=_all(), sbp=B), flow.hann_window(4, placement=_all(), sbp=B),
         flow.ones_like(x), flow.zeros_like(x), flow.rand_like(x), flow.randn_like(x),
     ):  # fmt: skip
         assert one.is_global
@@ -70,6 +72,9 @@ def conversions(folder: Path) -> None:
     assert copied.to_local().data_ptr() != x.to_local().data_ptr()
     assert x.global_to_global(sbp=S(1)).sbp == (S(1),)
     assert x.to_local() is not x
+    older: Any = mine
+    assert older.to_consistent(placement=_all(), sbp=S(0)).is_consistent
+    assert older.new_zeros(4, placement=_all(), sbp=S(0)).is_global
     assert x.placement == _all()
     part = x.detach().requires_grad_()
     (part * 2).to_global(sbp=B, grad_sbp=B).sum().backward()
@@ -84,6 +89,18 @@ def modules(folder: Path) -> None:
     assert model(flow.ones(4, 4, placement=_all(), sbp=S(0))).sbp == (S(0),)
     assert flow.to_local(model).weight.is_local
     assert flow.to_global(nn.Linear(4, 4), _all(), B).bias.is_global
+
+
+def global_views(folder: Path) -> None:
+    """Trees become global and local, and so does what is made in the mode."""
+    view = flow.utils.global_view
+    found = view.to_global({"x": [torch.ones(2)]}, placement=_all(), sbp=S(0))
+    assert found["x"][0].shape == (2 * WORLD(),)
+    assert view.to_local(found)["x"][0].shape == (2,)
+    with view.global_mode(True, placement=_all(), sbp=B):
+        assert flow.ones(2).is_global
+        assert view.current_global_mode().is_enabled
+    assert flow.ones(2).is_local
 
 
 def strategies(folder: Path) -> None:
@@ -120,6 +137,11 @@ def saved(folder: Path) -> None:
     other = nn.Linear(2, 3)
     other.load_state_dict(flow.load(path))
     assert torch.equal(other.weight, model.weight)
+    x = flow.arange(4, placement=_all(), sbp=S(0))
+    flow.save({"x": x}, folder / "whole", global_dst_rank=0)
+    found = flow.load(folder / "whole", global_src_rank=0)["x"]
+    assert found.sbp == (S(0),)
+    assert found.numpy().tolist() == [0, 1, 2, 3]
 
 
 def sampled(folder: Path) -> None:
@@ -132,7 +154,7 @@ def sampled(folder: Path) -> None:
 
 def data_parallel(folder: Path) -> None:
     """Gradients are the mean of those of all ranks."""
-    model = flow.nn.parallel.DistributedDataParallel(nn.Linear(2, 1, bias=False))
+    model = flow.nn.parallel.DistributedDataParallel(nn.Linear(2, 1, bias=False), bucket_size=4)
     model(torch.full((1, 2), float(RANK()))).sum().backward()
     mean = sum(range(WORLD())) / WORLD()
     assert model.module.weight.grad.tolist() == [[mean, mean]]
@@ -175,6 +197,7 @@ def places(folder: Path) -> None:
     """A process knows its place."""
     assert 0 <= flow.env.get_rank() == flow.env.get_local_rank() < flow.env.get_world_size()
     assert flow.env.get_node_size() == 1
+    assert flow.env.is_multi_client()
 
 
 def rdma(folder: Path) -> None:

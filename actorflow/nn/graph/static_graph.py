@@ -170,7 +170,7 @@ class StaticGraph:
 
         @functools.wraps(build)
         def step(*args: Any, **kwargs: Any) -> Any:
-            backward = _Backward(self._scaler)
+            backward = _Backward(self._scaler, "" if self._trainings else self.name)
             with checkpointed(self._all_modules()), _autocast(self.config.amp_dtype), backward:
                 found = build(*args, **kwargs)
             self._check_gradients()
@@ -337,17 +337,25 @@ _BACKWARD: Any = Tensor.backward
 
 
 class _Backward(TorchFunctionMode):
-    """Calls ``backward()`` of ``build`` outside of autocast, and on the scaled loss where there is a scaler."""
+    """Calls ``backward()`` of ``build`` outside of autocast, and on the scaled loss where there is a scaler.
 
-    def __init__(self, scaler: Any) -> None:
+    Raises CallError where ``untrained`` names the graph, since it has no optimizer.
+    """
+
+    def __init__(self, scaler: Any, untrained: str) -> None:
         super().__init__()
-        self._scaler = scaler
+        self._scaler, self._untrained = scaler, untrained
         self.called = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is not _BACKWARD:
             return func(*args, **kwargs)
+        if self._untrained:
+            raise CallError(
+                f"nn.Graph {self._untrained} calls backward() in build and has no optimizer, so it computes no "
+                "gradients: call self.add_optimizer(…) in __init__, or leave backward() out"
+            )
         self.called = True
         loss, *rest = args
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
