@@ -106,6 +106,7 @@ class CompileClient:
             mirrored=prepared.own is not None,
             begins_freely=made.begins_freely,
             key=key,
+            written=made.written,
             made=made.made,
         )
         compiled.take_places(sites)

@@ -39,7 +39,7 @@ from actorflow_compiler.core.errors import (
 from actorflow_compiler.core.expressions import NumberSource, SourceKind
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.schedule_names import ScheduleName
-from actorflow_compiler.core.user_code import with_code
+from actorflow_compiler.core.user_code import calls_the_step, with_code
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import ResolvedHints
 from actorflow_compiler.numbers.symbolic import NumberEnv
@@ -134,6 +134,7 @@ class CapturedStep:
             Listeners(doing, self.learn, self.numbers, self.value, self.checks),
         )
 
+    @calls_the_step
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the function on these tensors in place of its arguments'; returns the tensors among its results."""
         request, numbers, found = self._request, self.numbers, self._request.found

@@ -92,6 +92,7 @@ class CompiledPlan:
     mirrored: bool  # each device draws its own random numbers
     begins_freely: bool  # a call may begin before it is known that all ranks have made it
     key: tuple[Any, ...]
+    written: frozenset[str] = frozenset()  # loose tensors and buffers that it changes
     sites: tuple[RebindingSite, ...] = ()  # the sites of rebound places, if they have one
     holders: frozenset[int] = frozenset()  # ids of the objects that its guards check
     calls: int = 0

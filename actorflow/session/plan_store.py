@@ -23,7 +23,7 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +55,7 @@ MOST = 32  # plans in a folder beside checkpoints, and in memory
 MOST_BYTES = 256 << 20  # … and bytes; the one used last stays in any case
 CACHE_MOST, CACHE_MOST_BYTES = 256, 512 << 20  # … in the user's cache
 ANY_COSTS = "the measured costs of the devices"  # the part of a key in which a plan that the script names may differ
+EARLIER = "what earlier plans and calls have left"  # … in which a plan that a runtime state brings may
 LARGEST = 2 << 30  # bytes of a file that is read; protobuf allows no more
 FOLDERS = 4  # in which plans are looked for, those named last
 
@@ -138,12 +139,22 @@ class _Made:
 
 @dataclass(frozen=True, slots=True)
 class _NamedPlan:
-    """A plan that the script has named."""
+    """A plan that the script has named, or that a runtime state has brought."""
 
-    path: Path
+    path: str  # where it is from, for people
     key: PlanKey
     plan: Plan
-    used: bool = False  # whether the job has its first plan from one of these
+    required: bool = True  # whether it is an error if this plan does not fit; else the step is compiled
+    used: bool = False  # whether the job has its first plan from one of these, or none of them fits
+
+    def differences(self, key: PlanKey) -> list[str]:
+        """What keeps the plan from being that of a key, for people.
+
+        Of what earlier plans of the run have left, a plan of a runtime state depends by its layouts alone, and any
+        layout is legal that the run's variables do not have otherwise, which is checked when it is taken.
+        """
+        found = self.key.differences(key)
+        return found if self.required else [one for one in found if one != EARLIER]
 
 
 class PlanStore:
@@ -309,38 +320,74 @@ class PlanStore:
         except PlanError as error:
             raise PlanError(f"{path} has no plan to load: {error}; flow.save_plan writes them") from None
         with self._lock:
-            self._named.setdefault(plan.name, []).append(_NamedPlan(path, key, plan))
+            self._named.setdefault(plan.name, []).append(_NamedPlan(str(path), key, plan))
+
+    def offer(self, job: str, files: Iterable[bytes], source: str) -> None:
+        """Have a job use the first of these plans that fits its first call, in place of those offered before.
+
+        Where none fits, that is said, with what differs, and the step is compiled.  ``source`` says where they are
+        from.  A file that cannot be read is named, and left out.
+        """
+        offered = []
+        for data in files:
+            try:
+                key, plan = _opened(data)
+                offered.append(_NamedPlan(source, key, from_bytes(plan), required=False))
+            except PlanError as error:
+                self._say(f"a plan in {source} is not used: {error}")
+        with self._lock:
+            named = [one for one in self._named.get(job, []) if one.required]
+            self._named[job] = named + [one for one in offered if one.plan.name == job]
 
     def named(self, job: str, key: PlanKey | None, check: Callable[[Plan], Plan]) -> KeptPlan | None:
         """The plan for this key among those that the script has named for the job; None if it has named none.
 
-        Raises PlanError if none of them fits the first plan that the job needs, and what ``check`` raises.
+        Raises PlanError if none of them fits the first plan that the job needs, and what ``check`` raises; of plans
+        that a runtime state has brought, it says so instead.
         """
         with self._lock:
             given = self._named.get(job, [])
-            fits = [one for one in given if key is not None and not one.key.differences(key)]
-            if fits:
-                found = fits[0]
+            fits = [one for one in given if key is not None and not one.differences(key)]
+            fits.sort(key=lambda one: key is not None and bool(one.key.differences(key)))  # those of the same key first
+            used = not given or given[0].used
+            if fits or not used:
                 self._named[job] = [replace(one, used=True) for one in given]
+            wrong: list[str] = []
+            for found in fits:
                 try:
                     plan = check(found.plan)
                 except ActorflowError as error:
-                    raise PlanError(f"{found.path} cannot be used: {error}") from None
+                    if found.required:
+                        raise PlanError(f"{found.path} cannot be used: {error}") from None
+                    wrong.append(f"  {found.path}: {error}")
+                    continue
                 self.taken += 1
-                return KeptPlan(plan, str(found.path))
-            if not given or given[0].used:
+                return KeptPlan(plan, found.path)
+            if used:
                 return None
             if key is None:
-                raise PlanError(
-                    f"{given[0].path} cannot be compared with this call of {job}, which depends on {self.why[job]}; "
-                    f"leave flow.load_plan out"
-                )
-            lines = [f"  {one.path}: {', '.join(one.key.differences(key))}" for one in given]
+                wrong = [f"  it depends on {self.why[job]}, which cannot be compared between processes"]
+            elif not wrong:
+                wrong = sorted({f"  {one.path}: {', '.join(one.differences(key))}" for one in given})
+            self._tell_misfit(job, key, given, "\n".join(wrong))
+            return None
+
+    def _tell_misfit(self, job: str, key: PlanKey | None, given: Sequence[_NamedPlan], lines: str) -> None:
+        """Raise PlanError that none of the plans that the script has named fits; of offered plans say it."""
+        required = [one for one in given if one.required]
+        if not required:
+            self._say(f"{job} is compiled, as no plan of {given[0].path} fits it; what differs:\n{lines}")
+            return
+        if key is None:
             raise PlanError(
-                f"job {job!r} needs another plan than the loaded one; what differs:\n" + "\n".join(lines) + "\n"
-                "expected: the call, script and devices that the plan was saved with; or leave flow.load_plan out, and "
-                "the step is compiled"
+                f"{required[0].path} cannot be compared with this call of {job}, which depends on {self.why[job]}; "
+                f"leave flow.load_plan out"
             )
+        raise PlanError(
+            f"job {job!r} needs another plan than the loaded one; what differs:\n{lines}\n"
+            "expected: the call, script and devices that the plan was saved with; or leave flow.load_plan out, and "
+            "the step is compiled"
+        )
 
     def with_costs(self, target: Target, kind: str) -> Target:
         """The target with the measurements of this machine, as they are now, or else those kept for one like it."""

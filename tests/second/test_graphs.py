@@ -154,7 +154,7 @@ def test_a_norm_by_which_gradients_are_clipped_may_change() -> None:
 
 
 def test_a_graph_has_a_name_and_other_shapes_have_plans_of_their_own() -> None:
-    graph = Evaluate(made()).with_dynamic_input_shape(3)
+    graph = Evaluate(made())
     assert re.fullmatch(r"Evaluate_\d+", graph.name)
     assert (graph.is_compiled, graph.training, graph.compiled_plan) == (False, False, None)
     x, _ = batch()

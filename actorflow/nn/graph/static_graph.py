@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,14 @@ from actorflow.jobs.job import Job
 from actorflow.nn.graph.graph_config import GraphConfig
 from actorflow.nn.graph.graph_module import checkpointed, join_graph, settings_of
 from actorflow.nn.graph.graph_text import graph_text
+from actorflow.nn.graph.runtime_state import (
+    offer_plans,
+    refuse_loose_state,
+    restore_random_states,
+    runtime_state,
+    said_by,
+    whole_tree,
+)
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.hints import place, zero
 from actorflow_compiler.hints.tags import tracing
@@ -60,15 +69,17 @@ class StaticGraph:
     ...         return loss
     >>> loss = LinearGraph()(x, y)
 
-    ``compile`` is that of ``flow.global_function``.  The ``debug_`` options are those of ``debug``.
+    ``compile`` is that of ``flow.global_function``.  The ``debug_`` options are those of ``debug``.  Every graph has a
+    runtime state: ``enable_get_runtime_state_dict`` changes nothing.
     """
 
     _numbers: ClassVar[defaultdict[str, Iterator[int]]] = defaultdict(itertools.count)  # by class name
 
     def __init__(
-        self, *, compile: bool | str | None = None, debug_v_level: int = -1, debug_ranks: int | list[int] | None = None,
-        debug_max_py_stack_depth: int = 2, debug_only_user_py_stack: bool = True,
-        debug_op_repr_with_py_stack: bool = False,
+        self, *, compile: bool | str | None = None, enable_get_runtime_state_dict: bool = True,
+        debug_v_level: int = -1,
+        debug_ranks: int | list[int] | None = None, debug_max_py_stack_depth: int = 2,
+        debug_only_user_py_stack: bool = True, debug_op_repr_with_py_stack: bool = False,
     ) -> None:  # fmt: skip
         kind = type(self).__name__
         self._name = f"{kind}_{next(self._numbers[kind])}"
@@ -78,7 +89,11 @@ class StaticGraph:
         self._scaler: Any = None
         self._job: Job | None = None
         self._debug_ranks: frozenset[int] = frozenset()
-        self.debug(debug_v_level, ranks=debug_ranks)
+        self.enable_save_runtime_state_dict(enable_get_runtime_state_dict)
+        self.debug(
+            debug_v_level, ranks=debug_ranks, max_py_stack_depth=debug_max_py_stack_depth,
+            only_user_py_stack=debug_only_user_py_stack, op_repr_with_py_stack=debug_op_repr_with_py_stack,
+        )  # fmt: skip
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "config" and not isinstance(value, GraphConfig):
@@ -253,7 +268,7 @@ class StaticGraph:
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Take the states of ``state_dict()``.
+        """Take the states of ``state_dict()``; global tensors in it count as their whole values, on every rank.
 
         Raises CallError, with nothing changed, where a part has no state in it, or a state has no part; with
         ``strict`` False those are left out.
@@ -267,7 +282,7 @@ class StaticGraph:
             )
         for name, part in parts.items():
             if name in state_dict:
-                part.load_state_dict(state_dict[name])
+                part.load_state_dict(whole_tree(state_dict[name]))
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
         """All that has a state, by its name in the state dict."""
@@ -278,6 +293,75 @@ class StaticGraph:
                 yield f"lr_scheduler.{number}", one.schedule
         if self._scaler is not None:
             yield "grad_scaler", self._scaler
+
+    def runtime_state_dict(
+        self, destination: OrderedDict[str, Any] | None = None, with_eager: bool = True
+    ) -> OrderedDict[str, Any]:
+        """The graph with its plans, values and place in the run, for ``load_runtime_state_dict`` in a new process.
+
+        It has the plans of its calls, copies of ``state_dict()`` (modules, optimizers, schedules, the scaler), and the
+        state of random generators and of jobs' random ops on this rank.  All of it is plain data: ``flow.save`` writes
+        it, on rank 0, which alone has the plans.  ``with_eager=False`` leaves out the modules: those of the graph that
+        it is loaded into count then.
+
+        Raises CallError before the graph's first call, and for a graph whose calls change a tensor of no module.
+        """
+        if self._job is None:
+            raise CallError(
+                f"the runtime state of nn.Graph {self.name} was asked for before its first call, which makes its plan; "
+                "state_dict() is there before"
+            )
+        refuse_loose_state(self._job)
+        values = self.state_dict()
+        for name in () if with_eager else self._own_modules():
+            del values[name]
+        found: OrderedDict[str, Any] = OrderedDict() if destination is None else destination
+        found.update(runtime_state(self._job, values, with_eager))
+        return found
+
+    def load_runtime_state_dict(self, state_dict: Mapping[str, Any], *, warmup_with_run: bool = True) -> None:
+        """Go on where the graph was whose ``runtime_state_dict()`` this is, with its plans; every rank makes the call.
+
+        The graph takes the name, values, generators and plans of the other one.  Its first call then compiles nothing,
+        and gives what the next call of the other one would have given.  Plans that do not fit, as on another number of
+        devices, of another script or of another version of torch, are said to be left out, with what differs, and the
+        step is compiled: the values are the same up to rounding.  ``warmup_with_run`` changes nothing: a plan is
+        installed by the first call, and no call is made here.
+
+        Raises CallError after the graph's first call, and for something else than a runtime state, or one of a graph
+        with other parts, before anything is changed.
+        """
+        self.config.check_open("load_runtime_state_dict")
+        name = said_by(state_dict)
+        values = state_dict["values"]
+        if state_dict["with_eager"]:
+            self.load_state_dict(values)
+        else:
+            modules = {name: module.state_dict() for name, module in self._own_modules().items()}
+            self.load_state_dict({**modules, **values})
+        restore_random_states(state_dict)
+        self._name = name
+        offer_plans(name, whole_tree(state_dict["plans"]), current().rank)
+
+    def enable_save_runtime_state_dict(self, mode: bool = True) -> None:
+        """Nothing: every graph has a runtime state."""
+        _check_switch("enable_save_runtime_state_dict", mode)
+
+    @staticmethod
+    def runtime_state_dict_to(state_dict: Mapping[str, Any], device: str | torch.device) -> OrderedDict[str, Any]:
+        """A copy of a runtime state, as it is: values come to the devices of the graph that loads it by themselves.
+
+        Raises CallError for something else than a runtime state.
+        """
+        said_by(state_dict)
+        torch.device(device)
+        return OrderedDict(state_dict)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise CallError(
+            f"nn.Graph {self.name} was to be saved or copied as an object; its state_dict() or runtime_state_dict() "
+            "were expected, which a graph that is made anew loads"
+        )
 
     # -- for people ------------------------------------------------------------------------------
 
@@ -290,9 +374,15 @@ class StaticGraph:
         ``v_level`` below 0 prints nothing.  -1 among ``ranks`` is all of them.  The other options change nothing:
         ``actorflow plan SCRIPT`` shows every op with its line.
         """
-        if isinstance(v_level, bool) or not isinstance(v_level, int):
-            raise CallError(f"debug({v_level!r}) was found; a number was expected")
+        if isinstance(v_level, bool) or not isinstance(v_level, int) or not -1 <= v_level <= 3:
+            raise CallError(f"debug({v_level!r}) was found; -1 (off) to 3 was expected")
+        if isinstance(max_py_stack_depth, bool) or not isinstance(max_py_stack_depth, int) or max_py_stack_depth < 0:
+            raise CallError(f"debug(max_py_stack_depth={max_py_stack_depth!r}) was found; 0 or more was expected")
+        _check_switch("debug: only_user_py_stack", only_user_py_stack)
+        _check_switch("debug: op_repr_with_py_stack", op_repr_with_py_stack)
         chosen = [0] if ranks is None else [ranks] if isinstance(ranks, int) else ranks
+        if not isinstance(chosen, list | tuple) or not all(isinstance(rank, int) and rank >= -1 for rank in chosen):
+            raise CallError(f"debug(ranks={ranks!r}) was found; a rank, a list of ranks, or -1 for all was expected")
         self._debug_ranks = frozenset(chosen if v_level >= 0 else ())
 
     def _show(self) -> None:
@@ -318,11 +408,50 @@ class StaticGraph:
             return Job(function, type="predict")
         return Job(function.__call__, type="predict", model=function, name=type(function).__name__)
 
-    def with_dynamic_input_shape(self, size: int = 10) -> Self:
-        """The graph itself: it has a plan for each shape of its arguments in any case."""
+    @staticmethod
+    def with_dynamic_input_shape(
+        *, size: int = 10, enable_shared: bool = True
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """A decorator of a graph's ``__init__`` that changes nothing: each shape of arguments has a plan in any case.
+
+        All these plans share the graph's variables.  How many are kept ready, ``ACTORFLOW_MOST_PLANS`` says.
+        """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise CallError(f"with_dynamic_input_shape({size!r}) was found; 1 or more was expected")
-        return self
+            raise CallError(f"with_dynamic_input_shape(size={size!r}) was found; 1 or more was expected")
+        _check_switch("with_dynamic_input_shape", enable_shared)
+
+        def of_init(init: Callable[..., None]) -> Callable[..., None]:
+            if not inspect.isfunction(init):
+                raise CallError(
+                    f"with_dynamic_input_shape(…) was called with {init!r}; it is a decorator of a graph's __init__"
+                )
+            return init
+
+        return of_init
+
+    def enable_shared(self, mode: bool = True) -> None:
+        """Nothing: graphs of the same modules share their variables."""
+        _check_switch("enable_shared", mode)
+
+    def share_from(self, shared_graph: StaticGraph) -> None:
+        """Nothing, where this graph has the modules of the other one, which is what shares their variables.
+
+        Raises CallError for another graph, whose values this one would not have.
+        """
+        if not isinstance(shared_graph, StaticGraph):
+            raise CallError(f"share_from({shared_graph!r}) was found; an nn.Graph was expected")
+        own, other = self._own_modules(), shared_graph._own_modules()
+        differing = sorted(name for name in own if own[name] is not other.get(name))
+        if differing:
+            raise CallError(
+                f"{self.name}.share_from({shared_graph.name}) was found, and {', '.join(differing)} is another module "
+                "there; the same modules in both graphs were expected, which then share their variables by themselves"
+            )
+
+
+def _check_switch(name: str, mode: object) -> None:
+    if not isinstance(mode, bool):
+        raise CallError(f"{name}({mode!r}) was found; True or False was expected")
 
 
 def _modules_in(name: str, value: object) -> dict[str, nn.Module]:

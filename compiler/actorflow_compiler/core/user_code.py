@@ -6,13 +6,14 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 OURS = Path(__file__).resolve().parents[3]
 OUTSIDE = ("site-packages", "dist-packages", "<string>", "<frozen", "<eval")
+F = TypeVar("F", bound=Callable[..., Any])
 STDLIB = str(Path(traceback.__file__).parent)
 
 
@@ -35,6 +36,19 @@ def traced_line(meta: Mapping[str, Any]) -> str:
     return with_code(line) if line else "in the step"
 
 
+_outermost: dict[int, CodeType] = {}  # of functions that call a user's step, by id, as hashes of code take long
+
+
+def calls_the_step(function: F) -> F:
+    """Mark a function that calls a user's step: lines are looked for inside of it, and not where the step is called.
+
+    So a plan is the same, wherever in the script its job is called.
+    """
+    code: CodeType = function.__code__
+    _outermost[id(code)] = code
+    return function
+
+
 class UserLines:
     """Finds the user's line again and again, and remembers for each code object whether it is the user's."""
 
@@ -46,7 +60,7 @@ class UserLines:
     def here(self) -> str:
         """The innermost line of the user's own code that is running, as ``file:line``; "" if there is none.
 
-        The path of a file below the working directory is relative to it.
+        While a step runs, only its own code counts.  The path of a file below the working directory is relative to it.
         """
         frame = sys._getframe(1)
         while frame is not None:
@@ -57,6 +71,8 @@ class UserLines:
                 self._codes.append(code)
             if path:
                 return f"{path}:{frame.f_lineno}"
+            if id(code) in _outermost:
+                return ""
             frame = frame.f_back  # type: ignore[assignment]  # None ends it
         return ""
 
