@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
-from importlib.abc import MetaPathFinder
-from importlib.util import find_spec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from actorflow.support.after_import import after_import
 from actorflow_compiler.core.errors import NotGlobal
 
 if TYPE_CHECKING:
@@ -141,6 +138,14 @@ def _attach_to_modules(module: Any) -> None:
         return torch_to(self, *args, **kwargs)
 
     module.to = to
+    torch_dir = module.__dir__
+
+    @functools.wraps(torch_dir)
+    def names(self: Module) -> Any:
+        found = torch_dir(self)  # of which torch.compile reads each
+        return found if hasattr(self, "config") else [name for name in found if name != "config"]
+
+    module.__dir__ = names
 
 
 def _rebuild_global_tensor(*args: Any) -> Tensor:
@@ -176,28 +181,4 @@ def attach() -> None:
 
 def attach_with_torch() -> None:
     """Attach them as soon as torch is imported, without importing it here."""
-    if "torch" in sys.modules:
-        attach()
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(MetaPathFinder):
-    """A finder that Python asks for every module until torch is imported."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> Any:
-        """The ordinary spec of torch, whose loader also calls ``attach`` after the import; None for other modules."""
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec("torch")
-        loader: Any = None if spec is None else spec.loader
-        if loader is not None:
-            execute = loader.exec_module
-
-            def execute_and_attach(module: ModuleType) -> None:
-                execute(module)
-                attach()
-
-            loader.exec_module = execute_and_attach
-        return spec
+    after_import("torch", attach)

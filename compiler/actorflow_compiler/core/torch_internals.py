@@ -1542,3 +1542,10 @@ _PLACE = (("rank", "RANK"), ("world_size", "WORLD_SIZE"))  # of a URL's query, a
 
 def _master() -> tuple[str | None, ...]:
     return tuple(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+
+
+def leave_to_python(package: str) -> None:
+    """Let ``torch.compile`` trace no function of a package: where a script calls one, Python runs it as it stands."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add(package)
