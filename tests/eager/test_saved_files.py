@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 from torch import Tensor, nn
 
 import actorflow as flow
@@ -326,3 +327,12 @@ def test_a_part_of_a_state_is_not_taken_for_the_whole(two: ThreadRanks) -> None:
             own.step()
 
     two.run(on_a_rank)
+
+
+def test_torchs_distributed_checkpoints_are_no_place_for_global_tensors(tmp_path: Path) -> None:
+    x = flow.ones(4, placement=flow.placement("cpu", [0]), sbp=B)
+    dcp: Any = torch.distributed.checkpoint
+    for work in (dcp.save, dcp.load):
+        torch.distributed.checkpoint.save({"x": torch.ones(4)}, checkpoint_id=tmp_path / "plain", no_dist=True)
+        with pytest.raises(BaseException, match=r"expected: flow\.to_dtensor\(tensor\), to save and to load into"):
+            work({"x": x}, checkpoint_id=tmp_path / "plain", no_dist=True)
