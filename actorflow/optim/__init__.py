@@ -28,4 +28,10 @@ __all__ = [
     "RAdam", "RMSprop", "Rprop", "SparseAdam", "lr_scheduler",
 ]  # fmt: skip
 
-answer_with_nearest(__name__)
+_ELSEWHERE = {  # OneFlow's names → what to use
+    "LAMB": "torch has none; AdamW is nearest",
+    "FTRL": "torch has none; Adagrad is nearest",
+    "FTLR": "torch has none; Adagrad is nearest",
+}
+
+answer_with_nearest(__name__, instead=_ELSEWHERE)

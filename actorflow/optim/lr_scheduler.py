@@ -29,4 +29,11 @@ __all__ = [
     "ReduceLROnPlateau", "SequentialLR", "StepLR",
 ]  # fmt: skip
 
-answer_with_nearest(__name__)
+_ELSEWHERE = {  # OneFlow's names → what to use
+    "WarmUpLR": "use LinearLR or ConstantLR, then the other schedule, in SequentialLR",
+    "CosineDecayLR": "use CosineAnnealingLR(optimizer, decay_steps, eta_min=alpha * lr), which rises again after them",
+    "NaturalExpLR": "use LambdaLR(optimizer, lambda step: math.exp(-decay_rate * step / decay_steps))",
+    "InverseTimeLR": "use LambdaLR(optimizer, lambda step: 1 / (1 + decay_rate * step / decay_steps))",
+}
+
+answer_with_nearest(__name__, instead=_ELSEWHERE)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -66,12 +66,15 @@ def unknown_attribute(thing: object, spelled: str, name: str) -> AttributeError:
     return UnknownName(spelled, name, instead)
 
 
-def answer_with_nearest(module: str, page: str = NAMES_PAGE) -> None:
-    """Make a module raise UnknownName for names that it does not have; it may have a ``__getattr__`` that does."""
+def answer_with_nearest(module: str, page: str = NAMES_PAGE, instead: Mapping[str, str] | None = None) -> None:
+    """Make a module raise UnknownName for names that it does not have; it may have a ``__getattr__`` that does.
+
+    ``instead`` says of names that OneFlow has what to use.
+    """
     _pages[module] = page
 
     def missing(name: str) -> object:
-        raise unknown_name(module, name)
+        raise unknown_name(module, name, (instead or {}).get(name, ""))
 
     vars(sys.modules[module]).setdefault("__getattr__", missing)
 

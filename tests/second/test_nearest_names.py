@@ -38,6 +38,8 @@ ANSWERS = {
     "optim.Adamw": "the nearest is flow.optim.AdamW",
     "utils.data.DataLoder": "the nearest is flow.utils.data.DataLoader",
     "quantize_per_tensor": "it is among the names of torch that are not here: torch.quantize_per_tensor",
+    "optim.lr_scheduler.WarmUpLR": "use LinearLR or ConstantLR, then the other schedule, in SequentialLR (docs/",
+    "optim.LAMB": "torch has none; AdamW is nearest (docs/oneflow.md says",
     "config.data_port": "transfers use ports that the system chooses",
     "data.packd": "the nearest is flow.data.packed (docs/data.md says",
 }
