@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorflow.support.after_import import after_import
 from actorflow_compiler.core.errors import NotGlobal
+from actorflow_compiler.core.missing_cuda import note_missing_cuda
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,6 +164,7 @@ def attach() -> None:
     tensor: Any = torch.Tensor
     if not hasattr(torch.nn.Module, "to_global"):
         _attach_to_modules(torch.nn.Module)
+        note_missing_cuda(torch.cuda)
         for name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
             setattr(tensor, name, _new(name, getattr(tensor, name)))
     tensor.to_global, tensor.to_local = to_global, to_local

@@ -26,6 +26,16 @@ torch.manual_seed(5 + int(os.environ["RANK"]))
 import actorflow as flow
 open(sys.argv[1] + f"/{flow.env.get_rank()}", "w").write(repr(torch.initial_seed()))
 """
+WITHOUT_CUDA = """
+import torch
+import actorflow as flow
+
+for ask in (lambda: flow.nn.Linear(2, 2).to("cuda"), lambda: torch.ones(2).cuda(), lambda: flow.ones(2, device="cuda")):
+    try:
+        ask()
+    except (AssertionError, RuntimeError) as error:
+        print(*error.__notes__)
+"""
 GLOBAL_IN_COLLECTIVES = """
 import sys
 import torch
@@ -102,3 +112,11 @@ def test_a_collective_refuses_a_global_tensor(tmp_path: Path) -> None:
 def test_oneflows_options_of_data_parallelism_change_no_number(tmp_path: Path) -> None:
     for told in found(tmp_path, PARALLEL, "run", warm.python()):
         assert told == repr([1.5, 1.5, 1.5, "bucket_size=0 was found"])
+
+
+def test_cuda_where_there_is_none_is_told_with_what_to_write(tmp_path: Path) -> None:
+    script = tmp_path / "cuda.py"
+    script.write_text(WITHOUT_CUDA)
+    done = run([warm.python(), str(script)], tmp_path, CUDA_VISIBLE_DEVICES="")
+    told = 'actorflow: "cuda" was asked for in a process that has no CUDA device: write "cpu" for "cuda"'
+    assert [line.partition(", as in")[0] for line in done.stdout.splitlines()] == [told] * 3, done.stderr
