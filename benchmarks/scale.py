@@ -4,9 +4,11 @@ python benchmarks/scale.py                      10, 100 and 1,000 ranks, some fi
 python benchmarks/scale.py --ranks 300          --processes: those that the ranks share, rank 0 has one of its own
 
 Ranks are those of a real run, without a script and without a worker: each has its server, its links and its part in
-what all agree on.  Those of a process share its thread.  All of a machine's cores work for all ranks here, so times are
-upper bounds, and calls come the slower, the more ranks there are; memory and traffic are what they are.  Traffic is
-counted without signs of life, which come once a second on each link.
+what all agree on.  The plan is that of a training step of a small GPT on data × 2 tensor-parallel devices: rank 0
+compiles it, every rank gets its part and verifies it; nothing is computed.  Those of a process share its thread.  All
+of a machine's cores work for all ranks here, so times are upper bounds, and calls come the slower, the more ranks there
+are; memory and traffic are what they are.  Traffic is counted without signs of life, which come once a second on each
+link.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 import psutil
+import torch
+import torch.nn.functional as F
 import uvloop
+from torch import Tensor
 
+import actorflow as flow
 from actorflow.control.control_plane import ControlPlane
 from actorflow.control.drops import NO_DROPS
 from actorflow.control.step_log import CommonStep, StepKind
@@ -36,14 +43,26 @@ from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.network import unused_port
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
+from actorflow.script_state.search import find_state
+from actorflow_compiler.capture.capture import TensorArgument
+from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
+from actorflow_compiler.compile import capture_step, fold_captured
+from actorflow_compiler.core.garbage_collection import young_only
+from actorflow_compiler.hints.goal import goal_of
+from actorflow_compiler.hints.hints import resolve
+from actorflow_compiler.plan.rank_parts import PlanParts, join, split
+from actorflow_compiler.plan.verify import verify
 from actorflow_protos import runtime_pb2 as pb
+from actorflow_scheduler.schedule import schedule
 
-PLAN = 20_000  # bytes of a rank's part of a plan
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS, WIDTH, HEADS, CONTEXT, TENSOR = 2, 64, 4, 32, 2  # of the GPT
 STEPS, PACE, FOR_EACH = 40, 0.1, 0.001  # calls, and seconds from one to the next, and for each rank
 PATIENCE = 600.0  # seconds for ranks to join, or not to answer
 FIGURES = (
-    "join s", "plan s", "MB of rank 0", "CPU ms a call, rank 0", "messages a call, rank 0", "bytes a call, rank 0",
-    "messages a call, others", "bytes a call, others", "agreed s", "end s", "killed, known to all s",
+    "join s", "compile s", "plan s", "bytes of plan", "MB of rank 0", "CPU ms a call, rank 0",
+    "messages a call, rank 0", "bytes a call, rank 0", "messages a call, others", "bytes a call, others", "agreed s",
+    "end s", "killed, known to all s",
 )  # fmt: skip
 
 
@@ -117,9 +136,19 @@ class Part:
         found: dict[str, Any] = {"join s": time.monotonic() - began}
 
         began = time.monotonic()
-        whole = [bytes(PLAN)] * self.world
-        await asyncio.gather(*(plane.scatter(0, "plan", None if plane.rank else whole) for plane in planes))
-        await asyncio.gather(*(plane.gather(1, "all have it", b"") for plane in planes))
+        to_all, to_each = None, None
+        if 0 in self.own:
+            parts = await loop.run_in_executor(None, parts_of_plan, self.world)
+            found["compile s"] = time.monotonic() - began
+            to_all = [parts.shared] * self.world
+            to_each = [b"", *(parts.of(rank) for rank in range(1, self.world))]
+            found["bytes of plan"] = len(parts.shared) + sum(map(len, parts.classes))
+        shared = await asyncio.gather(*(plane.scatter(0, "plan", to_all) for plane in planes))
+        own = await asyncio.gather(*(plane.scatter(1, "part of plan", to_each) for plane in planes))
+        for plane, common, part in zip(planes, shared, own, strict=True):
+            if plane.rank:
+                verify(join(common, part, plane.rank))
+        await asyncio.gather(*(plane.gather(2, "all have it", b"") for plane in planes))
         found["plan s"] = time.monotonic() - began
 
         traffic = self.count_traffic(planes)
@@ -176,6 +205,35 @@ class Part:
             settings, loop, lambda port: replace(ticket, address=f"127.0.0.1:{port}", pid=os.getpid()),
             ("127.0.0.1", 1), on_go, lambda *_: None, lambda _: None, on_failure, lambda _: None,
         )  # fmt: skip
+
+
+@young_only()
+def parts_of_plan(world: int) -> PlanParts:
+    """The messages to all ranks of a plan that trains a small GPT."""
+    sys.path.append(str(ROOT / "examples"))
+    from gpt import GPT
+
+    model = GPT(LAYERS, WIDTH, HEADS, CONTEXT)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    by_row, by_column = (None, flow.sbp.split(0)), (None, flow.sbp.split(1))
+    flow.distribute(model, {r".*up\.(weight|bias)": by_row, r".*down\.weight": by_column})
+    state = find_state(step, model, optimizer)
+    batch = [TensorArgument(name, (world, CONTEXT), torch.int64, True) for name in ("tokens", "targets")]
+    request = StepRequest(
+        UserStep("step", lambda given: [step(*given)], batch, state, train=True),
+        TargetDevices(world, "cpu"),
+        Preferences(resolve(state.modules), 1, goal_of({"data": world // TENSOR, "tensor": TENSOR}, None)),
+    )
+    folded = fold_captured(capture_step(request), request, runs=True)
+    return split(schedule(folded.cut, request.devices.hardware), range(1, world))
 
 
 def counted(take: Callable[[], tuple[pb.Batch, bool]], counts: list[int]) -> tuple[pb.Batch, bool]:

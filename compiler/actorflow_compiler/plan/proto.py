@@ -475,7 +475,7 @@ def _weights(placement: Placement) -> tuple[int, ...]:
 def _layout(message: pb.Variable | pb.Result) -> tuple[Placement, NdSbp]:
     hierarchy, flat = tuple(message.hierarchy), iter(message.weights)
     weights = tuple(tuple(itertools.islice(flat, n)) for n in hierarchy) if message.weights else ()
-    placement = Placement(message.placement_type, _to_ranks(message.ranks, "a placement"), hierarchy, weights)
+    placement = _placement(message.placement_type, _to_ranks(message.ranks, "a placement"), hierarchy, weights)
     if _weights(placement) != tuple(message.weights):
         raise LayoutError(
             f"weights {list(message.weights)} were found, those of {placement} in lowest terms were expected"
@@ -484,6 +484,13 @@ def _layout(message: pb.Variable | pb.Result) -> tuple[Placement, NdSbp]:
     if show(sbp) != message.sbp or len(sbp) != len(placement.hierarchy):
         raise LayoutError(f"SBP {message.sbp!r} was found, one entry for each axis of {placement} was expected")
     return placement, sbp
+
+
+@functools.lru_cache(maxsize=256)  # as for ranks
+def _placement(
+    type_: str, ranks: tuple[int, ...], hierarchy: tuple[int, ...], weights: tuple[tuple[int, ...], ...]
+) -> Placement:
+    return Placement(type_, ranks, hierarchy, weights)
 
 
 def _dtype(text: str) -> str:

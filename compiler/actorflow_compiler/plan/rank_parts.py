@@ -172,13 +172,15 @@ def _differ(first: Any, other: Any, path: Path, found: dict[Path, int]) -> bool:
             return False
         if _moved(first, other):
             return _note(first[0], other[0], path, found)
-        return all(_differ(a, b, (*path, i), found) for i, (a, b) in enumerate(zip(first, other, strict=True)))
+        pairs = enumerate(zip(first, other, strict=True))
+        return all(a is b or _differ(a, b, (*path, i), found) for i, (a, b) in pairs)
     if is_dataclass(kind):
         inside = _differ_in_text if kind in NAMED else _differ
-        return all(
-            inside(getattr(first, name), getattr(other, name), (*path, i), found)
-            for i, name in enumerate(_fields(kind))
-        )
+        for i, name in enumerate(_fields(kind)):
+            a, b = getattr(first, name), getattr(other, name)
+            if a is not b and not inside(a, b, (*path, i), found):
+                return False
+        return True
     return repr(first) == repr(other)  # tells -0.0 from 0.0
 
 
@@ -214,8 +216,9 @@ def _differ_in_text(first: Any, other: Any, path: Path, found: dict[Path, int]) 
 def _changes(message: pb.PlanClass, at: int) -> Changes:
     """What the rank at this place of a class has other than the first one.  Raises IndexError, PlanError."""
     root: Changes = {}
+    columns = [column.differences[at] for column in message.columns]
     for one in message.differences:
-        by = message.columns[one.column].differences[at]
+        by = columns[one.column]
         *way, last = one.path or (None,)
         inside = root
         for index in way:
