@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import threading
+from collections.abc import Container
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -134,9 +138,11 @@ def plan(
         world=devices, devices=devices, pretend=True, plan_job=job, explain=explain, hardware=hardware or "",
         measure=measure, auto=auto, device_type=DeviceType(device_type or ""),
     )  # fmt: skip
-    made = _plan_of(script, arguments, settings)
+    before = frozenset(threading.enumerate())
+    made = _plan_of(script, arguments, settings, before)
     if explain is not None:
         _explain(made.plan, explain)
+        _end_with_threads(before, 0)
         return
     try:
         if out is None or forecast:
@@ -147,9 +153,28 @@ def plan(
             click.echo(f"plan written to {out}{beside}")
     except ActorflowError as e:
         raise click.ClickException(str(e)) from None
+    _end_with_threads(before, 0)
 
 
-def _plan_of(script: str, arguments: tuple[str, ...], settings: Settings) -> ShownPlan:
+def _end_with_threads(before: Container[threading.Thread], status: int) -> None:
+    """End the process if threads that the script has started would keep it: the script will not tell them to end.
+
+    Its processes are ended, for which Python would wait as well.
+    """
+    import multiprocessing
+
+    for child in multiprocessing.active_children():
+        child.terminate()
+    if any(not thread.daemon for thread in threading.enumerate() if thread not in before):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+
+def _plan_of(
+    script: str, arguments: tuple[str, ...], settings: Settings, before: Container[threading.Thread]
+) -> ShownPlan:
     """Run the script on a pretended cluster until its plan is ready; ends the process if the script fails."""
     from actorflow.control import cluster
     from actorflow.launch.entry import run_script
@@ -167,6 +192,7 @@ def _plan_of(script: str, arguments: tuple[str, ...], settings: Settings) -> Sho
         if isinstance(e, SystemExit):
             raise
         print_script_error(e, script)
+        _end_with_threads(before, 1)
         sys.exit(1)
     raise click.ClickException(_no_plan(script, settings.plan_job))
 

@@ -15,7 +15,7 @@ from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.optimizer_state import FUSABLE
 from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
-from actorflow_compiler.compile import compile_step
+from actorflow_compiler.compile import capture_step, compile_step, fold_captured
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import Sbp, Split
@@ -74,20 +74,26 @@ def train_eagerly(case: Case, sizes: list[int], micro_batches: int) -> tuple[lis
 
 
 def plan_of(case: Case, layout: Layout, size: int) -> tuple[Plan, dict[str, Tensor], torch.optim.Optimizer]:
-    """The plan of a case, the values its variables start from, and the optimizer whose settings it reads."""
-    laid, values, optimizer = laid_of(case, layout, size)
-    make = laid.cut if layout.variant is None else laid.cut(layout.variant)
-    return schedule(make, name=layout.schedule), values, optimizer
+    """The plan of a case as jobs have it, what its variables start from, and the optimizer whose settings it reads."""
+    request, optimizer = request_of(case, layout, size)
+    step = fold_captured(capture_step(request), request, runs=True)
+    make = step.cut if layout.variant is None else step.cut(layout.variant)
+    return schedule(make, name=layout.schedule), _values(request, step.lowered), optimizer
 
 
 def laid_of(case: Case, layout: Layout, size: int) -> tuple[LoweredStep, dict[str, Tensor], torch.optim.Optimizer]:
-    """What plans of a case can be cut from; and what ``plan_of`` gives beside a plan."""
+    """What plans of a case can be cut from, each rank by itself; and what ``plan_of`` gives beside a plan."""
     request, optimizer = request_of(case, layout, size)
-    laid, state = compile_step(request), request.step.state
+    laid = compile_step(request)
+    return laid, _values(request, laid), optimizer
+
+
+def _values(request: StepRequest, laid: LoweredStep) -> dict[str, Tensor]:
+    state = request.step.state
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
     for v in laid.header.variables:
         values.setdefault(v.name, torch.zeros(v.shape, dtype=getattr(torch, v.dtype)))
-    return laid, values, optimizer
+    return values
 
 
 def request_of(case: Case, layout: Layout, size: int) -> tuple[StepRequest, torch.optim.Optimizer]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 import warm
@@ -90,6 +92,31 @@ def test_a_plan_by_measured_costs_ends_with_its_forecast(script: Path, tmp_path:
     assert done.stdout.startswith("plan step: 1 rank, 4 micro-batches")
     assert "forecast on this machine, as measured\n  period " in done.stdout
     assert list(tmp_path.rglob("costs/**/cpu-*.json"))
+
+
+WAITING = """
+import multiprocessing, threading, time
+
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+child.start()
+print("child", child.pid)
+threading.Thread(target=threading.Event().wait).start()
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["a plan", "an error"])
+def test_looking_at_a_plan_ends_beside_threads_and_processes_of_the_script_that_wait(
+    tmp_path: Path, fails: bool
+) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "plan.json"
+    script.write_text(WAITING + ("raise ValueError('on the way')" if fails else SCRIPT))
+    done = actorflow("plan", script, "--devices", 2, "--out", out)
+    assert done.returncode == fails, done.stderr
+    assert out.exists() is not fails
+    assert ("ValueError: on the way" in done.stderr) is fails
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("child "))
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(line.split()[1])).wait(60)
 
 
 def test_the_observed_order_is_the_forecast_one(script: Path, tmp_path: Path) -> None:
