@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import actorflow as flow
 from actorflow.session.process import current
@@ -411,6 +411,32 @@ def test_a_sparse_tensor_of_the_script_is_refused_by_its_name() -> None:
 
     with pytest.raises(CaptureError, match=r"graph is a sparse tensor \(sparse_coo, \[6, 6\]\).*graph\.to_dense\(\)"):
         predict(torch.ones(WIDTH, WIDTH))
+
+
+def test_a_step_outside_of_jobs_is_captured_whatever_hooks_come_after_its_own() -> None:
+    """As of a room that is imported later; torch's loop over hooks bears no change of their registry."""
+
+    def hook(*_: Any) -> None:
+        pass
+
+    hook.__module__ = "actorflow"
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    @flow.global_function
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    step(torch.ones(2, WIDTH))
+    before = model.weight.detach().clone()
+    last = register_optimizer_step_pre_hook(hook)
+    try:
+        optimizer.step()
+    finally:
+        last.remove()
+    assert not torch.equal(model.weight.detach(), before)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

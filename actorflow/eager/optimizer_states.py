@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actorflow.eager.convert import from_whole, moved, without_terms
 from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.layout import everywhere
 from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.step_watchers import watch_steps
 
 _examined: weakref.WeakKeyDictionary[Optimizer, object] = weakref.WeakKeyDictionary()  # what they kept in the last step
 
@@ -50,4 +50,4 @@ def _like(name: str, value: Tensor, parameter: GlobalTensor) -> Tensor:
         return from_whole(value, layout)
 
 
-register_optimizer_step_pre_hook(_lay_out)
+watch_steps(_lay_out)

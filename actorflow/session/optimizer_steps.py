@@ -17,6 +17,7 @@ from actorflow.session.process import started
 from actorflow.standins.beside import beside
 from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.step_watchers import watch_steps
 from actorflow_compiler.core.torch_internals import step_hooks, users_step_hooks
 
 __all__ = ["read_before_steps", "step_in_jobs"]
@@ -73,7 +74,7 @@ def _read_state(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
         deferred.materialize(optimizer)
 
 
-register_optimizer_step_pre_hook(_read_state)
+watch_steps(_read_state)
 
 
 def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -350,7 +350,7 @@ class PlanStore:
             fits = [one for one in given if key is not None and not one.differences(key)]
             fits.sort(key=lambda one: key is not None and bool(one.key.differences(key)))  # those of the same key first
             used = not given or given[0].used
-            if fits or not used:
+            if fits or not any(one.required for one in given):  # what the script has named is refused again and again
                 self._named[job] = [replace(one, used=True) for one in given]
             wrong: list[str] = []
             for found in fits:

@@ -20,10 +20,11 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from actorflow_compiler.core.errors import ActorflowError, CaptureError
 from actorflow_compiler.core.expressions import NumberSource, SourceKind, number_of
+from actorflow_compiler.core.step_watchers import watching_steps
 from actorflow_compiler.core.torch_internals import looks_compiling
 from actorflow_compiler.custom_ops.optimizers import READ
 from actorflow_compiler.numbers.ops import SymbolicNumberMode
@@ -412,7 +413,7 @@ def marked_optimizer_steps(state: ScriptState, stepped: TracedOptimizers) -> Ite
         )
 
     with (
-        register_optimizer_step_pre_hook(lambda optimizer, *_: mark(optimizer, True)),
+        watching_steps(lambda optimizer, *_: mark(optimizer, True)),
         register_optimizer_step_post_hook(lambda optimizer, *_: mark(optimizer, False)),
     ):
         yield

@@ -9,7 +9,7 @@ these are few: what the master writes and sends grows with the classes of a plan
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
@@ -244,16 +244,12 @@ def _change(value: Any, changes: Changes | int) -> Any:
         return tuple(items)
     if not is_dataclass(value) or isinstance(value, type):
         return _none(value)
-    return replace(value, **dict(_changed_fields(value, changes)))
-
-
-def _changed_fields(value: Any, changes: Changes) -> Iterator[tuple[str, Any]]:
     kind: Any = type(value)
-    names = _fields(kind)
+    found = [getattr(value, name) for name in _fields(kind)]
     for index, inside in changes.items():
-        one = getattr(value, names[index])
-        is_text = type(one) is str and isinstance(value, NAMED) and isinstance(inside, dict)
-        yield names[index], _changed_text(one, inside) if is_text else _change(one, inside)
+        is_text = type(found[index]) is str and isinstance(value, NAMED) and isinstance(inside, dict)
+        found[index] = _changed_text(found[index], inside) if is_text else _change(found[index], inside)
+    return kind(*found)  # in a third of the time of dataclasses.replace, and there are hundreds for each rank
 
 
 def _changed_text(text: str, changes: Changes) -> str:

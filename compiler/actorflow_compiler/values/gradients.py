@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actorflow_compiler.core.errors import CaptureError, StateError
+from actorflow_compiler.core.step_watchers import watching_steps
 from actorflow_compiler.graph.graph import Graph, InputKind
 from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.values.variables import ScriptState
@@ -126,7 +126,7 @@ class GradientTracker:
             held = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names}
             self._stepped |= {name for name in held if self._parameters[name].grad is not None}
 
-        with register_optimizer_step_pre_hook(steps):
+        with watching_steps(steps):
             yield
 
     @property
