@@ -85,6 +85,6 @@ class Ranks:
         for cluster in left:
             cluster._control_plane._done = True  # what breaks from now on is meant to
         for cluster in left:
-            cluster._loop.call_soon_threadsafe(cluster._control_plane._over.set)
+            cluster._soon(cluster._control_plane._over.set)  # one may have ended meanwhile, as its neighbour has
         for cluster in left:
             cluster._thread.join(5.0)
