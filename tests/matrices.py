@@ -40,22 +40,17 @@ def representatives(matrix: Sequence[Mapping[str, object]], times: int = 1) -> l
     """
     of = [frozenset((name, _value(x)) for name, x in params.items()) for params in matrix]
     used = Counter[tuple[str, object]]()
+    shared = [0] * len(of)  # values that each has in common with the one of those kept that is most like it
     kept: list[int] = []
     for _ in range(times):
         left = [number for number in range(len(of)) if number not in kept]
         missing = frozenset[tuple[str, object]]().union(*(of[number] for number in left))
         while missing:
-            best = max(
-                left,
-                key=lambda n: (
-                    len(of[n] & missing),
-                    -max((len(of[n] & of[other]) for other in kept), default=0),
-                    -sum(used[value] for value in of[n]),
-                ),
-            )
+            best = max(left, key=lambda n: (len(of[n] & missing), -shared[n], -sum(used[value] for value in of[n])))
             kept.append(best)
             missing -= of[best]
             used.update(of[best])
+            shared = [max(most, len(values & of[best])) for most, values in zip(shared, of, strict=True)]
     return sorted(kept)
 
 
