@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import warm
@@ -74,6 +75,29 @@ def test_a_signal_ends_it_as_it_ends_a_new_process(number: signal.Signals, tmp_p
     while os.path.exists(f"/proc/{pid}"):  # where its stub was killed it follows
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_fork_and_its_stub_that_end_in_one_moment_do_not_end_the_server(tmp_path: Path) -> None:
+    script, there = tmp_path / "waits.py", tmp_path / "there"
+    script.write_text(WAITS)
+    process = subprocess.Popen([warm.python(), script, there])
+    while not (there.exists() and there.read_text()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    pid = int(there.read_text())
+    fork = psutil.Process(pid)
+    server = fork.ppid()
+    os.kill(server, signal.SIGSTOP)  # as where other processes have both cores
+    try:
+        fork.kill()
+        while fork.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        process.kill()
+        process.wait(100)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    script.write_text("print('served')")
+    assert run(warm.python(), script).stdout == "served\n"
 
 
 def test_it_has_torch_and_ours_and_has_begun_nothing(tmp_path: Path) -> None:

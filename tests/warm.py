@@ -159,9 +159,10 @@ def serve(listener: socket.socket) -> Command | None:
                     ready.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, stub))
                     _tell(stub, pid)
                 elif key.data is None:  # a stub has been killed
-                    ready.unregister(key.fileobj)
                     assert isinstance(key.fileobj, socket.socket)
-                    os.kill(stubs[key.fileobj], signal.SIGKILL)
+                    if key.fileobj in stubs:  # else its fork has ended in the same moment
+                        ready.unregister(key.fileobj)
+                        os.kill(stubs[key.fileobj], signal.SIGKILL)
                 else:  # a fork has ended
                     pid, stub = key.data
                     ready.unregister(key.fileobj)
