@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +11,7 @@ from actorflow.classic.registry import REGISTRY
 from actorflow.control import cluster as clusters
 from actorflow.persistence.loading import Loaded, read_checkpoint
 from actorflow.persistence.saving import Saving, begin_save
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["load", "save", "variables_in"]
@@ -38,11 +38,9 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     missing = [name for name in REGISTRY.names() if name not in found["variables"]]
     if missing and clusters.current().rank == 0:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        print(
-            f"actorflow: the checkpoint {os.fspath(path)!r} has no {', '.join(missing[:5])}{more}, which keep their "
-            f"values",
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"the checkpoint {os.fspath(path)!r} has no {', '.join(missing[:5])}{more}, which keep their "
+            f"values"
         )
     return loaded
 

@@ -33,6 +33,7 @@ from actorflow.rendezvous.ticket import own_ticket
 from actorflow.support.exit_hooks import at_exit
 from actorflow.support.refusals import MessageRefused
 from actorflow.support.requests import AnyRequest, Request
+from actorflow.support.terminal import say
 from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import Contributed, Filled, Line, Message, Region
 from actorflow_compiler.core.errors import ActorflowError, ClusterError
@@ -430,7 +431,7 @@ def _leave(run: Cluster) -> None:
         if run.explain(error) is error:
             run.abort(FailureKind.RAISED, f"raised {type(error).__name__}: {error}")
     except ActorflowError as failure:
-        print(f"actorflow: {failure}", file=sys.stderr)
+        say(str(failure))
     sys.stdout.flush()
     sys.stderr.flush()
     run.await_end()  # torch's launcher kills all ranks once one has ended; give them time to report

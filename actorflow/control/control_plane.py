@@ -7,7 +7,6 @@ Every method runs on that thread's event loop unless it says otherwise.  The mai
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import traceback
 from collections import defaultdict
@@ -53,6 +52,7 @@ from actorflow.rendezvous.tls import hint_of_server
 from actorflow.rendezvous.waiting_nodes import lost_node
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow.support.requests import Request
+from actorflow.support.terminal import say
 from actorflow.support.truncate import truncated
 from actorflow.transport.abandon import Order
 from actorflow.transport.messages import Credit, Line, Message, Stamp
@@ -110,6 +110,11 @@ class ControlPlane:
         self._store_keeper = StoreKeeper()  # the master's
         self._payloads = PayloadRoutes(self._tree_links, self.steps)
         self._dialled: dict[int, Any] = {}  # channels, by peer
+        self._failing: asyncio.Future[None] = loop.create_future()
+        self._parent_known: asyncio.Future[None] = loop.create_future()
+        self._welcomed: asyncio.Future[None] = loop.create_future()
+        self._departed: asyncio.Future[None] = loop.create_future()
+        self._over = asyncio.Event()
         self._arrivals: defaultdict[int, asyncio.Future[None]] = defaultdict(loop.create_future)  # of peers' links
         self._tasks: set[asyncio.Future[Any]] = set()
         self._rejected: set[PeerLink] = set()  # links from ranks that do not belong to this run
@@ -148,11 +153,6 @@ class ControlPlane:
 
     async def run(self, joined: Future[None]) -> None:
         """Serve from joining to goodbye; ``joined`` gets the result of joining."""
-        self._failing: asyncio.Future[None] = self._loop.create_future()
-        self._parent_known: asyncio.Future[None] = self._loop.create_future()
-        self._welcomed: asyncio.Future[None] = self._loop.create_future()
-        self._departed: asyncio.Future[None] = self._loop.create_future()
-        self._over = asyncio.Event()
         server = None
         try:
             server = await self._serve()
@@ -202,7 +202,7 @@ class ControlPlane:
         if self.settings.launcher:
             report_to_launcher(self.settings.launcher, Notice(f"rank {self.rank} {text}"))
         else:
-            print(f"actorflow: rank {self.rank} {text}", file=sys.stderr, flush=True)
+            say(f"rank {self.rank} {text}")
 
     async def _welcome_all(self) -> None:
         """The master's part of joining: wait for all, then give each its place in the tree, and all the address book.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
 from actorflow.rendezvous.roster import Roster, Ticket
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError
 
 MISMATCH_GRACE = 3.0  # seconds in which other ranks can still join and be told of a mismatch
@@ -48,8 +49,7 @@ class Reception:
 
     async def wait(self, unless_failed: UnlessFailed) -> list[Ticket]:
         """Every rank's ticket, in order; raises ClusterError when ranks differ, or are missing after the limit."""
-        clock = asyncio.get_running_loop().time
-        start = now = clock()
+        start = now = time.monotonic()
         deadline, notice = start + self._limit, start + FIRST_NOTICE
         doubt: str | None = None
         while not self.roster.complete and now < deadline:
@@ -67,7 +67,7 @@ class Reception:
             with suppress(TimeoutError):
                 await unless_failed(self._news.wait(), min(deadline, notice, now + LOOK) - now)
             self._news.clear()
-            now = clock()
+            now = time.monotonic()
         if (doubt := self.roster.mismatch()) is not None:
             raise ClusterError(doubt)
         if not self.roster.complete:
@@ -75,7 +75,7 @@ class Reception:
         return [self.roster.tickets[rank] for rank in range(self.roster.world)]
 
     def _say(self, waited: str) -> None:
-        print(f"actorflow: waiting for {self.roster.missing_text()} to join: {waited}", file=sys.stderr, flush=True)
+        say(f"waiting for {self.roster.missing_text()} to join: {waited}")
 
     def _missing(self) -> str:
         tokens = "".join(

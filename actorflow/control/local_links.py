@@ -7,7 +7,6 @@ both use the link or neither does; without it, their messages go over gRPC.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,6 +16,7 @@ from actorflow.control.message_rules import refuse
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.refusals import RefusalReason
+from actorflow.support.terminal import say
 from actorflow.transport.unix_door import UnixDoor, machine
 from actorflow.transport.unix_link import UnixLink
 from actorflow_compiler.core.errors import ClusterError
@@ -60,11 +60,9 @@ class LocalLinks:
                 sock = await self._door.dial(peer.rank, peer.socket)
             except (OSError, TimeoutError, ClusterError) as e:
                 sock = None
-                print(
-                    f"actorflow: rank {self._settings.rank} and {peer.place} are on one machine, but no Unix socket "
-                    f"between them could be opened ({str(e) or type(e).__name__}); they use the network, a slower way",
-                    file=sys.stderr,
-                    flush=True,
+                say(
+                    f"rank {self._settings.rank} and {peer.place} are on one machine, but no Unix socket "
+                    f"between them could be opened ({str(e) or type(e).__name__}); they use the network, a slower way"
                 )
             control.put(pb.Item(near=pb.Near(connected=sock is not None)))
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from actorflow.rendezvous.reports import Notice, RankSilence, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.silences import LongSilence, SilenceCounter, Turn
+from actorflow.support.terminal import say
 from actorflow_compiler.core.units import ranges_text
 from actorflow_protos import runtime_pb2 as pb
 
@@ -199,7 +199,7 @@ class PeerWatch:
         if self._settings.launcher:
             report_to_launcher(self._settings.launcher, Notice(text))
         else:
-            print(f"actorflow: {text}", file=sys.stderr, flush=True)
+            say(text)
 
 
 def name_silence(place: str, seen: Sequence[SeenSilence], missing: str, limit: float, elsewhere: bool = False) -> str:

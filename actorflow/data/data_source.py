@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from actorflow.session.process import current
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import DataError
 from actorflow_compiler.core.user_code import UserLines
 
@@ -25,7 +25,7 @@ def tell_once(note: str) -> None:
     """Print a note, on rank 0, once."""
     if note not in _told and current().context.cluster.rank == 0:
         _told.add(note)
-        print(f"actorflow: {note}", file=sys.stderr, flush=True)
+        say(note)
 
 
 def other_data(said: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from actorflow.control.cluster import Alone
 from actorflow.data.data_source import other_data
 from actorflow.data.element_random import ElementRandom
 from actorflow.session.process import current
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ActorflowError, DataError
 
 __all__ = ["Integers", "RowLengths", "lengths_of"]
@@ -85,7 +85,7 @@ class RowLengths:
         world, rank = (1, 0) if cluster is None or alone else (cluster.world, cluster.rank)
         if shared and rank == 0:
             sharing = f", shared by {world} ranks" if world > 1 else ""
-            print(f"actorflow: {self.name}: {self._how}{sharing}", file=sys.stderr, flush=True)
+            say(f"{self.name}: {self._how}{sharing}")
         mine = self._share(measure, self.count * rank // world, self.count * (rank + 1) // world)
         if cluster is None or alone:
             error, values = _joined([mine], self.count)

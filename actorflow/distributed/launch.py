@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actorflow.distributed.elastic_logs import STDERR, STDOUT, ElasticLogs, log_folder
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.owned_folders import owned_folder, remove_leftovers
 
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return launch(parse(sys.argv[1:] if arguments is None else arguments))
     except ClusterError as error:
-        print(f"actorflow: {error}", file=sys.stderr)
+        say(str(error))
         return 1
 
 
@@ -142,7 +143,7 @@ def launch(run: ElasticLaunch) -> int:
         except ChildFailedError as error:
             return _report(run, error.failures)
         except SignalException as error:
-            print(f"actorflow: ended by {signal.Signals(error.sigval).name}", file=sys.stderr)
+            say(f"ended by {signal.Signals(error.sigval).name}")
             return 128 + int(error.sigval)
         except KeyboardInterrupt:  # before the agent has its handlers
             return 128 + signal.SIGINT
@@ -162,7 +163,7 @@ def _report(run: ElasticLaunch, failures: Mapping[int, ProcessFailure]) -> int:
     code = failure.exitcode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
     where = f"; its output is in {log_folder(run.folder, local)}" if run.folder else ""
-    print(f"actorflow: rank {rank} (pid {failure.pid}) {how}{where}", file=sys.stderr)
+    say(f"rank {rank} (pid {failure.pid}) {how}{where}")
     return int(code) if code > 0 else 128 - int(code)
 
 
@@ -202,7 +203,7 @@ def _print_log_folders(run: ElasticLaunch) -> None:
     for local in range(run.nproc_per_node):
         rank = run.node_rank * run.nproc_per_node + local
         out = log_folder(run.folder, local)
-        print(f"actorflow: rank {rank} writes to {out / STDOUT} and {out / STDERR}", file=sys.stderr)
+        say(f"rank {rank} writes to {out / STDOUT} and {out / STDERR}")
 
 
 def _bracketed(host: str) -> str:

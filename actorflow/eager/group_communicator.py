@@ -28,6 +28,7 @@ from actorflow.eager.mismatch import CollectiveWait
 from actorflow.eager.mismatch_watch import SILENT, SLOW, MismatchWatch
 from actorflow.eager.pair_transfers import LOCATION_BYTES, PairCommunicators, PairTransfer, can_use_nccl
 from actorflow.support.collective_waits import in_collective
+from actorflow.support.terminal import say
 from actorflow.transport.communicators import NO_TIMEOUT, CommunicatorRegistry, Scope, break_connections, over_gloo
 from actorflow.transport.nccl import nccl_version
 from actorflow_compiler.core.errors import CallError, ClusterError
@@ -215,5 +216,5 @@ def _meet(store: Store, rank: int, world: int) -> None:
             if waited > MEETING:
                 raise ClusterError(text)
             told = True
-            print(f"actorflow: {text}", file=sys.stderr, flush=True)
+            say(text)
         time.sleep(0.02)  # a store's own wait cannot be interrupted

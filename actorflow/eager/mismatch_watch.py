@@ -5,7 +5,6 @@ A rank that waits for a peer that will never join its collective gets an error w
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ from actorflow.eager.mismatch import (
 )
 from actorflow.script_state.user_code import line_of
 from actorflow.support import background
+from actorflow.support.terminal import say
 
 __all__ = ["StatusStore", "MismatchWatch"]
 
@@ -223,9 +223,7 @@ class MismatchWatch:
     def _print_wait(self, waiting: CollectiveWait, states: dict[int, RankState], waited: float) -> None:
         late = [r for r in waiting.peers if r not in states or not states[r].is_in(waiting)]
         lines = [show_rank(r, states[r]) if r in states else f"  rank {r} says nothing" for r in late]
-        print(
-            f"actorflow: rank {self._rank} has waited {waited:.0f} s for others\n"
-            + "\n".join([show_rank(self._rank, self._state(waiting)), *lines]),
-            file=sys.stderr,
-            flush=True,
+        say(
+            f"rank {self._rank} has waited {waited:.0f} s for others\n"
+            + "\n".join([show_rank(self._rank, self._state(waiting)), *lines])
         )

@@ -37,6 +37,7 @@ from actorflow.status.sockets import answer_requests, print_own_status
 from actorflow.support import exit_hooks
 from actorflow.support.imports import without_collections
 from actorflow.support.script_error import mute_repeated_tracebacks, one_line, print_script_error
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ActorflowError
 
 _PR_SET_PDEATHSIG = 1
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
             watch_waits(run)
     except ActorflowError as e:
         if settings.rank or not settings.launcher:  # the launcher prints it beside the master's output
-            print(f"actorflow: {e}", file=sys.stderr, flush=True)
+            say(str(e))
         if run.failure is None:
             run.abort(FailureKind.JOIN, str(e))
         return _end(run, 1)
@@ -135,7 +136,7 @@ def _failed(run: Cluster | Alone, error: BaseException, script: str) -> int:
         hint = full_disk(error, run.rank, run.settings.log_dir) or advice(str(error))
         if hint:
             with suppress(OSError):
-                print(f"actorflow: {hint}", file=sys.stderr)
+                say(hint)
         run.abort(FailureKind.RAISED, f"raised {one_line(error, script)}" + (f". {hint}" if hint else ""))
         if isinstance(error, Exception):
             _write_error_file(error)

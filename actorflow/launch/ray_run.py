@@ -19,6 +19,7 @@ from typing import Any
 
 from actorflow.rendezvous.engines import RAY
 from actorflow.rendezvous.options import TOKEN
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["RayRun", "RayNode", "run_on_ray", "shape_on_ray"]
@@ -107,7 +108,7 @@ def run_on_ray(run: RayRun) -> int:
             return asyncio.run(_follow_all(ray, group, run, nnodes, devices, gpus))
         except (KeyboardInterrupt, asyncio.CancelledError) as e:
             number = signal.SIGINT if isinstance(e, KeyboardInterrupt) else signal.SIGTERM
-            print(f"actorflow: ended by {number.name}", file=sys.stderr)
+            say(f"ended by {number.name}")
             return 128 + number
         finally:
             ray.util.remove_placement_group(group)  # ends the remaining actors
@@ -138,7 +139,7 @@ def _placed(ray: Any, nnodes: int, devices: int, gpus: bool, timeout: float) -> 
     group = ray.util.placement_group([bundle] * nnodes, strategy="STRICT_SPREAD" if nnodes > 1 else "STRICT_PACK")
     shown = f"{nnodes} node{'s' * (nnodes > 1)} with {devices} free {'GPU' if gpus else 'CPU'}s"
     if not group.wait(min(5.0, timeout)):
-        print(f"actorflow: waiting for {shown}: others use the cluster", file=sys.stderr, flush=True)
+        say(f"waiting for {shown}: others use the cluster")
         if not group.wait(timeout):
             free = ray.available_resources()
             ray.util.remove_placement_group(group)
@@ -165,11 +166,9 @@ async def _follow_all(ray: Any, group: Any, run: RayRun, nnodes: int, devices: i
         ) from e
     _, address, port = places[0]
     seen = [_RankState(f"{host} ({ip})") for host, ip, _ in places]
-    print(
-        f"actorflow: {world} Ray actor{'s' * (world > 1)} on {nnodes} node{'s' * (nnodes > 1)}; rank 0 is on "
-        f"{seen[0].node}",
-        file=sys.stderr,
-        flush=True,
+    say(
+        f"{world} Ray actor{'s' * (world > 1)} on {nnodes} node{'s' * (nnodes > 1)}; rank 0 is on "
+        f"{seen[0].node}"
     )
     passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
     passed[TOKEN.variable] = run.token or secrets.token_hex(16)
@@ -251,11 +250,11 @@ def _report(seen: Sequence[_RankState], told: bool) -> int:
     """
     for rank, one in enumerate(seen):
         if one.lost:
-            print(f"actorflow: the Ray actor of rank {rank} on {one.node} was lost: {one.lost}", file=sys.stderr)
+            say(f"the Ray actor of rank {rank} on {one.node} was lost: {one.lost}")
     failed = next((rank for rank, one in enumerate(seen) if one.status), None)
     if failed and not told:
         lines = b"".join(seen[failed].errors).decode(errors="replace").splitlines()
-        print(f"actorflow: rank {failed} on {seen[failed].node} ended with {seen[failed].status}:", file=sys.stderr)
+        say(f"rank {failed} on {seen[failed].node} ended with {seen[failed].status}:")
         print("\n".join(f"  {line}" for line in lines[-TAIL:]), file=sys.stderr)
     codes = [one.status for one in seen if one.status]
     if seen[0].status and not any(one.lost for one in seen):

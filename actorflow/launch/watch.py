@@ -8,7 +8,6 @@ import queue
 import selectors
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +34,7 @@ from actorflow.rendezvous.script_request import RunShape
 from actorflow.support.peer_user import hear_senders
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow.support.silences import SilenceCounter, Turn
+from actorflow.support.terminal import say
 from actorflow_compiler.core.owned_folders import make_owned_folder, remove_owned_folder
 
 GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
@@ -255,7 +255,7 @@ class RankWatch:
 
 def _say(text: str) -> None:
     with suppress(OSError, ValueError):  # the terminal may be gone, but the ranks still have to be watched
-        print(f"actorflow: {text}", file=sys.stderr, flush=True)
+        say(text)
 
 
 def _is_ours(pid: int) -> bool:

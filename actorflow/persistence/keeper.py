@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from actorflow.persistence.saving import Saving, begin_save, finish_saves, refus
 from actorflow.persistence.storage import Folder, open_folder
 from actorflow.persistence.stored import is_unread
 from actorflow.session.plan_store import KEPT
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Keeper"]
@@ -265,4 +265,4 @@ class Keeper:
 
     def _say(self, text: str) -> None:
         if clusters.current().rank == 0:
-            print(f"actorflow: {text}", file=sys.stderr, flush=True)
+            say(text)

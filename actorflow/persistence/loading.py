@@ -6,7 +6,6 @@ import copy
 import difflib
 import json
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +34,7 @@ from actorflow.persistence.storage import Folder, ReadableFolder, open_folder
 from actorflow.persistence.stored import SMALL, StoredState
 from actorflow.session.optimizer_steps import read_before_steps
 from actorflow.session.plan_store import KEPT
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError, StateError
 
 __all__ = ["Loaded", "find_checkpoint", "load_checkpoint", "load_found", "read_checkpoint", "verified"]
@@ -172,7 +172,7 @@ def _choose(root: Folder, step: int | None) -> tuple[str, FoundCheckpoint]:
     for one in all_found:
         if one.manifest is not None:
             return _name(one.folder), one
-        print(f"actorflow: {one.problem}; it is ignored", file=sys.stderr, flush=True)
+        say(f"{one.problem}; it is ignored")
     raise StateError(f"{root.path!r} holds no whole checkpoint: {all_found[0].problem}")
 
 

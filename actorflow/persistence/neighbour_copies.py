@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from actorflow.persistence.storage import NewFile
 from actorflow.runtime.snapshot import Snapshot
 from actorflow.support.held_files import held_files, hold_file, let_go_of_files
 from actorflow.support.requests import Request
+from actorflow.support.terminal import say
 from actorflow.transport.communicators import CommunicatorRegistry, Scope, abort_all, over_gloo
 from actorflow_compiler.core.errors import ActorflowError
 
@@ -232,7 +232,7 @@ class NeighbourCopies:
             self._done.set()
         if self.problem and self.problem not in _noted and (self._run.rank == 0 or self._manifest):
             _noted.add(self.problem)  # another rank says what only it knows: that it could not keep the manifest
-            print(f"actorflow: no copies in the memory of nodes: {self.problem}", file=sys.stderr, flush=True)
+            say(f"no copies in the memory of nodes: {self.problem}")
 
     def written(self) -> bytes:
         """For the master: this rank's files, or why there are none, as JSON; waits for them."""

@@ -20,6 +20,7 @@ from actorflow.rendezvous.options import LOCAL, TLS_CA, TLS_CERT, TLS_KEY, TOKEN
 from actorflow.rendezvous.secret import check_token_text, take_token
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.tls import tls_files
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["agree_on_port", "torch_run_settings", "hold_free_port", "torch_settings"]
@@ -89,7 +90,7 @@ def torch_run_settings() -> Settings | None:
     s = replace(s, master_host="127.0.0.1" if s.one_node else s.master_host)
     tls = [option.read(os.environ) or "" for option in (TLS_CA, TLS_CERT, TLS_KEY)]
     if (files := tls_files(*tls)) is not None and not s.one_node:
-        files.check(lambda text: print(f"actorflow: {text}", file=sys.stderr) if s.local_rank == 0 else None)
+        files.check(lambda text: say(text) if s.local_rank == 0 else None)
     port, token = agree_on_port(s, token=check_token_text(take_token(os.environ), TOKEN.variable))
     return replace(
         s,

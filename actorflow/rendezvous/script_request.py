@@ -5,7 +5,6 @@ These are pure functions of values; ``start`` acts on the result.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ from actorflow.rendezvous.addresses import is_loopback, resolve
 from actorflow.rendezvous.node_list import NODE, own_node
 from actorflow.rendezvous.options import INSECURE, TLS_CA, TLS_CERT, TLS_KEY, TOKEN
 from actorflow.rendezvous.settings import Settings
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError
 
 DEFAULT_PORT = 50051  # used if neither the script nor the command line names one
@@ -154,10 +154,6 @@ def kind_of_gpu(rank: int) -> str:
         return "cuda"
     global _gpu_noted
     if not _gpu_noted and rank == 0:
-        print(
-            'actorflow: "gpu" was asked for, and this machine has no CUDA device: the script runs on CPU devices',
-            file=sys.stderr,
-            flush=True,
-        )
+        say('"gpu" was asked for, and this machine has no CUDA device: the script runs on CPU devices')
     _gpu_noted = True
     return "cpu"

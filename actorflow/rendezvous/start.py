@@ -30,6 +30,7 @@ from actorflow.rendezvous.reports import report_to_launcher
 from actorflow.rendezvous.script_request import RunShape, ScriptRequest, check_token, kind_of_gpu, restart_shape
 from actorflow.rendezvous.secret import why_not_inherited
 from actorflow.rendezvous.settings import Settings
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["begin_run", "request_setting", "script_request"]
@@ -102,10 +103,9 @@ def _by_torch() -> Settings | None:
 def _become_launcher(shape: RunShape) -> NoReturn:
     check_token(shape, _secret(), why_not_inherited(os.environ))
     script, arguments = _script(sys.modules["__main__"], sys.orig_argv, sys.argv)
-    print(
-        f"actorflow: {script} asks for {shape.spoken}: this process becomes the launcher, and the script runs from its "
-        "beginning on each device",
-        file=sys.stderr,
+    say(
+        f"{script} asks for {shape.spoken}: this process becomes the launcher, and the script runs from its "
+        "beginning on each device"
     )
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Container
 
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.session.compiling import RankPlan
 from actorflow.session.context import PlanRuntime, SessionContext
+from actorflow.support.terminal import say
 from actorflow_compiler.values.variables import WITH_PARAMETERS, ScriptState
 
 __all__ = ["adopt_variables"]
@@ -66,10 +66,8 @@ def _warn(made: RankPlan, rank: int) -> None:
     ranks = sorted({r for rs in made.differing.values() for r in rs})
     names = ", ".join(list(made.differing)[:3]) + (", …" if len(made.differing) > 3 else "")
     if rank in (0, *ranks):
-        print(
-            f"actorflow: {names} of job {made.plan.name!r} differed on rank{'s' * (len(ranks) > 1)} "
+        say(
+            f"{names} of job {made.plan.name!r} differed on rank{'s' * (len(ranks) > 1)} "
             f"{', '.join(map(str, ranks))}, which took the master's values; seed every rank alike, or load the "
-            f"same checkpoint on all of them",
-            file=sys.stderr,
-            flush=True,
+            f"same checkpoint on all of them"
         )

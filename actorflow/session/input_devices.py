@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterable
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from actorflow.script_state.arguments import CallArguments
 from actorflow.standins.logical_batch import BatchTensor
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.units import bytes_text
 
@@ -50,11 +50,9 @@ class InputDevices:
         )
         if nbytes > LARGE and (job, "") not in self._told:
             self._told.add((job, ""))
-            print(
-                f"actorflow: {job} was called with a batch of {bytes_text(nbytes)}, which each of {self._world} ranks "
-                f"has loaded whole, to use its own rows; a rank that takes it from flow.data.loader loads no others",
-                file=sys.stderr,
-                flush=True,
+            say(
+                f"{job} was called with a batch of {bytes_text(nbytes)}, which each of {self._world} ranks "
+                f"has loaded whole, to use its own rows; a rank that takes it from flow.data.loader loads no others"
             )
 
     def _moves(self, job: str, name: str, tensor: Tensor, device: torch.device) -> None:

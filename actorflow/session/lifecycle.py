@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from torch.distributed.distributed_c10d import Store
@@ -18,6 +17,7 @@ from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import Worker
 from actorflow.session.context import PlanRuntime, SessionContext
 from actorflow.support.refusals import MessageRefused
+from actorflow.support.terminal import say
 from actorflow.transport.gloo import GlooPlane
 from actorflow.transport.messages import DataPlane
 from actorflow.transport.nccl import NcclPlane, nccl_version
@@ -43,7 +43,7 @@ class Lifecycle:
         context, cluster = self._context, self._context.cluster
         device = make_device(device_of(kinds[context.rank], context.settings, kinds))
         if context.rank == 0 and (note := idle_oversubscribe(context.settings, kinds)):
-            print(f"actorflow: {note}", file=sys.stderr, flush=True)
+            say(note)
         planes: dict[str, DataPlane] = {}
         if isinstance(cluster, Cluster):
             planes = planes_of(context.rank, cluster.store(), device, context.settings.transfer_limit, self._late)

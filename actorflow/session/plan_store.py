@@ -34,6 +34,7 @@ import torch
 import actorflow_protos
 import actorflow_scheduler
 from actorflow.runtime.measured_costs import Costs, Place, Target, read
+from actorflow.support.terminal import say
 from actorflow.support.user_folder import UserFolder
 from actorflow_compiler import reuse
 from actorflow_compiler.core.cache_folder import CACHE_VARIABLE, cache_folder
@@ -461,7 +462,7 @@ class PlanStore:
     def _say(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
-            print(f"actorflow: {text}", file=sys.stderr, flush=True)
+            say(text)
 
 
 KEPT = PlanStore()  # of this process

@@ -32,6 +32,7 @@ from actorflow.session.pull_server import PullServer
 from actorflow.session.undo import Undo
 from actorflow.standins.logical_batch import RowsRead
 from actorflow.support.script_error import mute_repeated_tracebacks
+from actorflow.support.terminal import say
 from actorflow.transport.messages import Stamp
 from actorflow.variables.optimizer_state import count_as_stepped
 from actorflow_compiler.core.errors import ActorError, StateError
@@ -125,7 +126,7 @@ class Session:
         number = stamp.call
         if compiled is None:
             if self.context.rank == 0 and (note := job.plans.note()):
-                print(f"actorflow: {note}", file=sys.stderr, flush=True)
+                say(note)
             compiled = self._client.compile(job, prepared, number)
             job.plans.add(arguments, compiled)
         return job.body.give(self._issue(job, compiled, arguments, stamp))

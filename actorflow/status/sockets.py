@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from actorflow.support.peer_user import check_user, peer_process
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.owned_folders import birth
 
@@ -215,4 +215,4 @@ def print_own_status(rank: int) -> None:
     """Print this rank's status on standard error."""
     from actorflow.status.rank_status import own_status
 
-    print(f"actorflow: {own_status(rank).text}", file=sys.stderr, flush=True)
+    say(own_status(rank).text)

@@ -6,7 +6,6 @@ a rank of this run, the run ends and names it, since going on would be wrong; an
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 
+from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["REFUSALS", "MessageRefused", "RefusalCount", "RefusalReason"]
@@ -112,7 +112,7 @@ class RefusalCount:
 
 def _print(text: str) -> None:
     with suppress(OSError, ValueError):  # the terminal may be gone
-        print(f"actorflow: {text}", file=sys.stderr, flush=True)
+        say(text)
 
 
 REFUSALS = RefusalCount()  # of this process

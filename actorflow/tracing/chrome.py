@@ -210,7 +210,8 @@ class _Writer:
         self, end: str, kind: str, number: int, register: Register, token: int, actor: Actor, fired: Fired
     ) -> Event:
         at = _us(fired.start)
-        if end == "s":  # an arrow has to begin inside its slice, which excludes its end
+        if end == "s" and actor.kind != "send":  # of which the reader may have the token before the firing has ended
+            # an arrow has to begin inside its slice, which excludes its end
             at = max(at, round(_us(fired.end) - _TICK, 3))
         event = {
             "ph": end,

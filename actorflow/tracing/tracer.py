@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
@@ -15,6 +14,7 @@ from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.measured_costs import HERE
 from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder, RowsWait, ScriptRead, clock
 from actorflow.support.requests import Request
+from actorflow.support.terminal import say
 from actorflow.support.version import __version__
 from actorflow.tracing import folder
 from actorflow.tracing.chrome import Event, RankRecording, events, joined
@@ -129,7 +129,7 @@ class Tracer:
         try:
             self._write(observed(), "" if failure is None else failure.text)
         except TraceError as e:
-            print(f"actorflow: rank {self._peers.rank}: {e}", file=sys.stderr, flush=True)
+            say(f"rank {self._peers.rank}: {e}")
 
     def _write(
         self, observed: Sequence[tuple[Plan, tuple[int, ...]]], cut: str = ""

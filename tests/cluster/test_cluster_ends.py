@@ -72,14 +72,28 @@ def test_an_abort_of_a_rank_that_has_left_or_never_came_waits_for_nobody(
     assert ranks.exits[1] == []
 
 
-def test_a_process_that_awaits_its_end_goes_no_further_before_it(joined: Joined) -> None:
+def test_an_abort_before_the_thread_of_the_links_runs_ends_the_rank_as_soon_as_it_does(
+    ranks: Ranks, settings: Callable[..., Settings]
+) -> None:
+    cluster = ranks.make(settings(0, 2))
+    cluster.abort(FailureKind.RAISED, BOOM)
+    (error,) = ranks.each(lambda cluster: cluster.join())
+    assert isinstance(error, ClusterError)
+    assert BOOM in str(error)
+    assert cluster.failed.is_set()
+
+
+def test_a_process_that_awaits_its_end_goes_no_further_before_it(
+    joined: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "CALLBACK_SECONDS", LIMIT)  # which a busy machine takes to let the other rank end
     ranks = joined(2)
     one, two = ranks.clusters
     written: list[str] = []
     may = threading.Event()
 
     def last() -> None:
-        may.wait(failures.CALLBACK_SECONDS)
+        may.wait(LIMIT)
         written.append("trace")
 
     one.at_failure(last)

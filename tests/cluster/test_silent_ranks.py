@@ -56,7 +56,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     monkeypatch.setattr(control_plane, "CATCHING_UP", 0.0)
     made = Terminal()
     for module in (peer_watch, watch):
-        monkeypatch.setattr(module, "print", lambda text, **_: print(text, file=made), raising=False)
+        monkeypatch.setattr(module, "say", lambda text: made.write(f"actorflow: {text}\n"))
     yield made
     if made.watch._thread.is_alive():
         made.watch.close()

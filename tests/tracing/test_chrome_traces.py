@@ -67,6 +67,19 @@ def test_an_arrow_joins_each_token_that_changes_its_queue_with_its_first_reader(
     assert all(starts[e["cat"], e["id"]] <= e["ts"] for e in found if e["ph"] == "f")
 
 
+def test_no_arrow_goes_back_in_time_where_a_token_is_read_before_its_send_has_returned() -> None:
+    plan, parts = recorded()
+    sends = {a.id for a in plan.actors if a.kind == "send"}
+    late = 10**9  # ns, as where another thread has the core meanwhile
+    slow = [
+        replace(part, fired=[f._replace(end=f.end + late) if f.actor in sends else f for f in part.fired])
+        for part in parts
+    ]
+    found = joined(map(events, slow))
+    starts = {(e["cat"], e["id"]): e["ts"] for e in found if e["ph"] == "s"}
+    assert all(starts[e["cat"], e["id"]] <= e["ts"] for e in found if e["ph"] == "f" and e["cat"] == TOKEN)
+
+
 def test_an_arrow_joins_what_frees_a_slot_on_another_rank_with_the_send_that_takes_it() -> None:
     plan, _ = recorded()
     found = [e for e in trace().events if e["ph"] == "f" and e["cat"] == CREDIT]

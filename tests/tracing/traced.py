@@ -17,6 +17,7 @@ from actorflow_scheduler.timeline import nanoseconds
 from runtime.trainings import LIBRARY, batches, training, weights
 
 CALLS = 6
+LIMIT = 200.0  # seconds, which only a hang takes
 
 
 @cache
@@ -29,7 +30,7 @@ def recorded(limit: int = 100) -> tuple[Plan, tuple[RankRecording, ...]]:
             cluster.issue({"x": x, "t": t}, {"step": -0.01})
         kept: list[Recorder] = []
         for worker in cluster.workers:
-            worker.wait_all(20)
+            worker.wait_all(LIMIT)
             assert worker.record is not None
             kept.append(worker.record)
     parts = tuple(

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 
+from actorflow.support.terminal import say
 from actorflow.support.user_folder import UserFolder
 from actorflow_compiler.core import digest as digests
 from actorflow_compiler.core import torch_internals
@@ -201,4 +201,4 @@ _told: set[str] = set()
 def _say(text: str) -> None:
     if text not in _told:
         _told.add(text)
-        print(f"actorflow: {text}", file=sys.stderr, flush=True)
+        say(text)
