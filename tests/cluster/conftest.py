@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from actorflow.control import join
 from actorflow.rendezvous.settings import Settings
 from cluster.ranks import LIMIT, Ranks, free_port
 from cluster.runs import Run
@@ -46,6 +49,14 @@ def joined(ranks: Ranks, settings: Callable[..., Settings]) -> Callable[..., Ran
         return ranks
 
     return of
+
+
+@pytest.fixture
+def give_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """What ends a master's wait for missing ranks, as if ``join_timeout`` had passed: for them time is turned on."""
+    turned = [0.0]
+    monkeypatch.setattr(join, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + turned[0]))
+    return lambda: turned.append(turned.pop() + LIMIT)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from actorflow.control.cluster import Cluster
+from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.requests import Request
 
@@ -41,6 +42,14 @@ def free_port() -> int:
         with socket.socket() as s, suppress(OSError):
             s.bind(("", port))
             return port
+
+
+def until(there: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + LIMIT
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 class Ranks:
@@ -82,6 +91,9 @@ class Ranks:
     def close(self) -> None:
         """Let the gRPC threads of all ranks end."""
         left = [cluster for cluster in self.clusters if cluster._thread.is_alive()]
+        for cluster in left:
+            if not cluster._joined.done():  # it waits for others
+                cluster.abort(FailureKind.ENDED, "was told to end, since the test is over")
         for cluster in left:
             cluster._control_plane._done = True  # what breaks from now on is meant to
         for cluster in left:

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -17,7 +18,7 @@ from actorflow.rendezvous.ticket import own_ticket
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 from actorflow_protos.runtime_pb2_grpc import PeerStub
-from cluster.ranks import LIMIT, Ranks, Word
+from cluster.ranks import LIMIT, Ranks, Word, until
 
 Make = Callable[..., Settings]
 
@@ -38,13 +39,17 @@ def test_different_arguments_end_every_rank_with_both_values(ranks: Ranks, setti
         assert part in str(results[0])
 
 
-def test_a_missing_rank_is_named_to_everybody_who_came(ranks: Ranks, settings: Make) -> None:
+def test_a_missing_rank_is_named_to_everybody_who_came(
+    ranks: Ranks, settings: Make, give_up: Callable[[], None]
+) -> None:
     for rank in (0, 1):
-        ranks.make(settings(rank, 4, devices=2, nnodes=2, join_timeout=2.5))
-    results = ranks.each(lambda cluster: cluster.join())
-    for e in results:
+        ranks.make(settings(rank, 4, devices=2, nnodes=2)).begin()
+    plane = ranks.clusters[0]._control_plane
+    until(lambda: plane._reception is not None and 1 in plane._reception.roster.tickets)
+    give_up()
+    for e in ranks.each(lambda cluster: cluster.join()):
         assert isinstance(e, ClusterError)
-        assert "ranks 2-3 (node 1) did not join within 2.5 s" in str(e)
+        assert f"ranks 2-3 (node 1) did not join within {LIMIT:g} s" in str(e)
 
 
 def test_a_master_that_never_comes_is_an_error(ranks: Ranks, settings: Make) -> None:
@@ -54,10 +59,14 @@ def test_a_master_that_never_comes_is_an_error(ranks: Ranks, settings: Make) -> 
     assert "no master (rank 0, node 0) answered rank 1" in str(e)
 
 
-def test_a_wrong_token_is_turned_away_and_both_sides_say_so(ranks: Ranks, settings: Make) -> None:
-    ranks.make(settings(0, 2, join_timeout=3.0))
-    ranks.make(settings(1, 2, join_timeout=3.0, token="guess"))
-    master, other = ranks.each(lambda cluster: cluster.join())
+def test_a_wrong_token_is_turned_away_and_both_sides_say_so(
+    ranks: Ranks, settings: Make, give_up: Callable[[], None]
+) -> None:
+    ranks.make(settings(0, 2)).begin()
+    ranks.make(settings(1, 2, token="guess"))
+    (other,) = ranks.apart(ranks.clusters[1].join)
+    give_up()
+    (master,) = ranks.apart(ranks.clusters[0].join)
     assert isinstance(other, ClusterError)
     assert "tokens differ" in str(other)
     assert "ACTORFLOW_TOKEN" in str(other)
@@ -114,6 +123,9 @@ def test_the_first_note_about_who_is_awaited_says_what_may_be_wrong_here(
     settings: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(control_join, "FIRST_NOTICE", 0.02)
+    monkeypatch.setattr(control_join, "LOOKING", LIMIT)
+    times = iter([0.0, 0.03, 0.11])
+    monkeypatch.setattr(control_join, "time", SimpleNamespace(monotonic=lambda: next(times)))
     reception = control_join.Reception(own_ticket(settings(0, 2)), 0.1, lambda: "A firewall is up.")
     with pytest.raises(ClusterError, match=r"rank 1 \(node 0\) did not join within 0.1 s"):
         asyncio.run(reception.wait(asyncio.wait_for))

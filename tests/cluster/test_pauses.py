@@ -131,7 +131,7 @@ def test_a_rank_that_stays_stopped_is_lost_after_the_limit(start: Start, tmp_pat
     assert run.wait() == 1
     took = time.monotonic() - begun
     assert 5.0 < took < 6.0 + SOON, run.output  # a tick may have been counted before
-    assert f"pid {pid}) has not answered for 5 s; " in run.output
+    assert re.search(rf"pid {pid}\) has not answered for \d+ s; ", run.output)  # 5, or more on a busy machine
     assert re.search(rf"actorflow: rank 1 \(\S+, pid {pid}\) stopped answering; noticed by rank 0", run.output)
     assert run.ranks_left() == []
 
@@ -179,7 +179,7 @@ def test_a_rank_that_keeps_pythons_lock_for_longer_than_the_limit_is_waited_for(
     run = start(KEEPS, "--devices", "2", "--lost-after", "6", python=warm.python())
     assert run.wait() == 0, run.output
     assert "gathered [b'0', b'1']" in run.output
-    assert re.search(r"actorflow: rank 1 \(\S+, pid \d+\) has not answered for 5 s; rank 0 is at gather", run.output)
+    assert re.search(r"actorflow: rank 1 \(\S+, pid \d+\) has not answered for \d+ s; rank 0 is at gather", run.output)
     assert "but its process lives: some code in it, such as an extension in C, keeps Python's lock" in run.output
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -17,7 +16,7 @@ from actorflow.control.strangers import MOST, Strangers, host_of
 from actorflow.rendezvous.settings import Settings
 from actorflow_protos import runtime_pb2 as pb
 from actorflow_protos.runtime_pb2_grpc import PeerStub
-from cluster.ranks import LIMIT, Ranks
+from cluster.ranks import LIMIT, Ranks, until
 from cluster.strangers import (
     CONTINUATION,
     DATA,
@@ -52,13 +51,6 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def until(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

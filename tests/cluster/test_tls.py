@@ -62,21 +62,24 @@ def test_the_ca_alone_vouches_and_no_token_is_needed(ranks: Ranks, settings: Mak
 
 
 def test_where_a_token_is_given_too_both_are_needed(ranks: Ranks, settings: Make, authority: Authority) -> None:
-    ranks.make(with_files(settings(0, 2, join_timeout=1.0), authority.files("a")))
-    ranks.make(with_files(settings(1, 2, join_timeout=1.0, token="guess"), authority.files("b")))
-    _, other = ranks.each(lambda cluster: cluster.join())
+    ranks.make(with_files(settings(0, 2), authority.files("a"))).begin()
+    guest = ranks.make(with_files(settings(1, 2, token="guess"), authority.files("b")))
+    (other,) = ranks.apart(guest.join)
     assert "turned rank 1 away: their tokens differ" in str(other)
 
 
 @pytest.mark.parametrize("master", ["tls", "plain"])
 def test_a_node_that_alone_uses_tls_or_does_not_is_told_so_at_once(
-    ranks: Ranks, settings: Make, authority: Authority, capsys: pytest.CaptureFixture[str], master: str
-) -> None:
+    ranks: Ranks, settings: Make, authority: Authority, give_up: Callable[[], None],
+    capsys: pytest.CaptureFixture[str], master: str,
+) -> None:  # fmt: skip
     own = authority.files("a")
     files = (own, None) if master == "tls" else (None, own)
-    ranks.make(with_files(settings(0, 2, join_timeout=3.0), files[0])).begin()
-    ranks.make(with_files(settings(1, 2), files[1]))  # which would wait for very long
-    found, other = ranks.each(lambda cluster: cluster.join())
+    ranks.make(with_files(settings(0, 2), files[0])).begin()
+    ranks.make(with_files(settings(1, 2), files[1]))
+    (other,) = ranks.apart(ranks.clusters[1].join)
+    give_up()
+    (found,) = ranks.apart(ranks.clusters[0].join)
     assert isinstance(other, ClusterError)
     assert isinstance(found, ClusterError)
     if master == "tls":
@@ -106,9 +109,9 @@ def test_a_node_whose_certificate_does_not_do_is_told_why_at_once(
         "expired here": (old, good),
         "expired there": (good, old),
     }[case]
-    ranks.make(with_files(settings(0, 2, join_timeout=2.0), theirs))
-    ranks.make(with_files(settings(1, 2), mine))
-    _, other = ranks.each(lambda cluster: cluster.join())
+    ranks.make(with_files(settings(0, 2), theirs)).begin()
+    guest = ranks.make(with_files(settings(1, 2), mine))
+    (other,) = ranks.apart(guest.join)
     with pytest.raises(ClusterError, match=text):
         raise other
 
@@ -276,7 +279,7 @@ def test_two_launchers_run_with_certificates_alone(
 
 
 def test_a_launcher_is_told_at_once_that_node_0s_speaks_tls(ranks: Ranks, settings: Make, authority: Authority) -> None:
-    master = ranks.make(with_files(settings(0, 2, join_timeout=1.0), authority.files("a")))
+    master = ranks.make(with_files(settings(0, 2), authority.files("a")))
     master.begin()
     found: list[Exception] = []
 
@@ -290,4 +293,3 @@ def test_a_launcher_is_told_at_once_that_node_0s_speaks_tls(ranks: Ranks, settin
     thread.start()
     thread.join(LIMIT)
     assert "speaks TLS: give this node --tls-ca" in str(found[0])
-    ranks.each(lambda cluster: cluster.join())  # which fails
