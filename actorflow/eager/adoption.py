@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.modules import OWN_ATTRIBUTES
 from actorflow.eager.plain_tensors import IS_GLOBAL
+from actorflow.standins.beside import WAS_GLOBAL, beside
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.hints.hints import distribute, place
@@ -29,8 +30,8 @@ def adopt_global_state(
 ) -> Mapping[int, Tensor]:
     """Make the global tensors of modules, and those of their optimizers, plain ones; collective where there are some.
 
-    Their layouts become those of ``flow.distribute``, and their placements those of ``flow.place``.  Returns the plain
-    tensors by the ids of the global ones.
+    Their layouts become those of ``flow.distribute``, and their placements those of ``flow.place``.  It is noted with
+    the modules, as jobs over them give global tensors.  Returns the plain tensors by the ids of the global ones.
     """
     plain: dict[int, Tensor] = {}  # by id of the global tensor; tied ones stay tied
     kept: list[Tensor] = []  # the global ones, whose ids are in use
@@ -47,6 +48,10 @@ def adopt_global_state(
                     layouts[re.escape(f"{prefix}.{name}" if prefix else name)] = tuple(tensor.sbp)
                 setattr(child, name, plain[id(tensor)])
             child.__dict__.pop(IS_GLOBAL, None)
+            if id(child) in placements:
+                kept_with = beside(child)
+                assert kept_with is not None  # modules have a __dict__
+                kept_with[WAS_GLOBAL] = True
         for placed, placement in _placed(module, placements):
             if placement.ranks != tuple(range(world)) or len(placement.hierarchy) > 1:
                 place(placed, {"": placement})

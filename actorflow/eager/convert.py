@@ -12,6 +12,7 @@ from torch import Tensor
 from actorflow.eager.communicator import CollectiveLabel, EagerCommunicator
 from actorflow.eager.current import current, world
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
+from actorflow.eager.job_results import ResultTensor
 from actorflow.eager.layout import NOWHERE, Layout, has_terms, layout_of, local_shape
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.redistribution import redistribute
@@ -99,7 +100,8 @@ def to_global(
 def to_local(x: Tensor) -> Tensor:
     """This rank's part of a global tensor; it shares the memory.  Raises NotGlobal for a plain tensor.
 
-    The part of a job's result is all of it, as results are whole on every rank.
+    The part of a job's plain result is all of it, as such results are whole on every rank; what a job gives as a global
+    tensor is waited for when the part is read.
 
     The gradient of the part becomes this rank's part of the gradient of the whole.  Along axes that are ``broadcast``
     or ``partial_sum`` it is taken as the whole gradient, equal on all ranks.
@@ -108,6 +110,8 @@ def to_local(x: Tensor) -> Tensor:
         return x
     if not isinstance(x, GlobalTensor):
         raise NotGlobal("to_local() was called on a plain tensor; a global tensor was expected: see x.is_global")
+    if isinstance(x, ResultTensor) and not x.requires_grad and (pending := x.pending()) is not None:
+        return pending
     part: Tensor = _ToPart.apply(x)  # type: ignore[no-untyped-call]
     return part
 

@@ -276,7 +276,14 @@ def _adopt(*state: Any) -> Mapping[int, Tensor]:
     return adopt_global_state(*state)
 
 
+def _as_global(*result: Any) -> Tensor:
+    """``eager.job_results.global_result``; see ``_adopt``."""
+    from actorflow.eager.job_results import global_result
+
+    return global_result(*result)
+
+
 step_in_jobs(Job)
-adopt_with(_adopt)
+adopt_with(_adopt, _as_global)
 observed_by(lambda cluster, _: (LiveObserver(cluster), CallbackObserver()))
 observed_by(lambda cluster, barrier: (TracingObserver(cluster, barrier),) if cluster.settings.trace else ())

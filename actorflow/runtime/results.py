@@ -109,7 +109,9 @@ class Results:
                 self._kept[number, index] = part
         whole = TensorFuture(_Fetch(peers, number, call, part, result, self._device, self._history))
         dropped = partial(self._telling().put, (tuple(placement.ranks), number, index))
-        return LazyTensor.of(whole, shape, dtype, self._device, dropped)
+        handle = LazyTensor.of(whole, shape, dtype, self._device, dropped)
+        handle.part = part
+        return handle
 
     def serve(self, number: int, index: int) -> bytes:
         """This rank's part of a result as bytes, for a rank that reads it.

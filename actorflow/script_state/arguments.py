@@ -21,15 +21,28 @@ from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.expressions import number_of
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import NdSbp
 from actorflow_compiler.core.tensor_bytes import contents
 from actorflow_compiler.core.torch_internals import in_transform, modes_around, packs_saved
 
-__all__ = ["CallArguments", "checksum", "flatten", "sampled_checksums", "refuse_modes", "shapes_text"]
+__all__ = [
+    "CallArguments", "GlobalArgument", "checksum", "flatten", "refuse_modes", "sampled_checksums", "shapes_text",
+]  # fmt: skip
 
 SAMPLED = 256  # elements of a tensor that ``sampled_checksums`` reads, roughly
 
 _ARRAYS = (Tensor, np.ndarray)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalArgument:
+    """How a global tensor lies that a call was given, which takes the whole of it."""
+
+    rows: int  # size of dim 0; -1: it has no dims
+    placement: Placement
+    sbp: NdSbp
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,7 @@ class CallArguments:
     structure: pytree.TreeSpec
     numbers: Mapping[str, int | float]  # ints and floats, by path; a capture finds whether the plan depends on them
     objects: dict[str, Any]  # objects that the search follows, by path: modules, functions, parameters and others
+    lie: tuple[GlobalArgument, ...] = ()  # the global tensors among the arguments, in order
 
     @property
     def batches(self) -> tuple[LogicalBatch, ...]:
@@ -140,6 +154,7 @@ def flatten(
     numbers: dict[str, int | float] = {}
     objects: dict[str, Any] = {}
     said: list[str] = []
+    lie: list[GlobalArgument] = []
     batch = -1
     for where, leaf in found:
         path = _path(where, signature)
@@ -158,6 +173,8 @@ def flatten(
         if graph and isinstance(leaf, Tensor) and leaf.requires_grad:
             _refuse_gradients(name, path)
         tensor = _own_copy(leaf, room)
+        if getattr(leaf, "is_global", False):
+            lie.append(GlobalArgument(tensor.shape[0] if tensor.ndim else -1, leaf.placement, tuple(leaf.sbp)))
         if tensor.ndim and batch < 0:
             batch = tensor.shape[0]
         leaves.append(_TENSOR)
@@ -168,7 +185,10 @@ def flatten(
         said.append(f"{path}: {_shape_text(specs[-1])}")
     key = (str(structure), tuple(specs), tuple(plain))
     spoken = f"{name}({', '.join(said)})"
-    return CallArguments(tuple(tensors), tuple(specs), key, spoken, tuple(leaves), structure, numbers, objects)
+    return CallArguments(
+        tuple(tensors), tuple(specs), key, spoken, tuple(leaves), structure, numbers, objects,
+        tuple(lie),
+    )  # fmt: skip
 
 
 def shapes_text(specs: Sequence[TensorArgument]) -> str:

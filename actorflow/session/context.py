@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +15,23 @@ from actorflow.control.cluster import Alone, Cluster
 from actorflow.runtime.observer import Observer
 from actorflow.runtime.results import Results
 from actorflow.runtime.worker import Worker
-from actorflow.script_state.arguments import CallArguments
+from actorflow.script_state.arguments import CallArguments, GlobalArgument
 from actorflow.script_state.name_registry import NameRegistry
 from actorflow.script_state.search import search_script
 from actorflow.script_state.search_result import SearchResult
 from actorflow.session.call_barrier import CallBarrier
 from actorflow.session.compile_request import located
 from actorflow.session.jobs import JobLike
+from actorflow.standins.lazy_tensor import LazyTensor
 from actorflow.variables.rebinding import RebindingSites
 from actorflow.variables.variable_table import VariableTable
 from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.plan.plan import Result
 from actorflow_compiler.values.variables import ScriptState, StateTensor
 
 __all__ = ["SessionContext", "Observers", "PlanRuntime", "adopt_with"]
 
+AsGlobal = Callable[[LazyTensor, Result, Sequence[GlobalArgument]], Tensor]  # a result, and what it may lie like
 Adopt = Callable[[Iterable[nn.Module], Iterable[Optimizer], int], Mapping[int, Tensor]]
 Observers = Callable[[Alone | Cluster, CallBarrier], Iterable[Observer]]  # makes the observers of a new session
 
@@ -45,12 +48,16 @@ class PlanRuntime:
     seed: int  # the master's seed of random ops, used where the script sets none
 
 
-_adopting: list[Adopt] = []  # one, where there are jobs
+_globals_by: list[tuple[Adopt, AsGlobal]] = []  # one, where there are jobs
 
 
-def adopt_with(adopt: Adopt) -> None:
-    """Make global tensors of modules and optimizers plain by ``adopt``, which returns the plain ones by their ids."""
-    _adopting[:] = [adopt]
+def adopt_with(adopt: Adopt, as_global: AsGlobal) -> None:
+    """Take over and give global tensors by these functions.
+
+    ``adopt`` makes those of modules and optimizers plain, and returns the plain ones by the ids of the global ones;
+    ``as_global`` makes a call's result global.
+    """
+    _globals_by[:] = [(adopt, as_global)]
 
 
 def _global_tensors(found: SearchResult) -> list[StateTensor]:
@@ -95,7 +102,7 @@ class SessionContext:
             found = search()
             if _global_tensors(found):
                 state = found.state
-                plain = _adopting[0](state.modules.values(), state.optimizers.values(), self.world)
+                plain = _globals_by[0][0](state.modules.values(), state.optimizers.values(), self.world)
                 for one in _global_tensors(found):
                     if id(one.tensor) in plain:
                         one.put(plain[id(one.tensor)])
@@ -110,6 +117,13 @@ class SessionContext:
             return found
         except CaptureError as error:
             raise located(error, job.function) from error.__cause__
+
+    @staticmethod
+    def as_global(
+        handles: Sequence[LazyTensor], results: Sequence[Result], like: Sequence[GlobalArgument]
+    ) -> list[Tensor]:
+        """The results of a call as global tensors, whose rows lie as those of the arguments ``like``."""
+        return [_globals_by[0][1](one, result, like) for one, result in zip(handles, results, strict=True)]
 
     def states(self) -> Iterator[ScriptState]:
         """The script states that the plans in use were made with."""

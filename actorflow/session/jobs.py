@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from actorflow.script_state.arguments import GlobalArgument
 from actorflow.script_state.guards import Guards, StandsFor
 from actorflow.script_state.key_encoding import decode_key
 from actorflow.script_state.name_registry import NameRegistry
@@ -20,11 +21,14 @@ from actorflow.session.body import JobBody
 from actorflow.session.plan_cache import PlanCache
 from actorflow.session.plan_keys import PlanKeys
 from actorflow.session.step_effects import StepEffects
+from actorflow.standins.beside import WAS_GLOBAL, is_noted
 from actorflow.variables.rebinding import RebindingSite
 from actorflow.variables.weak_guards import WeakGuards
 from actorflow_compiler.core.runs import Runs
+from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.hints.goal import Goal
+from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Plan
 
@@ -77,6 +81,8 @@ class ScriptBinding:
     keys: PlanKeys
     guards: Guards
     found: SearchResult
+    was_global: bool  # whether a module's tensors were global ones, which a job has taken over
+    staged: frozenset[tuple[int, ...]] | None  # the ranks of each placement of modules; None: the stages are chosen
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -115,6 +121,16 @@ class CompiledPlan:
         self.bound = bind_script(steps, Guards(found, stands_for), found, self.effects)
         self.parked = None
         return True
+
+    def batches(self, given: Sequence[GlobalArgument]) -> Sequence[GlobalArgument]:
+        """Those of a call's global arguments as whose rows its results may lie.
+
+        None of a pipeline that is given its batch on one placement: its results lie where it ends.
+        """
+        split = [one for one in given if any(isinstance(entry, Split) for entry in one.sbp)]
+        places = frozenset(one.placement.ranks for one in split)
+        staged = self.bound.staged
+        return split if len(places) > 1 or (staged is not None and staged <= places) else ()
 
     @property
     def places(self) -> list[tuple[StateSource, Any]]:
@@ -156,4 +172,9 @@ def bind_script(steps: bool, guards: Guards, found: SearchResult, effects: StepE
     guards.exclude((one, key) for one, key in own if not one.counts)
     left = [change for change in effects.changes if not effects.stops.depend_on(change)]
     guards.watch_stored(found, [*own, *((sources[change.at], decode_key(change.key, sources)) for change in left)])
-    return ScriptBinding(tuple(state.optimizers.values()) if steps else (), PlanKeys(state), guards, found)
+    hints = resolve(state.modules)
+    return ScriptBinding(
+        tuple(state.optimizers.values()) if steps else (), PlanKeys(state), guards, found,
+        any(is_noted(m, WAS_GLOBAL) for root in state.modules.values() for m in root.modules()),
+        None if hints.stages is not None else frozenset(place.ranks for place in hints.places.values()),
+    )  # fmt: skip

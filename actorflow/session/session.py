@@ -213,7 +213,10 @@ class Session:
         rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
         for observer in self.context.observers:
             observer.issued(call, compiled.plan, rows[0] if rows else 0, job.type == JobType.TRAIN)
-        returned = tree.rebuild(effects.shape, handles, getattr(job.function, "__globals__", {}), known)
+        given: Sequence[Tensor] = handles
+        if not compiled.mirrored and (compiled.bound.was_global or arguments.lie):
+            given = self.context.as_global(handles, compiled.plan.results, compiled.batches(arguments.lie))
+        returned = tree.rebuild(effects.shape, given, getattr(job.function, "__globals__", {}), known)
         if lost is None:  # else the call's changes have been undone
             apply_side_effects(effects.changes, found.sources, handles, known)
         if effects.seeding is not None:

@@ -14,10 +14,11 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["BESIDE", "CONFIG", "beside", "beside_parts"]
+__all__ = ["BESIDE", "CONFIG", "WAS_GLOBAL", "beside", "beside_parts", "is_noted"]
 
 BESIDE = "_actorflow_beside"  # the attribute of the object that holds the dictionary
 CONFIG = "config"  # the key of what makes ``module.config`` of a module that has none of its own
+WAS_GLOBAL = "was global"  # the key of a module whose global tensors a job has taken over
 MANY = 1000  # most objects that are visited in search of modules
 
 
@@ -46,6 +47,11 @@ def beside(thing: Any) -> dict[Any, Any] | None:
     if not isinstance(found, _Beside) or found.owner != id(thing):
         found = attributes[BESIDE] = _Beside(id(thing))
     return found.values
+
+
+def is_noted(thing: Any, key: str) -> bool:
+    """Whether the dictionary that is kept with an object has this key; makes none."""
+    return BESIDE in getattr(thing, "__dict__", ()) and key in (beside(thing) or ())
 
 
 def beside_parts(thing: Any) -> list[dict[Any, Any]]:

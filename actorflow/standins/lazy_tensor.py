@@ -76,6 +76,7 @@ class LazyTensor(Tensor):
     """
 
     _promise: TensorFuture
+    part: TensorFuture | None = None  # this rank's part of it, where it has one and that is not all of it
     kept = False  # whether a step stored it in the script's state, where it becomes a tensor of the script
 
     @staticmethod

@@ -210,7 +210,7 @@ def case(name: str) -> dict[str, Any]:
     return {
         "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
         "parameters": farthest(model, list(other.parameters())),
-        "logits": float((ours - other(x)).abs().max()),
+        "logits": float(abs(ours.numpy() - other(x).detach().numpy()).max()),
         "rate": optimizer.param_groups[0]["lr"],
         "layouts": {
             v.name: [list(v.placement.ranks), ",".join(map(str, v.sbp))]
