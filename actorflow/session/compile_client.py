@@ -38,12 +38,14 @@ from actorflow.session.planes import meet_groups, unshare
 from actorflow.session.shared_memory import refuse_shared, refuse_sparse
 from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow.support.refusals import MessageRefused, RefusalReason
+from actorflow.support.terminal import say
 from actorflow.variables.gradients import made_by_script, standing_before
 from actorflow.variables.rebinding import RebindingSite, tensors_in
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.runs import Runs
 from actorflow_compiler.core.user_code import asks_for_types
 from actorflow_compiler.custom_ops.random import SEED
+from actorflow_compiler.hints.tags import OUTSIDE_SCOPES
 from actorflow_compiler.plan.plan import Actor, OfInput, OfScalar, Plan, Variable, VariableKind
 from actorflow_compiler.plan.shown_plan import ShownPlan
 from actorflow_compiler.plan.source_rows import argument_rows
@@ -84,6 +86,7 @@ class CompileClient:
             refuse_mixed(state, {variable.name for variable in made.plan.variables})
         except StateError as error:
             raise located(error, job.function) from None
+        _tell(job, made.plan, context)
         context.jobs[job] = None
         runtime = runtime or self._lifecycle.start(made.kinds, made.seed)
         runtime.worker.wait_all(tell=False)
@@ -220,6 +223,14 @@ class CompileClient:
             return False
         unused[id(new)] = weakref.ref(new)
         return True
+
+
+def _tell(job: JobLike, plan: Plan, context: SessionContext) -> None:
+    """Say on rank 0, with the first plan of a job, where ops of no scope are: scripts may expect them elsewhere."""
+    if context.rank == 0 and job not in context.jobs:
+        for note in plan.notes:
+            if note.startswith(OUTSIDE_SCOPES):
+                say(f"{job.name}: {note}")
 
 
 def _argument_rows(actors: Sequence[Actor], plan: Plan, prepared: PreparedCall) -> dict[str, Runs]:

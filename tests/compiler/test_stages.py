@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
@@ -474,6 +475,30 @@ def test_a_scope_contradicts_stages() -> None:
 
     with pytest.raises(LayoutError, match=r"stages=2\) cuts the whole step, but a scope puts .*exp.* on cpu:\[0\]"):
         laid(model, loss)
+
+
+def test_where_ops_of_no_scope_are_is_told_where_that_is_not_on_all_devices() -> None:
+    class Scoped(Chain):
+        """The first layer is in a scope."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            with flow.scope.placement("cpu", self.ranks):
+                x = self.layers[0](x)
+            return torch.tanh(x)
+
+        ranks: Sequence[int] = (0,)
+
+    def told(model: nn.Module) -> list[str]:
+        return [note for note in laid(model).cut().notes if "outside of flow.scope.placement" in note]
+
+    (note,) = told(Scoped(1))
+    assert re.search(r"placement: \S*test_stages\.py:\d+, \S*test_stages\.py:\d+.* on cpu:\[0\], with what", note)
+    assert note.endswith("a scope of their own moves them: flow.scope.placement('cpu', [0, 1])")
+    everywhere = Scoped(1)
+    everywhere.ranks = (0, 1)
+    placed = Chain(2)
+    flow.place(placed, {r"layers\.0": RANKS[0]})
+    assert told(everywhere) == told(placed) == told(Chain(2)) == []
 
 
 def test_more_stages_than_parts_would_have_no_op() -> None:

@@ -222,6 +222,9 @@ def recording(
             hook.remove()
 
 
+OUTSIDE_SCOPES = "ops outside of flow.scope.placement"  # how a note on where they are begins
+
+
 @contextlib.contextmanager
 def placement_scope(placement: Placement) -> Iterator[None]:
     """Ops inside go to ``placement``; does nothing outside of a trace."""

@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.mirrored import refuse_parallel
 from actorflow_compiler.capture.request import StepRequest
+from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.graph.graph import Graph
+from actorflow_compiler.hints.tags import OUTSIDE_SCOPES
 from actorflow_compiler.placing.automatic_stages import AutomaticStages, cut_automatically
 from actorflow_compiler.placing.stages import computing, place_ops
+
+SHOWN = 3  # lines of the script in a note
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +63,25 @@ def place(captured: Capture, request: StepRequest) -> PlacedStep:
             hardware=hardware,
         )
     placed = place_ops(automatic.graph, unplaced, owners, captured.parameter, automatic.begins, homes, world)
-    return PlacedStep(placed.graph, placed.owners, everywhere, automatic.notes)
+    by_scopes = hints.stages is None and not hints.places
+    outside = _outside_of_scopes(automatic.graph, placed.graph, unplaced) if by_scopes else ()
+    return PlacedStep(placed.graph, placed.owners, everywhere, (*automatic.notes, *outside))
+
+
+def _outside_of_scopes(graph: Graph, placed: Graph, everywhere: Placement) -> tuple[str, ...]:
+    """A note if ops of no scope are not on all devices, as they are with what they are computed from or for."""
+    outside = {n.outs[0] for n in graph.nodes if n.placement is None and n.phase == Phase.FORWARD and n.line}
+    found: dict[Placement, dict[str, None]] = {}  # → the lines of the ops
+    for n in placed.nodes:
+        if n.outs[0] in outside and n.placement is not None and set(n.placement.ranks) != set(everywhere.ranks):
+            found.setdefault(n.placement, {})[n.line] = None
+    if not found:
+        return ()
+    where = "; ".join(
+        f"{', '.join(list(lines)[:SHOWN])}{', …' * (len(lines) > SHOWN)} on {placement}"
+        for placement, lines in found.items()
+    )
+    return (
+        f"{OUTSIDE_SCOPES}: {where}, with what they are computed from or for (OneFlow: on all devices); a scope "
+        f"of their own moves them: flow.scope.placement({everywhere.type!r}, {list(everywhere.ranks)})",
+    )
