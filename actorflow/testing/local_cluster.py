@@ -50,7 +50,7 @@ class LocalCluster:
         *plans: Plan,
         variables: Mapping[str, Tensor] | None = None,
         in_flight: int = 4,
-        timeout: float = 20.0,  # seconds for one call
+        timeout: float = 200.0,  # seconds for one call, which only a hang takes
         library: Mapping[str, Callable[..., Any]] | None = None,
         trace: int | None = None,  # iterations to record; 0: only count how long queues work; None: no recorder
         device: Callable[[int], Device] = Cpu,  # rank → its device

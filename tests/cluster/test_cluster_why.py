@@ -15,7 +15,7 @@ from actorflow.rendezvous.reports import parse
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
-from cluster.ranks import Ranks
+from cluster.ranks import LIMIT, Ranks
 
 Make = Callable[..., Settings]
 
@@ -99,7 +99,7 @@ def test_a_rank_that_waits_for_its_master_says_so_on_its_nodes_terminal(
     path = str(tmp_path_factory.mktemp("l") / "launcher")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as launcher:
         launcher.bind(path)
-        launcher.settimeout(20.0)
+        launcher.settimeout(LIMIT)
         mine = settings(1, 2, devices=1, nnodes=2, node=1, launcher=path)
 
         async def until_said() -> bytes:

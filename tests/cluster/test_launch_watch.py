@@ -8,15 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from actorflow.launch import standstill
 from actorflow.launch import watch as watching
 from actorflow.launch.rank_processes import RankProcess
 from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous.failure import LAUNCHER, Failure
 from actorflow.rendezvous.reports import RankFinished, RankSilence, RankStarted, report_to_launcher
-from cluster.ranks import LIMIT
+from cluster.ranks import LIMIT, until
 
 Spawn = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -102,20 +104,36 @@ def test_a_rank_that_stands_before_it_says_that_it_has_started_is_lost(
     assert failure.text.endswith("stopped answering before it had begun; noticed by its launcher")
 
 
-def test_a_rank_that_runs_or_has_said_that_it_has_started_may_take_its_time(watch: RankWatch, spawn: Spawn) -> None:
+def test_a_rank_that_runs_or_has_said_that_it_has_started_may_take_its_time(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time is turned on here, since a busy machine gives a core to each process when it can."""
+    now = [100.0]
+    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    watch = RankWatch(limit=1.0)
     busy = subprocess.Popen([sys.executable, "-IS", "-c", "while True: pass"], start_new_session=True)
-    begun, stub = spawn(), spawn()  # the stub stands for the rank whose process is ``begun``
+    begun, stub, other, stands = (spawn() for _ in range(4))  # rank 2, whose process is the other, has a stub
     try:
         report_to_launcher(watch.address, RankStarted(1, begun.pid))
-        watch.expect({0: as_rank(busy), 1: as_rank(begun)})
-        watch.expect({2: as_rank(stub)})
-        report_to_launcher(watch.address, RankStarted(2, spawn().pid))
-        time.sleep(0.8)  # more than twice the limit
-        assert [busy.poll(), begun.poll(), stub.poll()] == [None, None, None]
-        assert watch.close().failures == []
+        watch._read_reports()
+        watch.expect({0: as_rank(busy), 1: as_rank(begun), 2: as_rank(stub), 3: as_rank(stands)})
+        for look in range(20):  # half a second each, for more than limit and ``LATER``
+            watch._take_expected()
+            if look == 2:
+                report_to_launcher(watch.address, RankStarted(2, other.pid))
+                watch._read_reports()
+            watch._check_stopped()
+            now[0] += watching.TICK
+            turns = standstill._turns(busy.pid)
+            until(lambda turns=turns: standstill._turns(busy.pid) != turns)
+        assert [(failure.rank, failure.kind) for failure in watch.findings.failures] == [(3, "stopped")]
+        assert stands.wait(LIMIT) == -signal.SIGKILL
+        assert [one.poll() for one in (busy, begun, stub, other)] == [None] * 4
     finally:
         busy.kill()
         busy.wait()
+        watch.start()
+        watch.close()
 
 
 def test_a_rank_that_ends_before_it_says_that_it_has_started_is_known_by_its_process(

@@ -19,7 +19,7 @@ def outputs() -> list[dict[str, list[torch.Tensor]]]:
     board = Switchboard()
     with ThreadPoolExecutor(WORLD) as pool:
         jobs = [pool.submit(run_all, rank, board.plane(rank)) for rank in range(WORLD)]
-        return [job.result(20) for job in jobs]
+        return [job.result(200) for job in jobs]
 
 
 @pytest.mark.parametrize("rank", range(WORLD))

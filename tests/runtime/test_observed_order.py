@@ -21,7 +21,7 @@ def run(plan: Plan, calls: int, trace: int | None) -> list[list[tuple[Plan, tupl
         for x, t in batches(calls):
             cluster.issue({"x": x, "t": t}, {"step": -0.01})
         for worker in cluster.workers:
-            worker.wait_all(20)
+            worker.wait_all(200)
         return [worker.observed() for worker in cluster.workers]
 
 

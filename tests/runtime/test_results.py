@@ -15,6 +15,7 @@ import actorflow as flow
 from actorflow.control.alone import Alone
 from actorflow.runtime.results import ResultDropped, Results
 from actorflow.session.session import Session
+from actorflow.support import background
 from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.support.requests import Request
 from actorflow_compiler.core.errors import ClusterError
@@ -28,7 +29,8 @@ SPLIT = Result(0, (4,), "float32", placement("cpu", [0, 1]), (Split(0),))
 
 def ended(results: Results) -> None:
     """Close the results, and wait for the thread that tells of handles."""
-    (thread,) = [one for one in threading.enumerate() if one.name == "actorflow-drops"]
+    # those of other tests, and of sessions of this process, may still be there
+    (thread,) = [one for one, stop in background._working.copy().items() if stop == results.close]
     results.close()
     thread.join(LIMIT)
     assert not thread.is_alive()

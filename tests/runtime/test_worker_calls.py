@@ -767,11 +767,12 @@ def test_close_ends_calls_that_cannot_end_and_their_threads() -> None:
     worker = Worker(0, Wire(), {"memory": Switchboard().plane(0)}, gated=False, library={})
     worker.install(0, p.plan().for_rank(0))
     call = worker.issue(0, x())
+    until_said(worker, "thread comm: all_reduce 0")
     with pytest.raises(
         TimeoutError,
         match=r"(?s)1 calls were not done .*thread comm: all_reduce 0 with ranks \[0, 1\] for reduce, firing 0",
     ):
-        worker.wait_all(2)
+        worker.wait_all(0.01)
     worker.close()
     with pytest.raises(ClusterError, match="closed with 1 unfinished calls"):
         call.wait(SOON)

@@ -117,7 +117,7 @@ def test_a_pipeline_with_micro_batches_trains_like_torch(plane: str) -> None:
             calls.append(cluster.issue({"x": x, "t": t}, {"step": -0.01 * (i + 1)}))
         losses = [cluster.results(c)[0].item() for c in calls]
         for worker in cluster.workers:
-            worker.wait_all(20)
+            worker.wait_all(200)
         got = [cluster.variable("w0"), cluster.variable("w1")]
     wanted = [torch_training(x, t, w0, w1, 0.01 * (i + 1)) for i, (x, t) in enumerate(batches)]
     assert losses == pytest.approx(wanted, rel=1e-5)
