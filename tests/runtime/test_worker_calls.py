@@ -559,6 +559,7 @@ def test_a_forked_process_has_what_is_done_and_never_waits(make: Callable[..., W
     with pytest.raises(ClusterError, match="1 calls were under way"):
         worker.wait_all(SOON)
     hold.go.release()
+    worker._failure = None  # here it has its threads, which end with it
 
 
 def test_arguments_that_are_missing_are_named(make: Callable[..., Worker]) -> None:
