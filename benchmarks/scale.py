@@ -7,13 +7,14 @@ Ranks are those of a real run, without a script and without a worker: each has i
 what all agree on.  The plan is that of a training step of a small GPT on data × 2 tensor-parallel devices: rank 0
 compiles it, every rank gets its part and verifies it; nothing is computed.  Those of a process share its thread.  All
 of a machine's cores work for all ranks here, so times are upper bounds, and calls come the slower, the more ranks there
-are; memory and traffic are what they are.  Traffic is counted without signs of life, which come once a second on each
+are; memory and traffic are what they are.  Traffic is counted without signs of life, which come every other second on each
 link.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -74,6 +75,7 @@ def main(ranks: Sequence[int], processes: int, part: str | None) -> None:
     """Measure, or be one of the processes."""
     if part is not None:
         own, world, port, ends = json.loads(part)
+        gc.freeze()  # as the server does that a run's ranks are forked from
         uvloop.run(Part(own, world, port).run(ends))
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -148,6 +150,7 @@ class Part:
         for plane, common, part in zip(planes, shared, own, strict=True):
             if plane.rank:
                 verify(join(common, part, plane.rank))
+                await asyncio.sleep(0)  # signs of life of the ranks that share this thread go on
         await asyncio.gather(*(plane.gather(2, "all have it", b"") for plane in planes))
         found["plan s"] = time.monotonic() - began
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -39,6 +40,8 @@ class PeerLink:
         self._wake = asyncio.Event()
         self._armed = False  # a wake-up of ``pump`` is scheduled
         self._writing = False
+        self._spoken = False  # something has been queued since the last call of ``beat``
+        self._thread = 0  # on which ``pump`` runs
 
     def put(self, item: pb.Item) -> None:
         """Queue a control item."""
@@ -49,11 +52,14 @@ class PeerLink:
         self._push(message)
 
     def beat(self, item: pb.Item) -> None:
-        """Queue a sign of life, unless something is being written or queued, which is a sign of life as well.
+        """Queue a sign of life, unless anything has been queued since the last call, or is being written now.
 
-        So none pile up for a peer that does not read.
+        That is a sign of life as well, and so none pile up for a peer that does not read.  A sign of life counts, too:
+        on a link that is at rest every second call sends one.
         """
-        if not self._writing and not self._queue:
+        if self._spoken or self._writing or self._queue:
+            self._spoken = False
+        else:
             self._push(item)
 
     def close(self) -> None:
@@ -63,13 +69,18 @@ class PeerLink:
 
     def _push(self, entry: pb.Item | Message | None) -> None:
         self._queue.append(entry)
+        self._spoken = True
         # Under the GIL: ``pump`` disarms before it drains, so an entry queued while armed is always seen.
         if not self._armed:
             self._armed = True
-            self._loop.call_soon_threadsafe(self._wake.set)
+            if threading.get_ident() == self._thread:
+                self._wake.set()  # without a system call, which most signs of life would need
+            else:
+                self._loop.call_soon_threadsafe(self._wake.set)
 
     async def pump(self, write: Callable[[pb.Batch], Awaitable[Any]]) -> None:
         """Write queued items until ``close``, or until cancelled."""
+        self._thread = threading.get_ident()
         while True:
             await self._wake.wait()
             self._wake.clear()

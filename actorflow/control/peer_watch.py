@@ -19,7 +19,8 @@ from actorflow_protos import runtime_pb2 as pb
 
 __all__ = ["PeerWatch", "SeenSilence", "name_silence"]
 
-TICK = 1.0  # seconds between two signs of life
+TICK = 1.0  # seconds between two looks at each link; one that is at rest has a sign of life at every second of them
+MISSED = 3  # looks without a sign of life after which one has been missed, and not only come late
 AT_ONCE, BREATH = 64, 0.005  # signs of life sent in one go; seconds that other work has before the next ones
 
 
@@ -100,7 +101,7 @@ class PeerWatch:
     @property
     def doubtful(self) -> bool:
         """Whether any peer has missed signs of life.  For any thread."""
-        return self._counter.longest > 2 * self._tick
+        return self._counter.longest > MISSED * self._tick
 
     def hear(self, by: int, rank: int, seconds: float, over: bool, waits: str, missing: str) -> None:
         """Take in what a rank sees of another one's silence; on the master, or on this rank about the master."""
@@ -182,7 +183,7 @@ class PeerWatch:
         return self._settings.rank == 0 and rank in self._links
 
     def _is_heard(self, rank: int) -> bool:
-        return self._counter.of(rank) <= 2 * self._tick
+        return self._counter.of(rank) <= MISSED * self._tick
 
     def _place(self, rank: int) -> str:
         ticket = self._tickets.get(rank)

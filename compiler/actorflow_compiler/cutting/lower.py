@@ -210,6 +210,8 @@ class _Lowering:
         self.flops = self.flops_done = 0.0
         self.repeated: dict[RedundantOp, float] = {}
         self._calls: dict[OpCall, OpCall] = {}  # one object for equal ones
+        self._fitting: set[tuple[OpCall, OpCall]] = set()  # (whole, local) that have been checked
+        self._along: dict[tuple[OpCall, Signature, Parts, int], tuple[OpCall, tuple[Meta, ...]]] = {}
         self._local: dict[
             tuple[OpCall, tuple[Signature, ...], tuple[int, ...], tuple[Parts, ...]], tuple[OpCall, tuple[Meta, ...]]
         ] = {}
@@ -412,21 +414,35 @@ class _Lowering:
         Raises PlanError, with the user's line, if the local operands do not fit each other.
         """
         key = (call, chosen, at, axes)
-        if key not in self._local:
-            whole, outs = call, tuple(m for m in call.outs if m is not None)
+        found = self._local.get(key)
+        if found is None:
+            local, outs = call, tuple(m for m in call.outs if m is not None)
             for signature, index, parts in zip(chosen, at, axes, strict=True):
-                op, args, kwargs, outs = local_op(call, signature, parts, index)
-                ins = tuple(
-                    Meta(local_shape(m.shape, s, parts, index), m.dtype)
-                    for m, s in zip(call.ins, signature.ins, strict=True)
-                )
-                rest = iter(outs)
-                call = OpCall(
-                    op, args, tuple(kwargs), ins, tuple(next(rest) if m is not None else None for m in call.outs)
-                )
-            check_local_call(whole, call, line)
-            self._local[key] = (self._calls.setdefault(call, call), outs)
-        return self._local[key]
+                local, outs = self.along_axis(local, signature, parts, index)
+            if (call, local) not in self._fitting:
+                check_local_call(call, local, line)
+                self._fitting.add((call, local))
+            found = self._local[key] = local, outs
+        return found
+
+    def along_axis(
+        self, call: OpCall, signature: Signature, parts: Parts, index: int
+    ) -> tuple[OpCall, tuple[Meta, ...]]:
+        """As ``localised`` for one mesh axis; what is alike along one axis is made once for all places on the next."""
+        key = (call, signature, parts, index)
+        found = self._along.get(key)
+        if found is None:
+            op, args, kwargs, outs = local_op(call, signature, parts, index)
+            ins = tuple(
+                Meta(local_shape(m.shape, s, parts, index), m.dtype)
+                for m, s in zip(call.ins, signature.ins, strict=True)
+            )
+            rest = iter(outs)
+            local = OpCall(
+                op, args, tuple(kwargs), ins, tuple(next(rest) if m is not None else None for m in call.outs)
+            )
+            found = self._along[key] = self._calls.setdefault(local, local), outs
+        return found
 
     def obtain(self, value: int, where: Placement, sbp: NdSbp, when: PhaseStage, anew: bool = False) -> int:
         """The local value that is ``value`` on a placement in a layout; adds its boxing if need be.

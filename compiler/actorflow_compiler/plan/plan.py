@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
@@ -123,6 +123,7 @@ class Combine:
 LAST, SUM = Combine(CombineKind.LAST), Combine(CombineKind.SUM)
 
 
+@lru_cache(maxsize=64)  # each tensor of each register has one
 def parse_combine(text: str) -> Combine:
     """The inverse of ``str``.  Raises LayoutError for any other text."""
     kind, _, dim = text.partition(":")

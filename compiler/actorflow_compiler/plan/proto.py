@@ -62,6 +62,8 @@ from actorflow_protos import plan_pb2 as pb
 
 MOST_RANKS = 1 << 20  # of a placement or a group
 
+Stretches = tuple[tuple[int, int, int], ...]  # of ranks: the first, the step to the next, and how many
+
 _Kind = TypeVar("_Kind", bound=StrEnum)
 
 
@@ -302,8 +304,11 @@ def _stretches(ranks: tuple[int, ...]) -> tuple[pb.Stretch, ...]:
     return tuple(pb.Stretch(first=first, step=step, count=count) for first, step, count in stretches(ranks))
 
 
-def _to_ranks(stretches: Iterable[pb.Stretch], where: str) -> tuple[int, ...]:
-    found = tuple((s.first, s.step, s.count) for s in stretches)
+def _to_stretches(stretches: Iterable[pb.Stretch]) -> Stretches:
+    return tuple((s.first, s.step, s.count) for s in stretches)
+
+
+def _to_ranks(found: Stretches, where: str) -> tuple[int, ...]:
     if (count := sum(n for _, _, n in found)) > MOST_RANKS:
         raise LayoutError(f"{where}: {count:,} ranks were found; at most {MOST_RANKS:,} were expected")
     if any(first + (n - 1) * step < 0 for first, step, n in found):
@@ -312,7 +317,7 @@ def _to_ranks(stretches: Iterable[pb.Stretch], where: str) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _expanded(stretches: tuple[tuple[int, int, int], ...]) -> tuple[int, ...]:
+def _expanded(stretches: Stretches) -> tuple[int, ...]:
     return tuple(first + k * step for first, step, n in stretches for k in range(n))
 
 
@@ -328,7 +333,7 @@ def _comm(comm: Comm, exchanges: _Exchanges) -> pb.Comm:
 
 def _to_comm(message: pb.Comm, actor: str, exchanges: Sequence[Exchange]) -> Comm:
     plane = _member(Plane, message.plane, actor, "data plane")
-    ranks = _to_ranks(message.group, actor)
+    ranks = _to_ranks(_to_stretches(message.group), actor)
     if message.kind == SEND:
         if len(ranks) != 2:
             raise LayoutError(f"{actor}: a send among ranks {list(ranks)} was found; two were expected")
@@ -473,24 +478,28 @@ def _weights(placement: Placement) -> tuple[int, ...]:
 
 
 def _layout(message: pb.Variable | pb.Result) -> tuple[Placement, NdSbp]:
-    hierarchy, flat = tuple(message.hierarchy), iter(message.weights)
-    weights = tuple(tuple(itertools.islice(flat, n)) for n in hierarchy) if message.weights else ()
-    placement = _placement(message.placement_type, _to_ranks(message.ranks, "a placement"), hierarchy, weights)
-    if _weights(placement) != tuple(message.weights):
-        raise LayoutError(
-            f"weights {list(message.weights)} were found, those of {placement} in lowest terms were expected"
-        )
-    sbp = parse_nd(message.sbp)
-    if show(sbp) != message.sbp or len(sbp) != len(placement.hierarchy):
-        raise LayoutError(f"SBP {message.sbp!r} was found, one entry for each axis of {placement} was expected")
-    return placement, sbp
+    placement = _placement(
+        message.placement_type, _to_stretches(message.ranks), tuple(message.hierarchy), tuple(message.weights)
+    )
+    return placement, _sbp_on(placement, message.sbp)
 
 
 @functools.lru_cache(maxsize=256)  # as for ranks
-def _placement(
-    type_: str, ranks: tuple[int, ...], hierarchy: tuple[int, ...], weights: tuple[tuple[int, ...], ...]
-) -> Placement:
-    return Placement(type_, ranks, hierarchy, weights)
+def _placement(type_: str, ranks: Stretches, hierarchy: tuple[int, ...], given: tuple[int, ...]) -> Placement:
+    flat = iter(given)
+    weights = tuple(tuple(itertools.islice(flat, n)) for n in hierarchy) if given else ()
+    placement = Placement(type_, _to_ranks(ranks, "a placement"), hierarchy, weights)
+    if _weights(placement) != given:
+        raise LayoutError(f"weights {list(given)} were found, those of {placement} in lowest terms were expected")
+    return placement
+
+
+@functools.lru_cache(maxsize=256)
+def _sbp_on(placement: Placement, text: str) -> NdSbp:
+    sbp = parse_nd(text)
+    if show(sbp) != text or len(sbp) != len(placement.hierarchy):
+        raise LayoutError(f"SBP {text!r} was found, one entry for each axis of {placement} was expected")
+    return sbp
 
 
 def _dtype(text: str) -> str:

@@ -91,10 +91,15 @@ def memory(plan: Plan) -> tuple[RankBytes, ...]:
     parameters: Counter[int] = Counter()
     optimizer: Counter[int] = Counter()
     activations: Counter[int] = Counter()
+    elements_of: dict[object, list[int]] = {}  # those that lie alike have equal parts, as a weight and its moments do
     for variable in plan.variables:
         kind = optimizer if variable.kind == VariableKind.OPTIMIZER else parameters
-        for rank in variable.placement.ranks:
-            kind[rank] += numel(variable_shape(variable, rank)) * ITEM_BYTES[variable.dtype]
+        ranks, item = variable.placement.ranks, ITEM_BYTES[variable.dtype]
+        look = (variable.shape, variable.placement, variable.sbp)
+        if look not in elements_of:
+            elements_of[look] = [numel(variable_shape(variable, rank)) for rank in ranks]
+        for rank, count in zip(ranks, elements_of[look], strict=True):
+            kind[rank] += count * item
     for register in plan.registers:
         activations[plan.home(register)] += register.slots * register.nbytes
     return tuple(RankBytes(r, parameters[r], optimizer[r], activations[r]) for r in range(plan.world))

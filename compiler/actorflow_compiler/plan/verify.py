@@ -52,6 +52,7 @@ def verify(plan: Plan) -> Plan:
         _verify_register(plan, register, fail)
     for actor in plan.actors:
         _verify_actor(plan, actor, fail)
+    _verify_bodies(plan, fail)
     _verify_orders(plan, fail)
     _verify_calls(plan, fail)
     return plan
@@ -65,9 +66,11 @@ def _verify_ranks(plan: Plan, fail: Fail) -> None:
         *((f"result {result.index}", result.placement.ranks) for result in plan.results),
         *((f"actor {actor.name}", () if actor.comm is None else actor.comm.ranks) for actor in plan.actors),
     ]
+    seen: set[int] = set()  # ids: many variables have the same ranks, and those may be thousands
     for where, ranks in named:
-        if ranks and not 0 <= min(ranks) <= max(ranks) < plan.world:
+        if id(ranks) not in seen and ranks and not 0 <= min(ranks) <= max(ranks) < plan.world:
             fail(where, f"ranks {min(ranks)} to {max(ranks)} were found, the world has {plan.world}")
+        seen.add(id(ranks))
 
 
 def _verify_comm(actor: Actor, fail: Fail) -> None:
@@ -147,18 +150,31 @@ def _verify_actor(plan: Plan, actor: Actor, fail: Fail) -> None:
     if actor.body is not None and actor.body >= len(plan.bodies):
         fail(where, f"body {actor.body} was found, the plan has {len(plan.bodies)}")
     elif actor.body is not None:
-        _verify_body(plan.bodies[actor.body], actor, fail)
+        _verify_fit(plan.bodies[actor.body], actor, fail)
     elif len(actor.operands) != len(actor.targets):
         fail(where, f"{len(actor.operands)} operands and {len(actor.targets)} targets, and no body between them")
 
 
-def _verify_body(body: Body, actor: Actor, fail: Fail) -> None:
+def _verify_fit(body: Body, actor: Actor, fail: Fail) -> None:
     if body.inputs != len(actor.operands) or len(body.outputs) != len(actor.targets):
         fail(
             f"actor {actor.name}",
             f"its body takes {body.inputs} and gives {len(body.outputs)}, "
             f"the actor {len(actor.operands)} and {len(actor.targets)}",
         )
+
+
+def _verify_bodies(plan: Plan, fail: Fail) -> None:
+    """Each once, as that of the first actor that has it."""
+    actors: dict[int, Actor] = {}
+    for actor in plan.actors:
+        if actor.body is not None and (not plan.ranks or actor.rank in plan.ranks):
+            actors.setdefault(actor.body, actor)
+    for number, actor in actors.items():
+        _verify_steps(plan.bodies[number], actor, fail)
+
+
+def _verify_steps(body: Body, actor: Actor, fail: Fail) -> None:
     known = set(range(body.inputs))
     for step in body.steps:
         missing = [v for v in step.reads() if v not in known]
