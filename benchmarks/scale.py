@@ -7,8 +7,8 @@ Ranks are those of a real run, without a script and without a worker: each has i
 what all agree on.  The plan is that of a training step of a small GPT on data × 2 tensor-parallel devices: rank 0
 compiles it, every rank gets its part and verifies it; nothing is computed.  Those of a process share its thread.  All
 of a machine's cores work for all ranks here, so times are upper bounds, and calls come the slower, the more ranks there
-are; memory and traffic are what they are.  Traffic is counted without signs of life, which come every other second on each
-link.
+are; memory and traffic are what they are.  Traffic is counted without signs of life, which come every other second on
+each link.
 """
 
 from __future__ import annotations

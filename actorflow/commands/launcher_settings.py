@@ -21,6 +21,7 @@ from actorflow.rendezvous.options import (
     DeviceType,
     LiveMode,
     NodeCount,
+    read_user_variables,
 )
 from actorflow.rendezvous.secret import why_not_inherited
 from actorflow.rendezvous.settings import Settings
@@ -104,6 +105,7 @@ def launcher_settings(
     are several launchers.  Raises ClusterError where the flags or the variables make no sense, or contradict each
     other, and where several launchers have no secret.
     """
+    read_user_variables(environ)  # each rank reads them: what makes no sense is to be said once, before there are any
     process = None if flags.on == "none" else find_process(environ, flags.on)
     if flags.insecure and flags.token:
         raise ClusterError(

@@ -151,7 +151,7 @@ def _positive_seconds(text: str) -> bool:
 
 
 def _fits_fan_out(text: str) -> bool:
-    return text.isdecimal() and int(text) >= 1
+    return re.fullmatch(r"\d{1,9}", text) is not None and int(text) >= 1
 
 
 def _fits_lost_after(text: str) -> bool:
@@ -369,7 +369,7 @@ FAN_OUT = LaunchOption(  # of the tree of ranks over which a run joins, agrees a
     default=16,
     variable="ACTORFLOW_FAN_OUT",
     fits=_fits_fan_out,
-    expected="a number from 1",
+    expected="a number from 1 to 999999999",
 )
 
 RUN_OPTIONS = (  # of ``actorflow run``, in the order of its help

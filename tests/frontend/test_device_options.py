@@ -18,9 +18,9 @@ from actorflow.rendezvous.elastic import torch_settings
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
-DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT, LOST_AFTER = (
-    option.variable
-    for option in (options.DEVICE_TYPE, options.OVERSUBSCRIBE, options.NCCL_TIMEOUT, options.LOST_AFTER)
+DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT, LOST_AFTER, FAN_OUT = (
+    getattr(options, name).variable
+    for name in ("DEVICE_TYPE", "OVERSUBSCRIBE", "NCCL_TIMEOUT", "LOST_AFTER", "FAN_OUT")
 )
 SCRIPT = """
 import torch
@@ -63,7 +63,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         found.append(run)
         return 0
 
-    for name in (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT, LOST_AFTER):
+    for name in (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT, LOST_AFTER, FAN_OUT):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launcher, "launch", launch)
     return found
@@ -123,6 +123,9 @@ def test_cuda_on_a_machine_without_it_is_refused_before_anything_starts(
         (LOST_AFTER, "5", "a number of seconds above 5, up to 86400,"),
         (LOST_AFTER, "nan", "a number of seconds above 5, up to 86400,"),
         (LOST_AFTER, "90000", "a number of seconds above 5, up to 86400,"),
+        (FAN_OUT, "0", "a number from 1 to 999999999"),
+        (FAN_OUT, "many", "a number from 1 to 999999999"),
+        (FAN_OUT, "99999999999", "a number from 1 to 999999999"),
     ],
 )
 def test_a_variable_that_is_no_setting_is_named_however_the_process_was_started(
@@ -133,6 +136,16 @@ def test_a_variable_that_is_no_setting_is_named_however_the_process_was_started(
             Settings.from_env({**environ, name: value})
     with pytest.raises(ClusterError, match=name):
         torch_settings({**TORCH, name: value})
+
+
+def test_a_variable_that_is_no_setting_is_named_before_a_rank_is_started(
+    launched: list[Settings], script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FAN_OUT, "0")
+    done = CliRunner().invoke(main, ["run", str(script)])
+    expected = "Error: ACTORFLOW_FAN_OUT=0 was found in the environment; a number from 1 to 999999999 was expected."
+    assert (done.exit_code, done.output.splitlines()[-1]) == (2, expected)
+    assert launched == []
 
 
 def test_a_script_that_nobody_launched_and_one_of_torchs_launcher_heed_the_variables() -> None:

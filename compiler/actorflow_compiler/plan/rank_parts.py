@@ -166,7 +166,7 @@ def _fields_of(kind: Any) -> Callable[[Any], tuple[Any, ...]] | None:
 
 def _differ(first: Any, other: Any, path: Path, found: dict[Path, int]) -> bool:
     """Note how much more the numbers of ``other`` are; whether nothing else differs."""
-    kind = type(first)
+    kind: Any = type(first)
     if type(other) is not kind:
         return False
     if kind is int:
@@ -259,7 +259,7 @@ def _changes(message: pb.PlanClass, at: int) -> Changes:
 
 def _change(value: Any, changes: Changes | int) -> Any:
     """The value with other numbers.  Raises PlanError, or IndexError, where it has no number."""
-    kind = type(value)
+    kind: Any = type(value)
     if type(changes) is int:
         if kind is tuple and value:
             return tuple([_sum(item, changes) if type(item) is int else _none(item) for item in value])
