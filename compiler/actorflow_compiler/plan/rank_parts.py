@@ -166,7 +166,7 @@ def _fields_of(kind: Any) -> Callable[[Any], tuple[Any, ...]] | None:
 
 def _differ(first: Any, other: Any, path: Path, found: dict[Path, int]) -> bool:
     """Note how much more the numbers of ``other`` are; whether nothing else differs."""
-    kind: Any = type(first)
+    kind = type(first)
     if type(other) is not kind:
         return False
     if kind is int:
@@ -179,7 +179,7 @@ def _differ(first: Any, other: Any, path: Path, found: dict[Path, int]) -> bool:
         if _moved(first, other):
             return _note(first[0], other[0], path, found)
         return _differ_inside(first, other, path, found)
-    inside = _fields_of(kind)
+    inside = _fields_of(kind)  # type: ignore[arg-type]  # mypy says that types are not hashable
     if inside is not None:
         return _differ_inside(inside(first), inside(other), path, found, kind in NAMED)
     return repr(first) == repr(other)  # tells -0.0 from 0.0
