@@ -25,7 +25,7 @@ def dtype() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize(("change", "kind"), CASES)
 def test_a_job_goes_on_with_what_the_script_has_put_there(change: str, kind: str) -> None:
     assert difference(change, kind) < 1e-9

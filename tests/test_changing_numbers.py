@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "changing_numbers.py"
 KINDS = ["Adadelta", "NAdam", "RAdam"]
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize(("case", "kind"), [(case, "RMSprop") for case in CASES] + [(rates, kind) for kind in KINDS])
 def test_numbers_count_as_eagerly(case: Any, kind: str) -> None:
     assert difference(case, "micro-batches", kind) < 1e-9

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "changing_rates.py"
 DECAY = 3
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("case", [*CASES, *map(scheduled, SCHEDULES)], ids=lambda case: case.__name__)
 def test_a_step_that_sets_rates_trains_as_eagerly(case: Callable[..., list[float]]) -> None:
     assert difference(case, "micro-batches", "AdamW") < 1e-9
@@ -39,7 +39,7 @@ def test_momentum_is_a_setting_as_others(case: Callable[..., list[float]]) -> No
     assert difference(with_momentum, "data", "SGD") < 1e-9
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.longdouble])
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
 def test_a_rate_may_be_any_number_of_numpys(kind: Any, optimizer: Any) -> None:

@@ -20,7 +20,7 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "checks.py"
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_check_raises_in_the_call_where_eager_does_and_what_is_behind_it_does_not_change(name: str) -> None:
     assert difference(name, "one") < 1e-9
@@ -172,6 +172,7 @@ def test_what_a_step_catches_itself_is_no_check() -> None:
         predict(torch.ones(2, 4))
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("what", ["steps", "writes", "writes data", "writes several", "rebinds", "appends", "backward"])
 def test_a_side_that_changes_tensors_before_it_raises_is_no_check(what: str) -> None:
     model, optimizer = layer()

@@ -107,14 +107,14 @@ def check(loss: str, layout: Layout, size: int) -> Plan:
     return plan
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("size", [8, 5])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_of_a_split_batch_has_the_denominator_of_the_whole(loss: str, size: int) -> None:
     check(loss, Layout(2), size)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.usefixtures("split_inside")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_over_a_split_vocabulary_moves_no_logits(loss: str) -> None:

@@ -133,10 +133,10 @@ sys.exit(3)
     [
         (A_CALLBACK, 1, "", "ValueError: no"),
         (A_RANK, -signal.SIGINT, "", "KeyboardInterrupt"),
-        (STOPPED, 3, "ended", ""),
+        pytest.param(STOPPED, 3, "ended", "", marks=pytest.mark.slow),
         pytest.param(RAISES, 3, "ended", "", marks=pytest.mark.slow),
         (STUCK, 3, "", ""),
-        (LETS_GO, 3, "", ""),
+        pytest.param(LETS_GO, 3, "", "", marks=pytest.mark.slow),
     ],
     ids=[
         "a callback",

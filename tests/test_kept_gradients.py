@@ -17,7 +17,7 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "kept_gradients.py"
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_kept_as_eagerly(case: Any) -> None:
     assert difference(case, "micro-batches") < 1e-9

@@ -132,7 +132,7 @@ def check(case: Case, layout: Layout) -> None:
     assert max(differences(found, {n: v for n, v in state.items() if v.numel()}).values()) < 1e-9
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("make", [Cached, Twice, Quantized])
 def test_buffers_that_are_written_and_read_again_are_those_of_one_device(make: type[nn.Module], layout: str) -> None:

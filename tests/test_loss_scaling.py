@@ -60,7 +60,7 @@ def check(case: Case, layout: Layout, size: int = 12) -> None:
     torch.testing.assert_close(found, parameters, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("layout", ["one device", "data 2", "data 2, pipeline 2"])
 def test_an_optimizer_skips_the_steps_in_which_a_gradient_overflows(name: str, layout: str) -> None:

@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "masks.py"
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_over_a_selection_trains_as_eagerly(name: str) -> None:
     assert difference(CASES[name], "micro-batches") < 1e-9
@@ -236,6 +236,7 @@ def caught(rows: Tensor) -> Tensor:
         return rows.mean()
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_depends_on_the_order_or_the_number_of_rows_is_refused_with_the_line(name: str) -> None:
     loss, said = REFUSED[name]

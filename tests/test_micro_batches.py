@@ -69,7 +69,7 @@ ALSO_DATA = (
 )  # those that the default run has on two devices
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -86,7 +86,7 @@ def test_a_step_in_micro_batches_does_what_the_whole_batch_does(name: str, layou
     check(run_planned(STEPS[name], planned), eagerly(name))
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NORMED)
 def test_batch_norm_does_what_an_eager_loop_over_micro_batches_does(name: str, layout: str) -> None:

@@ -44,7 +44,7 @@ def check(name: str, layout: Layout, steps: int = STEPS) -> Plan:
     return plan
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [

@@ -32,6 +32,7 @@ def dtype() -> Iterator[None]:
 ON_ONE_DEVICE, ON_TWO_RANKS = [*BETWEEN, *WITHIN][::3], [*BETWEEN, *WITHIN][1::8]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(c, marks=() if c in ON_ONE_DEVICE else pytest.mark.slow) for c in [*BETWEEN, *WITHIN]],
@@ -43,6 +44,7 @@ def test_a_job_does_what_the_script_does_with_python(case: str) -> None:
     assert plans == (BETWEEN | WITHIN)[case]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_calls_could_not_repeat_is_refused(case: str) -> None:
     with pytest.raises(CaptureError, match=REFUSED[case]):

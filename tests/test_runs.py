@@ -64,7 +64,7 @@ def test_a_whole_script_equals_the_eager_one(name: str, layout: str, devices: in
     path = tmp_path / "result.pt"
     run = actorflow(
         "run", str(HERE / "scripts" / "whole.py"), "--devices", str(devices), "--log-dir", str(tmp_path / "logs"), "--",
-        name, layout, str(path), python=sys.executable if name == "mlp" else None,
+        name, layout, str(path),
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
     found, expected = torch.load(path), eagerly(name)
@@ -125,7 +125,7 @@ raise ValueError("no")
 """
 
 
-@pytest.mark.parametrize("launcher", [("run", "--devices", "1"), ()])
+@pytest.mark.parametrize("launcher", [("run", "--devices", "1"), pytest.param((), marks=pytest.mark.slow)])
 def test_a_script_that_raises_while_calls_are_under_way_ends_with_its_own_error(
     launcher: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def on_one_device(training: str) -> Ended:
     return TRAININGS[training](flow.global_function if training == "noisy gan" else lambda function: function)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(("run", "title"), [(run, title) for run, titles in RUNS.items() for title in titles])
 def test_two_devices_train_as_one_does(trained: Callable[[str], Mapping[str, Ended]], run: str, title: str) -> None:
     found, (training, layout) = trained(run)[title], title.split(", ")

@@ -40,7 +40,7 @@ def check(case: Case, layout: Layout, size: int) -> None:
         assert (found[key].double() - value.double()).abs().max() / scale <= 1e-4, key
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize(
     ("name", "world", "micro_batches"),

@@ -36,7 +36,7 @@ atexit.register(print, "at the end")
 """
 
 
-@pytest.mark.parametrize("option", ["--fork", "--no-fork"])
+@pytest.mark.parametrize("option", ["--fork", pytest.param("--no-fork", marks=pytest.mark.slow)])
 def test_a_rank_has_its_own_place_whether_it_is_a_fork_or_not(option: str, start: Start, tmp_path: Path) -> None:
     run = start(SHOWN, "--devices", "2", option, "--", str(tmp_path))
     assert run.wait() == 0, run.output
@@ -131,6 +131,7 @@ def test_a_rank_that_is_stopped_before_it_begins_is_named_and_all_start_again(
     assert run.ranks_left() == []
 
 
+@pytest.mark.slow
 def test_a_thread_that_would_not_live_on_forbids_forks(start: Start, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(

@@ -152,6 +152,7 @@ def test_two_nodes_of_one_machine_come_together_by_hand_past_a_proxy(by_hand: Ca
     check_two_nodes([by_hand(TWO_NODES, *arguments, env=node, python=warm.python()) for node in nodes])
 
 
+@pytest.mark.slow
 def test_two_machines_find_their_places_by_their_addresses(by_hand: Callable[..., ByHand]) -> None:
     with two_machines() as machines:
         arguments, token = ("29400", "10.9.0.1", "10.9.0.2"), {"ACTORFLOW_TOKEN": "secret"}

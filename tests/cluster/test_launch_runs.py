@@ -194,7 +194,7 @@ def test_a_launcher_whose_standard_input_is_closed_runs_all_ranks(tmp_path: Path
     assert (tmp_path / "rank1.stdout.log").read_text() == "read ''\n"
 
 
-@pytest.mark.parametrize("option", ["--fork", "--no-fork"])
+@pytest.mark.parametrize("option", ["--fork", pytest.param("--no-fork", marks=pytest.mark.slow)])
 def test_a_launcher_hears_how_ranks_end_where_its_parent_ignored_that(option: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

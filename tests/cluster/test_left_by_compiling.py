@@ -81,7 +81,10 @@ with open(os.path.join(FOLDER, f"{rank}.json"), "w") as file:
 """
 
 
-@pytest.fixture(scope="module", params=["columns", "stages", pytest.param("blocks", marks=pytest.mark.slow)])
+OTHERS = [pytest.param(layout, marks=pytest.mark.slow) for layout in ("columns", "blocks")]
+
+
+@pytest.fixture(scope="module", params=["stages", *OTHERS])
 def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
     """The name of a layout, and what each of its ranks holds after two calls of a step."""
     ranks, options, placed, _ = LAYOUTS[request.param]

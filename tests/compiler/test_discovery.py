@@ -398,6 +398,7 @@ def test_an_op_of_torch_is_found_out_about_in_the_sandbox() -> None:
     assert [wrong(case, s, 3) for s in found] == [None] * 4
 
 
+@pytest.mark.slow
 def test_a_child_that_has_ended_in_the_meantime_is_started_again() -> None:
     call = instance("aten.channel_shuffle.default", [torch.randn(5, 8, 3, 3).double(), 2]).call
     found = SANDBOX.search(call)

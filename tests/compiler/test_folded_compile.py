@@ -341,7 +341,7 @@ def check_simulated(drawn: _Drawn) -> None:
         assert _partners(folded) == {(a.comm.label, a.comm.ranks) for a in whole.actors if a.comm is not None}
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(_steps())
 def test_the_forecast_of_one_rank_of_each_class_is_that_of_every_rank(drawn: _Drawn) -> None:
     check_simulated(drawn)

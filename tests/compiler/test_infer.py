@@ -265,7 +265,7 @@ def price(problem: Problem, options: tuple[int, ...]) -> float:
     return search_of(problem, options).total()
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_search_finds_the_best_of_all_choices_or_nearly(seed: int) -> None:
     problem = problem_of(small_graph(seed), "auto")

@@ -207,6 +207,7 @@ def test_the_process_ends_with_one_that_is_killed() -> None:
     assert not solver.is_running()
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_compiled_a_pipeline_has_not_imported_scipy(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

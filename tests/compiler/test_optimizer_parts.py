@@ -91,6 +91,7 @@ def test_parts_run_while_gradients_of_other_layers_are_on_their_way(layout: str)
     assert set().union(*(updates(plan, a) for a in parts)) == parameters
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", ["data", "zero"])
 @pytest.mark.parametrize("bytes_per_s", [1e8, 5e8, 4e9])
 def test_parts_shorten_a_step_by_its_forecast(layout: str, bytes_per_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +153,7 @@ def test_no_part_keeps_gradients_for_another(case: Case) -> None:
     assert sum(passed) < 4096  # numbers, such as norms
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", [DATA, ZERO_1, Layout(4, 2, pipeline=True)], ids=["dp", "z1", "stages"])
 @pytest.mark.parametrize(
     "case",

@@ -97,7 +97,7 @@ def expected(inputs: Tensor) -> dict[str, Tensor]:
         return dict(zip(OPS, all_ops(inputs), strict=True))
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", OPS)
 def test_numbers_are_distributed_as_those_of_pytorch(
     name: str, results: dict[str, Tensor], expected: dict[str, Tensor]

@@ -54,6 +54,7 @@ def counting() -> Iterator[list[int]]:
     counts += [mode.repeated for mode in modes]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in MODELS]
 )
@@ -313,7 +314,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("step", STEPS, ids=operator.attrgetter("__name__"))
 def test_steps_are_captured_as_if_each_op_were_interpreted(step: Step) -> None:
     check(step)
@@ -360,7 +361,7 @@ DIFFERENCES: dict[str, Callable[[list[Block]], object]] = {
 }
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("difference", DIFFERENCES)
 def test_blocks_that_only_look_alike_are_captured_as_they_are(difference: str) -> None:
     def captured_blocks() -> Capture:

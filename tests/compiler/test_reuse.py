@@ -208,6 +208,7 @@ CHANGES: dict[str, Callable[[StepRequest], StepRequest]] = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_captured_step_has_another_digest_with_another_request(change: str) -> None:
     captured, request = captured_of(CASE, ONE, 8)
@@ -234,9 +235,9 @@ def test_every_field_of_a_captured_step_counts() -> None:
     assert len(set(digests.values())) == len(digests)
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 400, 4))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 400, 2))])
 def test_steps_of_one_digest_have_one_plan_byte_for_byte(first: int) -> None:
-    for seed in range(first, first + 4):
+    for seed in range(first, first + 2):
         drawn = random_programs.draw(seed)
         made = [reuse_of(drawn.case, layout, drawn.size) for layout in (drawn.layout, drawn.layout)]
         made += [reuse_of(drawn.case, replace(drawn.layout, schedule="1f1b", hardware=CPU_CORE), drawn.size)]
@@ -256,7 +257,7 @@ def digests_in_a_process(python: str, names: list[str], **env: str) -> Any:
 @pytest.mark.parametrize(
     "names",
     [
-        ["mlp", "contrastive", "1"],
+        pytest.param(["mlp", "contrastive", "1"], marks=pytest.mark.slow),  # test_runs.py has a plan of two hash seeds
         pytest.param(
             [*CASES, "transformer", "padded encoder", "u-net", "residual net", "dropout"], marks=pytest.mark.slow
         ),
@@ -306,6 +307,7 @@ WRONG: dict[str, tuple[Callable[[Plan], Plan], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_plan_that_is_none_of_the_step_is_refused(wrong: str) -> None:
     found = reuse_of(case(), LAYOUTS["pipeline 2"], 8)

@@ -52,6 +52,7 @@ def test_the_split_adds_no_work(name: str) -> None:
     assert 0.25 < sum(a.flops * a.rate for a in split.actors if a.kind == "weight") / done(split) < 0.5
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_split_changes_no_bit_of_the_training(name: str) -> None:
     whole, split = run(name), run(name, variant=WEIGHTS)
@@ -94,6 +95,7 @@ def test_no_micro_batch_waits_for_a_weight_actor(layout: str) -> None:
             assert {a.queue for a in waiting[1:]} <= {"comm"}
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", ["pipeline 2", "data 2, pipeline 2", "tensor 2, pipeline 2", "ZeRO 2, pipeline 2"])
 def test_each_stage_has_one_weight_actor_on_each_rank_that_fires_for_every_micro_batch(layout: str) -> None:
     split = plan("gpt", layout, WEIGHTS)

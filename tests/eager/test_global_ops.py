@@ -47,7 +47,7 @@ def _inputs() -> list[Tensor]:
     return [torch.randn(4, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_is_the_same_under_every_pair_of_layouts(two: ThreadRanks, name: str) -> None:
     for layouts in itertools.product([B, S(0), S(1), P], repeat=2):

@@ -39,6 +39,7 @@ def threads() -> Iterator[ThreadRanks]:
         yield made
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", OPS)
 def test_a_random_op_gives_the_same_under_every_layout(threads: ThreadRanks, name: str) -> None:
     values = torch.linspace(-2, 2, 30, dtype=torch.float64).view(5, 6)

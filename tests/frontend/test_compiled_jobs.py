@@ -71,6 +71,7 @@ def test_forward_and_backward_are_one_actor_where_they_are_joined() -> None:
     assert kinds(trained(None)[1]) == kinds(trained("cudagraphs")[1]) == ["forward", "backward"]
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_computes_again_is_not_joined_with_what_was_computed_before() -> None:
     losses, job = trained(True, checkpoints=True)
     assert kinds(job) == ["forward", "backward"]

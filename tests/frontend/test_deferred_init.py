@@ -203,6 +203,7 @@ def sharing(tensors: dict[str, Tensor]) -> list[int]:
     return [memory.index(one) for one in memory]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_deferred_model_becomes_the_eager_one(name: str) -> None:
     check(MODELS[name])

@@ -48,6 +48,7 @@ def run(name: str, knob: int, cache: str) -> tuple[str, str, int]:
     return done.stdout, said, int(captures[1])
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
@@ -60,7 +61,8 @@ def test_the_second_of_a_pair_does_what_it_does_without_a_cache(name: str, tmp_p
     assert run(name, 1, cache)[:2] == run(name, 1, "0")[:2]
 
 
-@pytest.mark.parametrize("seeds", ["12", pytest.param("1123", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", ["12", "1123"])
 def test_a_process_that_orders_strings_in_sets_otherwise_captures_its_step(seeds: str, tmp_path: Path) -> None:
     source = tmp_path / "train.py"
     source.write_text(

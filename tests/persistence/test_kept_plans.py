@@ -340,6 +340,7 @@ def trained_before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list
     return folder, losses
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_is_no_plan_of_the_step_is_ignored_with_a_line_and_replaced(
     damage: str, trained_before: tuple[Path, list[float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -478,6 +479,7 @@ def test_what_a_capture_adds_after_the_step_has_no_line_of_the_script(monkeypatc
     assert lines <= {at for *_, at in step.co_lines()}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("captures_are_kept")
 def test_of_captures_with_one_key_those_made_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / "cache"))
@@ -564,6 +566,7 @@ def test_of_many_plans_those_used_last_stay_and_files_of_others_always(
     assert {path.name for path in mine.iterdir()} >= {*theirs, f"plan-{'b' * 64}"}
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("text", ["", "[1, 2", '{"a": 1}', "[1, null]", "\xff"])
 def test_a_list_of_plans_that_is_none_is_written_anew(text: str, tmp_path: Path) -> None:
     Script().train(tmp_path)
@@ -624,6 +627,7 @@ def test_a_machine_without_measurements_takes_those_that_are_kept_with_the_plan(
     assert KEPT.taken == 0  # it has its own by now
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"format": 1}', '{"format": 1, "work": {"a": NaN}, "flops_per_s": 1, "latency": 1}', "[" * 10**5],

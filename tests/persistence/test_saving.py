@@ -84,6 +84,7 @@ def test_what_is_saved_is_what_the_last_call_left_while_later_calls_change_it(tm
             again.step(X)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("change", ["parameter", "load_state_dict", "optimizer", "data", "delete"])
 def test_changes_that_the_script_makes_right_after_a_save_are_not_in_it(change: str, tmp_path: Path) -> None:
     it = training()

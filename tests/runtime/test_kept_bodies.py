@@ -162,6 +162,7 @@ def test_a_body_that_no_file_can_hold_is_compiled_by_each_rank_at_once() -> None
     assert key_of(one.body, on_gpu, one.autotune, {}, ()) is None
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("what", ["body", "operands", "threads", "torch", "code"])
 def test_what_a_body_depends_on_changes_its_key(
     what: str, folder: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch

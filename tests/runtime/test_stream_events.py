@@ -380,6 +380,7 @@ LEFT_OUT: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("what", LEFT_OUT)
 def test_the_fake_device_notices_what_is_left_out(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*LEFT_OUT[what])

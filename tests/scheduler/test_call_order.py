@@ -201,6 +201,7 @@ def test_drawn_plans_share_their_calls_in_one_order_and_never_deadlock(plan: Pla
     run_ahead(planned, random.Random(seed))
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_plans_of_trainings_share_their_calls_in_one_order_and_never_deadlock(name: str) -> None:
     plan, *_ = plan_of(CASES["mlp"], LAYOUTS[name], 8)

@@ -92,7 +92,7 @@ def found(folder: Path, text: str, launcher: str, python: str) -> list[str]:
     return [(folder / f"{rank}").read_text() for rank in range(2)]
 
 
-@pytest.mark.parametrize("launcher", ["launch", "torchrun"])
+@pytest.mark.parametrize("launcher", [pytest.param("launch", marks=pytest.mark.slow), "torchrun"])
 def test_ranks_of_every_launcher_draw_the_same_numbers(launcher: str, tmp_path: Path) -> None:
     one, other = found(tmp_path, RANDOM, launcher, sys.executable)
     assert one == other

@@ -377,6 +377,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", WRONG)
 def test_mistakes_are_told(name: str) -> None:
     work, text = WRONG[name]

@@ -59,6 +59,7 @@ def test_a_name_that_is_not_there_is_answered_with_what_is(name: str) -> None:
     assert ANSWERS[name] in answer(name)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", MODULES)
 def test_every_public_module_answers_and_python_goes_on_as_ever(name: str) -> None:
     module = importlib.import_module(f"actorflow.{name}" if name else "actorflow")
