@@ -64,6 +64,7 @@ places["cmdline of the launcher"] = open(f"/proc/{launcher.pid}/cmdline").read()
 found = [name for name, text in places.items() if sys.argv[2][::-1] in text]
 print(json.dumps([sum(map(bool, places.values())), found]), flush=True)
 child.communicate("\\n")
+float(train_step(torch.ones(4, 4)))  # which waits for the other rank: it has printed its line
 os.close(os.open(sys.argv[1], os.O_WRONLY))
 flow.env.rank()
 raise ValueError(f"an error whose traceback is shown, of {flow.env.world_size()} ranks")

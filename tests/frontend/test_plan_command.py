@@ -116,7 +116,7 @@ def test_looking_at_a_plan_ends_beside_threads_and_processes_of_the_script_that_
     assert ("ValueError: on the way" in done.stderr) is fails
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("child "))
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(int(line.split()[1])).wait(60)
+        psutil.Process(int(line.split()[1])).wait(250)
 
 
 def test_the_observed_order_is_the_forecast_one(script: Path, tmp_path: Path) -> None:

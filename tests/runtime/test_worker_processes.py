@@ -65,7 +65,7 @@ def test_calls_in_the_order_of_the_plan_train_like_torch_and_one_that_takes_too_
     w0, w1 = weights()
     assert losses == pytest.approx([torch_training(x, t, w0, w1, 0.01) for x, t in batches(3)], rel=1e-5)
     torch.testing.assert_close(torch.tensor(got1), w1.detach(), rtol=1e-5, atol=1e-6)
-    late = r"ClusterError: rank 0: (send 0>1|receive 1>0) over NCCL has not ended in 3 s \(ACTORFLOW_NCCL_TIMEOUT\); "
+    late = r"ClusterError: rank 0: (send 0>1|receive 1>0) over NCCL has not ended in \d+ s \(ACTORFLOW_NCCL_TIMEOUT\); "
     assert re.match(late, said), said
     assert "next NCCL call, of " in said
     assert "oldest NCCL call of 1 under way" in said

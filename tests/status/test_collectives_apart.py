@@ -12,20 +12,33 @@ from second.launching import command, run
 
 APART = """
 import actorflow as flow
+from actorflow.launch import wait_watch
 
+wait_watch.TICK = wait_watch.PATIENCE = 0.2  # seconds
 x = flow.ones(3)
 if flow.env.get_rank() < 2:
     flow.comm.all_reduce(x)
 flow.comm.broadcast(x, 0)
 """
 LATE = """
-import time
+import os, sys, time
 import actorflow as flow
+from actorflow.launch import wait_watch
+
+wait_watch.TICK = wait_watch.PATIENCE = 0.05  # seconds
+judge = wait_watch.standing_circle
+
+def judged(*standings):
+    circle = judge(*standings)
+    open(sys.argv[1], "w").close()
+    return circle
 
 x = flow.ones(3)
 flow.comm.barrier()
-if flow.env.get_rank() == 1:
-    time.sleep(9)  # longer than ranks wait before they ask
+if flow.env.get_rank() == 0:
+    wait_watch.standing_circle = judged
+while flow.env.get_rank() == 1 and not os.path.exists(sys.argv[1]):  # until rank 0 has asked what it waits for
+    time.sleep(0.01)
 flow.comm.all_reduce(x)
 print(x.tolist())
 """
@@ -37,14 +50,16 @@ def test_ranks_in_different_collectives_end_with_an_error_that_shows_them(tmp_pa
     done = run(command("run", str(script), processes=4, python=warm.python()), tmp_path)
     assert done.returncode != 0
     assert "wait for each other in different collectives, for ever" in done.stderr
-    assert f"the script is in all_reduce of ranks [0, 1, 2, 3] ({script}:6)" in done.stderr
-    assert f"the script is in broadcast of ranks [0, 1, 2, 3] ({script}:7)" in done.stderr
+    assert f"the script is in all_reduce of ranks [0, 1, 2, 3] ({script}:8)" in done.stderr
+    assert f"the script is in broadcast of ranks [0, 1, 2, 3] ({script}:9)" in done.stderr
 
 
 def test_a_rank_that_is_late_is_waited_for(tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(LATE)
-    done = run(command("run", str(script), python=warm.python()), tmp_path)
+    asked = tmp_path / "asked"
+    done = run(command("run", str(script), "--", str(asked), python=warm.python()), tmp_path)
+    assert asked.exists()
     assert (done.returncode, done.stdout) == (0, "[2.0, 2.0, 2.0]\n"), done.stderr
 
 
