@@ -31,7 +31,9 @@ import os, sys, time
 import torch
 import torch.nn.functional as F
 import actorflow as flow
+from actorflow.rendezvous import failure
 
+failure.CALLBACK_SECONDS = 100.0  # a busy machine takes more than usual to write a trace
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -58,16 +60,26 @@ if sys.argv[1] == "wait":
 step(torch.randn(8, 16), torch.zeros(8, dtype=torch.int64))
 """
 
+LAUNCHER = """
+from actorflow.cli import main
+from actorflow.launch import attempt, watch
+
+attempt.SHUTDOWN = watch.GRACE = 100.0  # seconds, in which a rank of a busy machine writes its trace
+main()
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
+    path.with_name("launcher.py").write_text(LAUNCHER)
     return path
 
 
 def run(script: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [warm.python(), "-m", "actorflow", "run", str(script), "--device-type", "cpu", *arguments]
+    launcher = str(script.with_name("launcher.py"))
+    command = [warm.python(), launcher, "run", str(script), "--device-type", "cpu", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
         command, text=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
