@@ -21,19 +21,13 @@ import time
 from pathlib import Path
 
 import click
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from gpt_request import training_request
 
 import actorflow as flow
-from actorflow.script_state.search import find_state
-from actorflow_compiler.capture.capture import TensorArgument
-from actorflow_compiler.capture.request import Listeners, Preferences, StepRequest, TargetDevices, UserStep
+from actorflow_compiler.capture.request import Listeners, StepRequest, TargetDevices
 from actorflow_compiler.compile import capture_step, fold_captured
 from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.sbp import Split
-from actorflow_compiler.hints.goal import goal_of
-from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan import proto
 from actorflow_compiler.plan.rank_parts import split
 from actorflow_scheduler.forecast import forecast
@@ -90,23 +84,13 @@ def request_of(devices: int, listeners: Listeners) -> StepRequest:
         model = GPT(LAYERS, WIDTH, HEADS, CONTEXT)
     flow.place(model, stages=STAGES)
     flow.distribute(model, MEGATRON)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def step(tokens: Tensor, targets: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    state = find_state(step, model, optimizer)
-    shape = (data * MICRO_BATCHES, CONTEXT)
-    batch = [TensorArgument(name, shape, torch.int64, True) for name in ("tokens", "targets")]
-    return StepRequest(
-        UserStep("step", lambda given: [step(*given)], batch, state, train=True),
+    return training_request(
+        model,
+        (data * MICRO_BATCHES, CONTEXT),
         TargetDevices(devices, "cpu", read_hardware(ROOT / "examples" / "h100x8.toml")),
-        Preferences(resolve(state.modules), MICRO_BATCHES, goal_of({"data": data, "tensor": TENSOR}, None)),
-        listeners=listeners,
+        {"data": data, "tensor": TENSOR},
+        MICRO_BATCHES,
+        listeners,
     )
 
 

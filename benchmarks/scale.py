@@ -31,10 +31,8 @@ from typing import Any
 
 import click
 import psutil
-import torch
-import torch.nn.functional as F
 import uvloop
-from torch import Tensor
+from gpt_request import training_request
 
 import actorflow as flow
 from actorflow.control.control_plane import ControlPlane
@@ -44,13 +42,9 @@ from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.network import unused_port
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
-from actorflow.script_state.search import find_state
-from actorflow_compiler.capture.capture import TensorArgument
-from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
+from actorflow_compiler.capture.request import TargetDevices
 from actorflow_compiler.compile import capture_step, fold_captured
 from actorflow_compiler.core.garbage_collection import young_only
-from actorflow_compiler.hints.goal import goal_of
-from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.rank_parts import PlanParts, join, split
 from actorflow_compiler.plan.verify import verify
 from actorflow_protos import runtime_pb2 as pb
@@ -217,24 +211,10 @@ def parts_of_plan(world: int) -> PlanParts:
     from gpt import GPT
 
     model = GPT(LAYERS, WIDTH, HEADS, CONTEXT)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def step(tokens: Tensor, targets: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
     by_row, by_column = (None, flow.sbp.split(0)), (None, flow.sbp.split(1))
     flow.distribute(model, {r".*up\.(weight|bias)": by_row, r".*down\.weight": by_column})
-    state = find_state(step, model, optimizer)
-    batch = [TensorArgument(name, (world, CONTEXT), torch.int64, True) for name in ("tokens", "targets")]
-    request = StepRequest(
-        UserStep("step", lambda given: [step(*given)], batch, state, train=True),
-        TargetDevices(world, "cpu"),
-        Preferences(resolve(state.modules), 1, goal_of({"data": world // TENSOR, "tensor": TENSOR}, None)),
-    )
+    mesh = {"data": world // TENSOR, "tensor": TENSOR}
+    request = training_request(model, (world, CONTEXT), TargetDevices(world, "cpu"), mesh)
     folded = fold_captured(capture_step(request), request, runs=True)
     return split(schedule(folded.cut, request.devices.hardware), range(1, world))
 

@@ -108,8 +108,19 @@ def _mlp(world: int, size: int = 8, width: int = 32, **options: object) -> StepR
     return request_of(nn.Sequential(*layers), _cross_entropy, _rows(size), world, **options)
 
 
+def _wide(world: int) -> StepRequest:
+    """ZeRO beside a tensor axis that splits the only dim that ZeRO could split, of a weight of many rows."""
+    layers = [nn.Linear(3, 1 << 16), nn.ReLU(), nn.Linear(1 << 16, 10)]
+    batch = [
+        TensorArgument("x", (world, 3), torch.float32, True), TensorArgument("y", (world,), torch.int64, True),
+    ]  # fmt: skip
+    mode = {"data": world // 2, "tensor": 2}
+    return request_of(nn.Sequential(*layers), _cross_entropy, batch, world, mode=mode, zero=1)
+
+
 QUICK: dict[str, Callable[[], StepRequest]] = {
     "zero 3, uneven": lambda: _mlp(4, zero=3, width=34),
+    "zero 1 of what a tensor axis splits": lambda: _wide(8),
 }
 LONG: dict[str, Callable[[], StepRequest]] = {
     "stages of meshes": lambda: _mlp(8, 8, mode={"data": 2, "tensor": 2}, stages=2, pieces=4),
@@ -374,6 +385,16 @@ def test_ranks_that_are_alike_are_never_made() -> None:
     assert not any(isinstance(a.comm, Send) for a in plan.plan.actors)
 
 
+def test_zero_of_what_a_tensor_axis_splits_moves_nothing_between_tensor_groups_however_many_ranks_there_are() -> None:
+    ranks = 2048
+    plan = fold_captured(*_captured(_wide(ranks))).cut().plan
+    assert "S(0,2)" in {str(v.sbp[0]) for v in plan.variables if v.shape == (1 << 16, 3)}
+    columns = {range(0, ranks, 2), range(1, ranks, 2)}  # the same part of the tensor axis
+    moved = {a.comm.ranks for a in plan.actors if a.comm is not None and a.comm.label != "all_reduce"}
+    assert moved
+    assert moved <= {tuple(ranks) for ranks in columns}
+
+
 def test_ranks_that_only_look_alike_are_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(16, 10)
 
@@ -406,7 +427,7 @@ def _captured(request: StepRequest) -> tuple[object, StepRequest]:
 # ---- hops by rules
 
 
-ENTRIES: list[Sbp] = [B, P, Split(0), Split(1), Split(0, 2), Split(1, 3), Split(0, 1, 2)]
+ENTRIES: list[Sbp] = [B, P, Split(0), Split(1), Split(0, 2), Split(0, 4), Split(1, 3), Split(0, 1, 2)]
 MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2), (1, 3), (4, 2)]
 
 

@@ -32,18 +32,19 @@ def mesh(*sizes: int) -> Placement:
         ((8, 8), (2, 2), 0, (None, Split(0)), Split(1)),
         ((8, 8), (2, 2), 0, (None, Split(1)), Split(0)),
         ((8, 8), (2, 2), 0, (None, B), Split(0)),
-        ((1 << 18,), (2, 2), 0, (None, Split(0)), Split(0)),  # there is no other dim
+        ((1 << 18,), (2, 2), 0, (None, Split(0)), Split(0, 2)),  # there is no other dim: in blocks of the later axis
+        (((1 << 18) + 2,), (2, 2), 0, (None, Split(0)), Split(0)),  # they would not be even
         ((1 << 17,), (2, 2), 0, (None, Split(0)), None),  # … and few elements: not worth messages across groups
         ((1 << 17,), (2, 2), 1, (Split(0), None), Split(0)),
-        ((8, 3), (2, 2), 0, (None, Split(0)), Split(0)),  # the other dim would be far from even
-        ((8, 101), (2, 2), 0, (None, Split(0)), Split(1)),  # nearly even
-        ((12 << 16, 1), (2, 3), 0, (None, Split(0)), Split(0)),
+        ((8, 3), (2, 2), 0, (None, Split(0)), Split(0, 2)),  # the other dim would be far from even
+        ((7, 101), (2, 2), 0, (None, Split(0)), Split(1)),  # nearly even
+        ((12 << 16, 1), (2, 3), 0, (None, Split(0)), Split(0, 3)),
         ((8, 8), (2, 2), 1, (Split(0), None), Split(0)),  # an earlier axis leaves groups as they are
         ((8, 8), (2, 1), 0, (None, Split(0)), Split(0)),  # an axis of one device splits nothing
-        ((12, 5), (2, 2), 0, (None, Split(0, 3)), Split(0)),
+        ((12, 5), (2, 2), 0, (None, Split(0, 3)), Split(0, 6)),
         ((6, 5), (3, 2), 0, (None, Split(0, 3)), Split(1)),  # three blocks do not fit what would be left: 5 is not even
         ((4, 8, 8), (2, 2, 2), 0, (None, Split(0), Split(1)), Split(2)),
-        ((512, 1024), (2, 2, 2), 0, (None, Split(0), Split(1)), Split(0)),  # both are split: the first
+        ((512, 1024), (2, 2, 2), 0, (None, Split(0), Split(1)), Split(0, 2)),  # both are split: the first
     ],
     ids=str,
 )
@@ -59,9 +60,10 @@ def test_of_dims_that_are_split_already_it_is_the_one_whose_groups_are_joined_fa
 ) -> None:
     where = mesh(2, 2, 2)  # the first axis is between nodes, the others are in them
     assert zero_split((Split(0), None, Split(1)), (512, 512), 1, where, hardware) == Split(0)
-    assert zero_split((None, Split(0), Split(1)), (512, 512), 0, where, hardware) == Split(0)
+    assert zero_split((None, Split(0), Split(1)), (510, 510), 0, where, hardware) == Split(0)
     inside = placement("cpu", [[[0, 4], [1, 5]], [[2, 6], [3, 7]]])  # the last axis is between nodes
-    assert zero_split((None, Split(1), Split(0)), (512, 512), 0, inside, hardware) == wanted
+    assert zero_split((None, Split(1), Split(0)), (510, 510), 0, inside, hardware) == wanted
+    assert zero_split((None, Split(1), Split(0)), (512, 512), 0, inside, hardware) == Split(0, 2)  # no group is joined
 
 
 def test_devices_with_weights_are_as_even_as_their_weights() -> None:

@@ -28,6 +28,7 @@ from actorflow_compiler.plan.region import (
     count_of_all,
     device_at,
     intersect,
+    nests,
     region,
     representatives,
     without_elements,
@@ -192,7 +193,7 @@ def aligned_hop(shape: Shape, source: Placement, a: NdSbp, target: Placement, b:
     if not same and not set(source.ranks).isdisjoint(target.ranks):
         return None
     axes = [k for k, n in enumerate(source.hierarchy) if n > 1]
-    if not _splits_apart(a, b, axes):
+    if not _splits_apart(shape, source, a, b, axes):
         return None
     summed = [k for k in axes if a[k] == P and not (same and b[k] == P)]
     become = [k for k in axes if b[k] == P and a[k] != P]  # partial sums
@@ -227,10 +228,26 @@ def _to_all(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdS
     return AlignedHop(kind, source, target, b, (), (), False, elements, shape, a, modulo=True)
 
 
-def _splits_apart(a: NdSbp, b: NdSbp, axes: Sequence[int]) -> bool:
-    """Whether the axes that split a dimension are the same before and after, but for the last ones on one side."""
+def _splits_apart(shape: Shape, place: Placement, a: NdSbp, b: NdSbp, axes: Sequence[int]) -> bool:
+    """Whether the axes that split a dimension are the same before and after, but for some on one side.
+
+    These are the last ones, or the first of two, which splits the dimension in blocks inside of the other one's parts.
+    """
     before, after = _splitting(a, axes), _splitting(b, axes)
-    return all(x == y for dim in before for x, y in zip(before[dim], after.get(dim, ()), strict=False))
+    return all(
+        all(x == y for x, y in zip(before[dim], after.get(dim, ()), strict=False))
+        or _without_first(shape[dim], place, before[dim], after[dim])
+        for dim in before
+    )
+
+
+def _without_first(n: int, place: Placement, one: list[tuple[int, Split]], other: list[tuple[int, Split]]) -> bool:
+    """Whether one side has an axis more, which splits inside of the parts of the only axis that the other side has."""
+    more, less = (one, other) if len(one) > len(other) else (other, one)
+    if len(more) != 2 or more[1:] != less:
+        return False
+    (first, outer), (later, inner) = more
+    return nests(n, outer, place.axes[first], inner, place.axes[later])
 
 
 def _splitting(sbp: NdSbp, axes: Sequence[int]) -> dict[int, list[tuple[int, Split]]]:

@@ -143,8 +143,9 @@ def lower_folded(
             program = lowering.run(step.gathered, step.homes)
         except NotAlignedError as error:
             raise PlanError(
-                f"a tensor of shape {error} was found, between so many ranks that hold parts that do not fit together; "
-                "expected layouts in which each dimension is split by one mesh axis: plan for fewer devices"
+                f"a tensor of shape {error} was found, between so many ranks that hold parts that do not fit together, "
+                "which are compared pair by pair; expected layouts in which each dimension is split by one mesh axis, "
+                "or sizes that all mesh axes which split them divide: change the layout, or plan for fewer devices"
             ) from None
         found = classes.listed()
         if found == listed:

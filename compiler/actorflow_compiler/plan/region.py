@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.runs import Runs, difference, intersection, length, positions, selection
-from actorflow_compiler.core.sbp import NdSbp, Split, local_size, share, spans
+from actorflow_compiler.core.sbp import NdSbp, Parts, Split, local_size, share, spans
 from actorflow_compiler.plan.plan import Box, shared_box
 
 Region = tuple[Runs, ...]  # for each dim its runs: the product of these sets of indices
@@ -86,6 +86,25 @@ def representatives(
     axes = [[(lo, hi - lo) for lo, hi in itertools.pairwise(sorted(at))] for at in starts]
     for pick in itertools.product(*axes):
         yield device_at(placement, [lo for lo, _ in pick]), math.prod(n for _, n in pick)
+
+
+def nests(n: int, first: Split, parts: Parts, later: Split, later_parts: Parts) -> bool:
+    """Whether what two mesh axes leave of a dim of ``n`` lies in what the later one alone leaves, and is even.
+
+    So it is if the earlier axis splits the dim in blocks each of which lies in one part of the later axis.  Then the
+    parts along the earlier axis are those of the later axis' part.
+
+    >>> nests(8, Split(0, 2), 2, Split(0), 2), nests(8, Split(0), 2, Split(0), 2)
+    (True, False)
+    """
+    if not isinstance(parts, int) or not isinstance(later_parts, int) or first.unit != 1:
+        return False
+    pieces = later.blocks * later_parts
+    return (
+        first.blocks % pieces == 0
+        and n % (first.blocks * parts) == 0
+        and n // (pieces * parts) % later.unit == 0
+    )
 
 
 def count_of_all(shape: Sequence[int], sbp: NdSbp, placement: Placement) -> int:
