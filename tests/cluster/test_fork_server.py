@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -62,7 +63,9 @@ def _server_of(run: Run) -> psutil.Process:
     found: list[psutil.Process] = []
 
     def there() -> bool:
-        found[:] = [p for p in launcher.children() if str(run.script) in p.cmdline()]
+        with suppress(psutil.Error):  # another child, which has just ended
+            # before it is Python that imports, a child has the launcher's command line
+            found[:] = [p for p in launcher.children() if "actorflow.launch.entry" in p.cmdline()]
         return bool(found)
 
     run.until(there)
