@@ -200,7 +200,7 @@ def undisturbed(tmp_path: Path, steps: str, *words: str) -> dict[int, set[tuple[
 def test_a_run_that_loses_a_node_goes_on_from_the_memory_of_another(words: tuple[str, ...], tmp_path: Path) -> None:
     expected = undisturbed(tmp_path / "whole", "18", *words)
     port, script = free_port(), ("18", "3", "neighbours:1:1000", "0:hold:11", *words)
-    options = ("--join-timeout", "60", "--max-restarts", "1")
+    options = ("--join-timeout", "200", "--max-restarts", "1")
     first = launched(tmp_path, port, *options, "--node-rank", "0", script=script, nodes="2")
     second = launched(tmp_path, port, *options, "--node-rank", "1", script=script, nodes="2")
     first.until((tmp_path / "checkpoints.11.held").exists)  # the copies of step 8 are complete
