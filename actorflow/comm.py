@@ -1,4 +1,7 @@
-"""The collectives of ``flow.distributed`` under their second name: PyTorch's signatures, over all ranks of the run."""
+"""The collectives of ``flow.distributed`` under their second name: PyTorch's signatures, over all ranks of the run.
+
+``send`` and ``recv`` have OneFlow's signatures, too: ``recv(0)`` needs no tensor.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,12 @@ from actorflow.distributed.collectives import (
     barrier,
     broadcast,
     gather,
-    recv,
     reduce,
     reduce_scatter,
     reduce_scatter_tensor,
     scatter,
-    send,
 )
+from actorflow.distributed.point_to_point import recv, send
 from actorflow.support.nearest_names import answer_with_nearest
 
 __all__ = [

@@ -10,12 +10,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+from torch import Tensor
 from torch import distributed as dist
 
 from actorflow.distributed.all_to_all import all_to_all_lists
 from actorflow.distributed.group import default_group
 from actorflow.support.collective_waits import in_collective
-from actorflow_compiler.core.errors import GlobalInCollective
+from actorflow_compiler.core.errors import CallError, GlobalInCollective
 
 __all__ = [
     "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
@@ -35,8 +37,7 @@ def _with_default_group(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        for value in (*args, *kwargs.values()):
-            _check(value, name)
+        check_arguments(name, *args, **kwargs)
         default_group()
         if signature is None:
             return function(*args, **kwargs)
@@ -71,11 +72,31 @@ def _meeting(name: str, given: Mapping[str, Any]) -> tuple[str, tuple[int, ...],
     return text, tuple(rank for rank in ranks if rank != me), text
 
 
-def _check(value: object, name: str) -> None:
-    """Raise LayoutError for a global tensor among the arguments of a collective."""
-    for t in value if isinstance(value, list | tuple) else (value,):
-        if getattr(t.tensor if isinstance(t, dist.P2POp) else t, "is_global", False):
-            raise GlobalInCollective(name)
+def check_arguments(name: str, *args: object, **kwargs: object) -> None:
+    """Raise LayoutError for a global tensor among the arguments of a collective, CallError for what is no tensor."""
+    for value in (*args, *kwargs.values()):
+        for t in value if isinstance(value, list | tuple) else (value,):
+            if getattr(t.tensor if isinstance(t, dist.P2POp) else t, "is_global", False):
+                raise GlobalInCollective(name)
+    if name not in _OF_TENSORS or not args:
+        return
+    first = args[0]
+    for t in first if isinstance(first, list | tuple) and first else (first,):
+        if not isinstance(t, Tensor):
+            array = isinstance(t, np.ndarray)
+            what = f"an array of {t.dtype}" if array else f"{t!r:.60}"
+            instead = "torch.from_numpy(array), which shares its memory" if array else "torch.tensor(…)"
+            raise CallError(
+                f"the collective {name} was given {what}; a tensor was expected, in whose memory values are read or "
+                f"written: {instead}"
+            )
+
+
+_OF_TENSORS = frozenset({
+    "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single",
+    "broadcast", "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_tensor", "scatter", "send",
+})  # fmt: skip
 
 
 def _renamed(name: str, before: Callable[P, T]) -> Callable[P, T]:

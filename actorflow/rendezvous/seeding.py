@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+from typing import Any
 
 from actorflow.rendezvous.elastic import torch_settings
 from actorflow.rendezvous.engines import MASTER_VARIABLE
@@ -29,8 +30,10 @@ def seed_alike() -> None:
 def seed_ranks_of_torchs_launcher() -> None:
     """Seed a process that torch's launcher (``torchrun``, or ours like it) has started as one of several ranks.
 
-    Torch has been imported.  A script that has seeded it before this package was imported keeps its seeds.
+    Torch has been imported.  What the script has seeded before this package was imported keeps its seeds: all
+    generators where it has seeded torch, and NumPy's, and with it Python's, where it has seeded that.
     """
+    import numpy
     import torch
 
     if MASTER_VARIABLE in os.environ or multiprocessing.parent_process() is not None:
@@ -42,4 +45,8 @@ def seed_ranks_of_torchs_launcher() -> None:
     except ClusterError:  # told where the process first needs its peers
         return
     if settings is not None and settings.world > 1:
-        seed_alike()
+        torch.manual_seed(SEED)
+        numpys: Any = numpy.random  # its stubs lack what follows
+        if getattr(numpys.get_bit_generator(), "seed_seq", None) is not None:  # NumPy's seed() leaves none
+            numpy.random.seed(SEED)
+            random.seed(SEED)

@@ -26,6 +26,16 @@ torch.manual_seed(5 + int(os.environ["RANK"]))
 import actorflow as flow
 open(sys.argv[1] + f"/{flow.env.get_rank()}", "w").write(repr(torch.initial_seed()))
 """
+NUMPY_SEEDED_BEFORE = """
+import os, random, sys, numpy, torch
+rank = int(os.environ["RANK"])
+random.seed(rank)
+numpy.random.seed(rank)
+expected = random.Random(rank).random(), numpy.random.RandomState(rank).rand()
+import actorflow as flow
+kept = (random.random(), numpy.random.rand()) == expected
+open(sys.argv[1] + f"/{rank}", "w").write(repr((kept, torch.initial_seed())))
+"""
 WITHOUT_CUDA = """
 import torch
 import actorflow as flow
@@ -101,6 +111,10 @@ def test_ranks_of_every_launcher_draw_the_same_numbers(launcher: str, tmp_path: 
 
 def test_a_seed_that_was_set_before_the_import_stays(tmp_path: Path) -> None:
     assert found(tmp_path, SEEDED_BEFORE, "torchrun", sys.executable) == ["5", "6"]
+
+
+def test_numpys_seed_that_was_set_before_the_import_stays_and_torch_is_seeded_alike(tmp_path: Path) -> None:
+    assert found(tmp_path, NUMPY_SEEDED_BEFORE, "torchrun", sys.executable) == ["(True, 0)"] * 2
 
 
 def test_a_collective_refuses_a_global_tensor(tmp_path: Path) -> None:

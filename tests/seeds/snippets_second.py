@@ -190,6 +190,19 @@ def collectives(folder: Path) -> None:
     elif rank == 1:
         flow.comm.recv(x, 0)
         assert float(x) == 7.0
+    if rank == 0:
+        flow.comm.send(torch.arange(6).reshape(2, 3), 1)
+        flow.comm.send(torch.ones(2), 1, send_meta=False)
+        flow.comm.send(torch.zeros(1), 1)
+    elif rank == 1:
+        assert flow.comm.recv(0).tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert flow.comm.recv(0, (2,), torch.float32).tolist() == [1.0, 1.0]
+        assert flow.comm.recv(src=0, out=x) is None
+        assert float(x) == 0.0
+        with pytest.raises(flow.CallError, match="both were expected"):
+            flow.comm.recv(0, shape=(2,))
+    with pytest.raises(flow.CallError, match="all_reduce was given an array of float64; a tensor"):
+        flow.comm.all_reduce(np.ones(2))  # type: ignore[arg-type]
     flow.comm.barrier()
 
 
