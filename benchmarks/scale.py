@@ -55,10 +55,12 @@ LAYERS, WIDTH, HEADS, CONTEXT, TENSOR = 2, 64, 4, 32, 2  # of the GPT
 STEPS, PACE, FOR_EACH = 40, 0.1, 0.001  # calls, and seconds from one to the next, and for each rank
 PATIENCE = 600.0  # seconds for ranks to join, or not to answer
 FIGURES = (
-    "join s", "compile s", "plan s", "bytes of plan", "MB of rank 0", "CPU ms a call, rank 0",
+    "join s", "CPU s to join", "compile s", "CPU s to compile", "plan s", "CPU s to the plan, all ranks",
+    "bytes of plan", "MB of rank 0", "CPU ms a call, rank 0",
     "messages a call, rank 0", "bytes a call, rank 0", "messages a call, others", "bytes a call, others", "agreed s",
     "end s", "killed, known to all s",
 )  # fmt: skip
+OF_ALL = ("CPU s to join", "CPU s to the plan, all ranks")  # figures of each process that are added up
 
 
 @click.command()
@@ -103,7 +105,7 @@ def run(world: int, processes: int, ends: bool) -> dict[str, float]:
     if ends:
         others = [count for one in found[1:] for count in one["traffic"].values()]
         [[messages, size]] = found[0].pop("traffic").values()
-        return found[0] | {
+        return found[0] | {name: sum(one[name] for one in found) for name in OF_ALL} | {
             "messages a call, rank 0": messages / STEPS, "bytes a call, rank 0": size / STEPS,
             "messages a call, others": sum(count for count, _ in others) / len(others) / STEPS,
             "bytes a call, others": sum(size for _, size in others) / len(others) / STEPS,
@@ -125,17 +127,17 @@ class Part:
         self.agreed: dict[int, asyncio.Future[None]] = {rank: loop.create_future() for rank in self.own}
         self.failed: dict[int, asyncio.Future[float]] = {rank: loop.create_future() for rank in self.own}
         planes = [self.plane(rank, loop) for rank in self.own]
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.process_time()
         joined: list[Future[None]] = [Future() for _ in planes]
         running = [asyncio.ensure_future(plane.run(done)) for plane, done in zip(planes, joined, strict=True)]
         await asyncio.gather(*map(asyncio.wrap_future, joined))
-        found: dict[str, Any] = {"join s": time.monotonic() - began}
+        found: dict[str, Any] = {"join s": time.monotonic() - began, "CPU s to join": time.process_time() - cpu}
 
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.process_time()
         to_all, to_each = None, None
         if 0 in self.own:
             parts = await loop.run_in_executor(None, parts_of_plan, self.world)
-            found["compile s"] = time.monotonic() - began
+            found["compile s"], found["CPU s to compile"] = time.monotonic() - began, time.process_time() - cpu
             to_all = [parts.shared] * self.world
             to_each = [b"", *(parts.of(rank) for rank in range(1, self.world))]
             found["bytes of plan"] = len(parts.shared) + sum(map(len, parts.classes))
@@ -146,7 +148,7 @@ class Part:
                 verify(join(common, part, plane.rank))
                 await asyncio.sleep(0)  # signs of life of the ranks that share this thread go on
         await asyncio.gather(*(plane.gather(2, "all have it", b"") for plane in planes))
-        found["plan s"] = time.monotonic() - began
+        found["plan s"], found["CPU s to the plan, all ranks"] = time.monotonic() - began, time.process_time() - cpu
 
         traffic = self.count_traffic(planes)
         cpu = time.process_time()
