@@ -316,6 +316,12 @@ def twice() -> None:
     graph.add_optimizer(graph._trainings[0].optimizer)
 
 
+def staged() -> Any:
+    graph = trained()
+    graph.model.second.config.stage_id = 1
+    return graph
+
+
 def foreign_schedule() -> None:
     one, two = (torch.optim.SGD(made().parameters(), lr=0.1) for _ in range(2))
     Train(made(), one, torch.optim.lr_scheduler.StepLR(two, 1), nothing)
@@ -370,6 +376,14 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "ignored hints": (
         lambda: trained(lambda g: g.config.enable_auto_parallel_ignore_user_sbp_config()),
         "what the script says of layouts is always kept",
+    ),
+    "memory": (
+        lambda: trained(lambda g: g.config.enable_auto_memory("High")),
+        "config.enable_auto_memory('High') was found; one of Disable, SlightMemoryDown",
+    ),
+    "stage on no device": (
+        lambda: staged()(*batch()),
+        "the module model.second has stage_id=1 and no placement; one was expected, on which the stage is: set_stage(1",
     ),
     "no placement": (lambda: made().first.to(GraphModule).set_stage(1), "set_stage(stage_id=1, placement=None) was"),
     "state": (lambda: trained().load_state_dict({"modl": {}}), "'modl' is not in the graph, which has model, loss_fn"),

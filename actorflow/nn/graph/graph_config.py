@@ -12,6 +12,7 @@ from actorflow_compiler.core.errors import CallError
 __all__ = ["GraphConfig"]
 
 _ZERO_STAGES = (1, 2, 3)
+_MEMORY_MODES = ("Disable", "SlightMemoryDown", "ModerateMemoryDown", "HeavyMemoryDown", "AdaptiveMemory")
 
 
 class GraphConfig:
@@ -172,7 +173,14 @@ class GraphConfig:
         _switch("enable_choose_best_memory_allocation", mode)
 
     def enable_auto_memory(self, mode: object = "AdaptiveMemory") -> None:
-        """Nothing: layouts and orders are chosen such that the plan fits the devices' memory."""
+        """Nothing: layouts and orders are chosen such that the plan fits the devices' memory.
+
+        Raises CallError for a mode that OneFlow does not have.
+        """
+        if mode not in _MEMORY_MODES:
+            raise CallError(
+                f"config.enable_auto_memory({mode!r}) was found; one of {', '.join(_MEMORY_MODES)} was expected"
+            )
 
     def enable_auto_parallel_ignore_user_sbp_config(self, mode: bool = True) -> None:
         """Nothing where it is False: hints are always kept.  Raises CallError for True: leave the hints out."""

@@ -31,8 +31,9 @@ from actorflow.nn.graph.runtime_state import (
     said_by,
     whole_tree,
 )
+from actorflow.standins.beside import WAS_GLOBAL, is_noted
 from actorflow_compiler.core.errors import CallError
-from actorflow_compiler.hints.hints import place, zero
+from actorflow_compiler.hints.hints import place, resolve, zero
 from actorflow_compiler.hints.tags import tracing
 from actorflow_compiler.plan.plan import Plan
 
@@ -171,6 +172,7 @@ class StaticGraph:
             settings = settings_of(module)
             if settings is not None and settings.stage_placement is not None:
                 place(module, {"": settings.stage_placement})
+        self._check_stages()
         self.config.freeze(self.name)
         kind = "train" if self.config.training else "predict"
         stepped = [*(one.optimizer for one in self._trainings), *filter(None, [self._scaler])]
@@ -178,6 +180,23 @@ class StaticGraph:
             self._step(), type=kind, name=self.name, compile=self._compile_mode, model=self._own_modules(),
             optimizer=stepped, **self.config.job_options(),
         )  # fmt: skip
+
+    def _check_stages(self) -> None:
+        """Raise CallError for a module with a stage and no placement, which all devices would compute."""
+        own = self._own_modules()
+        places = resolve(own).places
+        for root, (name, module) in ((key, one) for key, value in own.items() for one in value.named_modules()):
+            settings = settings_of(module)
+            if settings is None or settings.stage_id is None or id(module) in places:
+                continue
+            has_own = any(True for _ in module.parameters())
+            if not has_own or any(id(m) in places or is_noted(m, WAS_GLOBAL) for m in module.modules()):
+                continue
+            raise CallError(
+                f"nn.Graph {self.name}: the module {f'{root}.{name}' if name else root} has stage_id="
+                f"{settings.stage_id} and no placement; one was expected, on which the stage is: "
+                f"set_stage({settings.stage_id}, flow.placement(…)), or to_global(placement=…) of the module"
+            )
 
     def _step(self) -> Callable[..., Any]:
         """The function of the graph's job."""

@@ -70,10 +70,10 @@ def place(captured: Capture, request: StepRequest) -> PlacedStep:
 
 def _outside_of_scopes(graph: Graph, placed: Graph, everywhere: Placement) -> tuple[str, ...]:
     """A note if ops of no scope are not on all devices, as they are with what they are computed from or for."""
-    outside = {n.outs[0] for n in graph.nodes if n.placement is None and n.phase == Phase.FORWARD and n.line}
+    outside = {n.outs for n in graph.nodes if n.placement is None and n.phase == Phase.FORWARD and n.line}
     found: dict[Placement, dict[str, None]] = {}  # → the lines of the ops
     for n in placed.nodes:
-        if n.outs[0] in outside and n.placement is not None and set(n.placement.ranks) != set(everywhere.ranks):
+        if n.outs in outside and n.placement is not None and set(n.placement.ranks) != set(everywhere.ranks):
             found.setdefault(n.placement, {})[n.line] = None
     if not found:
         return ()
