@@ -227,7 +227,7 @@ def test_four_ranks_give_their_parts_to_dtensors_and_take_them_back(tmp_path: Pa
     assert run.output.count("is right") == 5
 
 
-def test_a_job_takes_global_tensors_as_wholes_and_its_results_become_global() -> None:
+def test_a_job_takes_global_tensors_as_wholes_and_gives_such_and_plain_results_become_global() -> None:
     one = flow.placement("cpu", [0])
 
     @flow.global_function(type="predict")
@@ -236,9 +236,13 @@ def test_a_job_takes_global_tensors_as_wholes_and_its_results_become_global() ->
 
     x = torch.arange(4.0).to_global(one, S(0))
     made = double(x)
-    assert not made.is_global
-    torch.testing.assert_close(made + 0, 2 * torch.arange(4.0))
-    back = made.to_global(one, S(0))
+    assert made.is_global
+    assert (made.placement, made.sbp) == (Placement("cpu", (0,), (1,)), (S(0),))  # its rows lie as those of x
+    assert (made + x).tolist() == [0, 3, 6, 9]
+    plain = double(torch.arange(4.0))
+    assert not plain.is_global
+    torch.testing.assert_close(plain + 0, 2 * torch.arange(4.0))
+    back = plain.to_global(one, S(0))
     assert back.is_global
     assert back.placement == Placement("cpu", (0,), (1,))
     assert (back + x).tolist() == [0, 3, 6, 9]
