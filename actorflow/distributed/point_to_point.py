@@ -28,13 +28,15 @@ def send(
 ) -> None:  # fmt: skip
     """``torch.distributed.send``; by default it also tells shape and dtype, for a ``recv(src)`` without a tensor.
 
-    Nothing is told with ``send_meta=False``, in a ``group``, and with a ``tag``.
+    Nothing is told with ``send_meta=False``, in a ``group``, and with a ``tag``.  Of a tensor that is not contiguous a
+    copy is sent.
     """
     if not isinstance(send_meta, bool):
         raise CallError(f"send(send_meta={send_meta!r}) was found; True or False was expected")
     if group is None and not tag and isinstance(dst, int) and isinstance(tensor, Tensor):
         collectives.check_arguments("send", tensor)
         default_group()
+        tensor = tensor.contiguous()  # torch refuses others, and the receiver would wait with what it has been told
         if send_meta and dst != collectives.get_rank():
             meta = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
             _store().set(_key(collectives.get_rank(), dst, _sent[dst]), json.dumps(meta))

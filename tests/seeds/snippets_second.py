@@ -192,10 +192,12 @@ def collectives(folder: Path) -> None:
         assert float(x) == 7.0
     if rank == 0:
         flow.comm.send(torch.arange(6).reshape(2, 3), 1)
+        flow.comm.send(torch.arange(6).reshape(2, 3).t(), 1)
         flow.comm.send(torch.ones(2), 1, send_meta=False)
         flow.comm.send(torch.zeros(1), 1)
     elif rank == 1:
         assert flow.comm.recv(0).tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert flow.comm.recv(0).tolist() == [[0, 3], [1, 4], [2, 5]]
         assert flow.comm.recv(0, (2,), torch.float32).tolist() == [1.0, 1.0]
         assert flow.comm.recv(src=0, out=x) is None
         assert float(x) == 0.0
