@@ -48,6 +48,9 @@ class GlobalSpec:
         """Shape and dtype as the compiler writes them."""
         return Meta(self.shape, str(self.dtype).removeprefix("torch."))
 
+    def __deepcopy__(self, memo: object) -> GlobalSpec:
+        return self  # there is one for equal values, and its communicator is this rank's connection to others
+
     def __str__(self) -> str:
         return f"{self.meta}, {self.layout}"
 

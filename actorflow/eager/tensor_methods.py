@@ -17,6 +17,7 @@ from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, Shape, spec_
 from actorflow.eager.layout import Layout, is_whole
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.special_ops import whole_part
+from actorflow.eager.torch_checkpoints import answer_torchs_checkpoints
 from actorflow.support.whole_pickles import parts_are_refused
 from actorflow_compiler.core.errors import LayoutError, StateError
 from actorflow_compiler.core.placement import Placement
@@ -156,15 +157,6 @@ def _reduce(x: GlobalTensor, protocol: Any) -> Any:
     )  # fmt: skip
 
 
-def _not_by_dcp(x: GlobalTensor, *_: Any) -> Any:
-    """What ``torch.distributed.checkpoint`` asks of a tensor of its own kinds: raises StateError, as this is none."""
-    raise StateError(
-        f"torch.distributed.checkpoint was given a global tensor of shape {tuple(x.shape)}, of which it writes and "
-        f"reads one rank's part as the whole; expected: flow.to_dtensor(tensor), to save and to load into, or "
-        f"flow.save(state, file, global_dst_rank=0)"
-    )
-
-
 # ---- the gradient of a leaf has the layout of the leaf
 
 _HOOKED = "_actorflow_hooked"
@@ -242,4 +234,4 @@ _made.__format__ = _format
 _made.__repr__ = _made.__str__ = _show
 _made.__deepcopy__, _made.__reduce_ex__ = _deepcopy, _reduce
 _made.requires_grad_ = _requires_grad
-_made.__create_write_items__ = _made.__create_chunk_list__ = _made.__get_tensor_shard__ = _not_by_dcp
+answer_torchs_checkpoints(_made)

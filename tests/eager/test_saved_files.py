@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import actorflow as flow
 from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import ActorflowError, CallError, StateError
+from actorflow_compiler.core.sbp import Split
 from eager.ranks import MESH, PAIR, B, P, S, spread, value
 
 FOUR = flow.placement("cpu", [0, 1, 2, 3])
@@ -329,10 +330,80 @@ def test_a_part_of_a_state_is_not_taken_for_the_whole(two: ThreadRanks) -> None:
     two.run(on_a_rank)
 
 
-def test_torchs_distributed_checkpoints_are_no_place_for_global_tensors(tmp_path: Path) -> None:
-    x = flow.ones(4, placement=flow.placement("cpu", [0]), sbp=B)
-    dcp: Any = torch.distributed.checkpoint
-    for work in (dcp.save, dcp.load):
-        torch.distributed.checkpoint.save({"x": torch.ones(4)}, checkpoint_id=tmp_path / "plain", no_dist=True)
-        with pytest.raises(BaseException, match=r"expected: flow\.to_dtensor\(tensor\), to save and to load into"):
-            work({"x": x}, checkpoint_id=tmp_path / "plain", no_dist=True)
+# ---- torch.distributed.checkpoint
+
+
+@pytest.fixture
+def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that have met: threads have no process group."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+
+
+LAYOUTS = {
+    "whole": (PAIR, B),
+    "rows": (PAIR, S(0)),
+    "columns": (PAIR, S(1)),
+    "one rank": (flow.placement("cpu", [1]), B),
+    "blocks": (PAIR, Split(0, 2)),
+    "unequal": (flow.placement("cpu", [0, 1], weights=[3, 1]), S(0)),
+    "mesh": (MESH, [S(0), S(1)]),
+    "twice": (MESH, [S(0), S(0)]),
+    "blocks of a mesh": (MESH, [Split(0, 2), S(0)]),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("shape", [(8, 4), (6, 3), (2, 2), (0, 3)], ids=str)
+def test_pieces_of_a_part_are_where_torchs_distributed_checkpoints_look_for_them(
+    four: ThreadRanks, grouped: None, name: str, shape: tuple[int, ...]
+) -> None:
+    placement, sbp = LAYOUTS[name]
+    x = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+
+    def on_a_rank() -> tuple[list[Any], list[tuple[Any, Tensor]]]:
+        mine: Any = spread(x, placement, sbp)
+        items = mine.__create_write_items__("x", mine)
+        pieces = [(item.tensor_data.chunk, mine.__get_tensor_shard__(item.index).clone()) for item in items]
+        assert all(item.tensor_data.size == x.shape for item in items)
+        other: Any = spread(torch.zeros_like(x), placement, sbp)
+        for chunk in other.__create_chunk_list__():  # what a load writes into
+            piece = other.__get_tensor_shard__(MetadataIndex("x", chunk.offsets))
+            piece.copy_(x[_at(chunk)])
+        torch.testing.assert_close(value(other), x)
+        return [(chunk.offsets, chunk.sizes) for chunk, _ in pieces], pieces
+
+    found = four.run(on_a_rank)
+    whole, known = torch.full_like(x, torch.nan), set()
+    for listed, pieces in found:
+        for key, (chunk, piece) in zip(listed, pieces, strict=True):
+            torch.testing.assert_close(piece, x[_at(chunk)])
+            assert key in known or whole[_at(chunk)].isnan().all(), "pieces of two ranks are equal, or do not overlap"
+            known.add(key)
+            whole[_at(chunk)] = piece
+    assert known
+    torch.testing.assert_close(whole, x)
+
+
+def _at(chunk: Any) -> tuple[slice, ...]:
+    return tuple(slice(lo, lo + n) for lo, n in zip(chunk.offsets, chunk.sizes, strict=True))
+
+
+def test_what_torchs_distributed_checkpoints_cannot_keep_is_told(two: ThreadRanks, grouped: None) -> None:
+    def on_a_rank() -> None:
+        x: Any = spread(torch.ones(4, 2), PAIR, P)
+        with pytest.raises(StateError, match=r"lies as P on .* expected: x\.to_global\(sbp=flow\.sbp\.broadcast\)"):
+            x.__create_write_items__("x", x)
+        view: Any = spread(torch.ones(4, 2), PAIR, S(0))[1:3]
+        with pytest.raises(StateError, match=r"a view of shape \(2, 2\) of a global tensor"):
+            view.__create_chunk_list__()
+
+    two.run(on_a_rank)
+
+
+def test_torchs_distributed_checkpoints_need_a_process_group(two: ThreadRanks) -> None:
+    def on_a_rank() -> None:
+        x: Any = spread(torch.ones(4, 2), PAIR, S(0))
+        with pytest.raises(StateError, match=r"as if it were alone; call flow\.distributed\.barrier\(\) before"):
+            x.__create_write_items__("x", x)
+
+    two.run(on_a_rank)

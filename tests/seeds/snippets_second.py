@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import actorflow as flow
 import actorflow.nn as nn
@@ -76,6 +78,8 @@ def conversions(folder: Path) -> None:
     assert older.to_consistent(placement=_all(), sbp=S(0)).is_consistent
     assert older.new_zeros(4, placement=_all(), sbp=S(0)).is_global
     assert x.placement == _all()
+    differs = mine.to_global(_all(), B, check_meta=False)
+    assert differs.to_local().eq(0.0).all()
     part = x.detach().requires_grad_()
     (part * 2).to_global(sbp=B, grad_sbp=B).sum().backward()
     assert part.grad is not None
@@ -89,6 +93,14 @@ def modules(folder: Path) -> None:
     assert model(flow.ones(4, 4, placement=_all(), sbp=S(0))).sbp == (S(0),)
     assert flow.to_local(model).weight.is_local
     assert flow.to_global(nn.Linear(4, 4), _all(), B).bias.is_global
+
+
+def layers_placed(folder: Path) -> None:
+    """Layers take no placement; their parameters are put on one."""
+    with pytest.raises(TypeError, match="placement"):
+        nn.Linear(4, 8, placement=_all(), sbp=B)
+    model: Any = nn.Linear(4, 8).to_global(_all(), {"weight": S(0)})
+    assert (model.weight.sbp, model.bias.sbp) == ((S(0),), (B,))
 
 
 def global_views(folder: Path) -> None:
@@ -142,6 +154,71 @@ def saved(folder: Path) -> None:
     found = flow.load(folder / "whole", global_src_rank=0)["x"]
     assert found.sbp == (S(0),)
     assert found.numpy().tolist() == [0, 1, 2, 3]
+    found = flow.load(folder / "whole", weights_only=True)["x"]
+    assert found.sbp == (S(0),)
+    torch.save({"x": x}, folder / f"part-{RANK()}")
+    found = flow.load(folder / f"part-{RANK()}", weights_only=True)["x"]
+    assert found.numpy().tolist() == [0, 1, 2, 3]
+
+
+def _stepped(model: Any, optimizer: Any, x: Any) -> Any:
+    model(x).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model.weight.detach()
+
+
+def _linear(sbp: Any = None) -> tuple[Any, Any]:
+    """A layer, on one device or spread, and its optimizer."""
+    torch.manual_seed(4)
+    model: Any = nn.Linear(4, 8)
+    if sbp is not None:
+        model.to_global(_all(), {"weight": sbp})
+    return model, flow.optim.Adam(model.parameters(), lr=0.1)
+
+
+def optimizer_states(folder: Path) -> None:
+    """A training on one device goes on with global parameters."""
+    x = torch.arange(32.0).reshape(8, 4) / 32
+    (model, optimizer), (ours, other) = _linear(), _linear(S(0))
+    _stepped(model, optimizer, x)
+    ours.load_state_dict(flow.to_global(model.state_dict(), _all(), B))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    found = _stepped(ours, other, x.to_global(_all(), B))
+    np.testing.assert_allclose(found.numpy(), _stepped(model, optimizer, x), rtol=1e-5, atol=1e-6)
+    assert other.state[ours.weight]["exp_avg"].sbp == (S(0),)
+
+
+def torchs_checkpoints(folder: Path) -> None:
+    """What is saved in one layout is loaded in another, and by one device."""
+    flow.distributed.barrier()
+    x = torch.arange(32.0).reshape(8, 4) / 32
+    model, optimizer = _linear(S(0))
+    _stepped(model, optimizer, x.to_global(_all(), B))
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    dcp.save(state, checkpoint_id=folder / "dcp")
+    later: Any = dcp.async_save(state, checkpoint_id=folder / "later")
+    later.result()
+    wanted = _stepped(model, optimizer, x.to_global(_all(), B)).numpy()
+    for kept in ("dcp", "later"):
+        ours, other = _linear(S(1))
+        _stepped(ours, other, x.to_global(_all(), S(0)))  # another one, so that there is a state to load into
+        loaded = {"model": ours.state_dict(), "optimizer": other.state_dict()}
+        dcp.load(loaded, checkpoint_id=folder / kept)
+        ours.load_state_dict(loaded["model"])
+        other.load_state_dict(loaded["optimizer"])
+        assert ours.weight.sbp == other.state[ours.weight]["exp_avg"].sbp == (S(1),)
+        np.testing.assert_allclose(_stepped(ours, other, x.to_global(_all(), B)).numpy(), wanted, rtol=1e-5, atol=1e-6)
+    plain = {"model": nn.Linear(4, 8).state_dict()}
+    dcp.load(plain, checkpoint_id=folder / "dcp")
+    model, optimizer = _linear()
+    np.testing.assert_allclose(plain["model"]["weight"], _stepped(model, optimizer, x), rtol=1e-5, atol=1e-6)
+
+
+def compiled(folder: Path) -> None:
+    """A function of global tensors runs as it stands."""
+    x = flow.arange(8.0, placement=_all(), sbp=S(0))
+    assert float(torch.compile(lambda t: (t * 2).sum(), backend="eager")(x)) == 56.0
 
 
 def sampled(folder: Path) -> None:
