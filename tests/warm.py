@@ -8,7 +8,7 @@ its status.  When the stub is killed, so is the fork.  A launcher that runs like
 ``-I`` it is Python itself that starts: a small program of the standard library, which may start others.
 
 A fork ends as a new process does (threads are joined, what was registered with ``atexit`` runs, output is flushed), but
-without taking apart its modules, which would copy most of the server's memory.
+without taking apart the server's modules and libraries, which would copy most of its memory.
 
 Not for tests of launchers, of what a shell sees of a process, of memory, of hash seeds, or of what imports do.
 """
@@ -19,7 +19,7 @@ import atexit
 import functools
 import gc
 import importlib
-import json
+import marshal
 import os
 import resource
 import runpy
@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,32 +53,35 @@ OURS = (  # what launchers and ranks import, each with all that it needs
 PIPE = "ACTORFLOW_TOKEN_PIPE"  # the descriptor by which a rank inherits the token
 LAUNCHER = "ACTORFLOW_LAUNCHER_PID"  # the parent without which a rank does not live
 STUB = r"""#!{python} -IS
-import ctypes, json, os, resource, signal, socket, sys
+# with what Python has in C alone: to import json, socket and signal would take twice as long as to start
+import _ctypes, _signal, _socket, marshal, posix, resource, sys
 pid, early = 0, []
 def pass_on(number, _):
     try:
-        os.kill(pid, number) if pid else early.append(number)
+        posix.kill(pid, number) if pid else early.append(number)
     except ProcessLookupError:
         pass
 if sys.argv[1:2] == ["-I"]:  # a program of the standard library alone, which starts others
-    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, pass_on)
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when its parent is killed, as a rank is
-server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    posix.execv({python!r}, [{python!r}, *sys.argv[1:]])
+for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2):
+    _signal.signal(number, pass_on)
+prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
+_ctypes.call_function(prctl, (1, _signal.SIGKILL))  # when its parent is killed, as a rank is
+server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 server.connect({address!r})
 limits = [resource.getrlimit(kind) for kind in range({limits})]
-asked = json.dumps([sys.argv, os.getcwd(), dict(os.environ), limits]).encode()
-pipe = os.environ.get({pipe!r})  # which a rank inherits
-socket.send_fds(server, [asked], [0, 1, 2, *([int(pipe)] if pipe else [])])
+asked = marshal.dumps((sys.argv, posix.getcwd(), posix.environ, limits))
+pipe = posix.environ.get({pipe!r}.encode())  # which a rank inherits
+files = b"".join(file.to_bytes(4, sys.byteorder) for file in (0, 1, 2, *([int(pipe)] if pipe else [])))
+server.sendmsg([asked], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
 pid = int(server.recv(64) or sys.exit("the server of tests/warm.py is gone"))
 for number in early:
     pass_on(number, None)
 status = int(server.recv(64) or sys.exit("the server of tests/warm.py is gone"))
 if status < 0:
-    signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
-    os.kill(os.getpid(), -status)
-os._exit(status)
+    _signal.signal(-status, _signal.SIG_DFL) if -status != _signal.SIGKILL else None
+    posix.kill(posix.getpid(), -status)
+posix._exit(status)
 """
 
 
@@ -146,7 +150,9 @@ def serve(listener: socket.socket) -> Command | None:
                     if not said:
                         stub.close()
                         continue
-                    command = Command(*json.loads(said), files)
+                    argv, cwd, environ, limits = marshal.loads(said)
+                    environment = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+                    command = Command(argv, cwd, environment, limits, files)
                     pid = os.fork()
                     if not pid:
                         for opened in [k.fileobj for k in ready.get_map().values()] + [stub]:
@@ -260,6 +266,8 @@ def main(descriptor: str) -> None:
     names = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in others]
     left = [name for name in names if name != "jemalloc_bg_thd"]  # of pyarrow, which copes with forks
     assert not left, f"these threads do not live on in a fork: {left}"
+    for finalizer in tuple(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # of libraries, as torch's, whose ops each fork would take apart one by one as it ends
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.default_int_handler)
