@@ -632,8 +632,15 @@ def generator_state(generator: Any) -> object:
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
-        return repr(generator.get_state(legacy=False))
-    return repr(generator.bit_generator.state)
+        return _state_text(generator.get_state(legacy=False))
+    return _state_text(generator.bit_generator.state)
+
+
+def _state_text(state: Any) -> str:
+    """The state of a generator of NumPy, nested dictionaries, as text; to print its arrays would take milliseconds."""
+    if isinstance(state, dict):
+        return "".join(f"{name}({_state_text(value)})" for name, value in state.items())
+    return f"{state.dtype} {state.tobytes().hex()}" if isinstance(state, np.ndarray) else repr(state)
 
 
 def _got(read: Mapping[Any, Any]) -> tuple[Getter, ...]:

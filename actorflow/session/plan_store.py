@@ -452,10 +452,13 @@ class PlanStore:
                 folder.remove(name)
                 order.remove(name)
         last = {one[:4]: one for one in order}.values()  # of each kind, which stay in any case
+        size = sum(sizes[one] for one in order)  # bytes of all that stay
         for name in [one for one in order if one not in last]:
-            if sum(sizes[one] for one in order) > most_bytes:
-                folder.remove(name)
-                order.remove(name)
+            if size <= most_bytes:
+                break
+            folder.remove(name)
+            order.remove(name)
+            size -= sizes[name]
         if order != before:
             folder.put(USED, json.dumps(order).encode())
 
