@@ -108,11 +108,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: so would be every Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)  # that tests send
+    gc.disable()  # until all tests are collected: nearly nothing of what is made by then is garbage
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     _keep()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

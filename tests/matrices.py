@@ -6,6 +6,7 @@ least once, or ``times`` times, and spread over the values of the others; ``ever
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -40,17 +41,28 @@ def representatives(matrix: Sequence[Mapping[str, object]], times: int = 1) -> l
     """
     of = [frozenset((name, _value(x)) for name, x in params.items()) for params in matrix]
     used = Counter[tuple[str, object]]()
-    shared = [0] * len(of)  # values that each has in common with the one of those kept that is most like it
+    shared = [0] * len(of)  # values that each has in common with the one of those kept that is most like it, as of …
+    compared = [0] * len(of)  # … so many of those kept
     kept: list[int] = []
     for _ in range(times):
         left = [number for number in range(len(of)) if number not in kept]
         missing = frozenset[tuple[str, object]]().union(*(of[number] for number in left))
+
+        def rank(n: int, missing: frozenset[tuple[str, object]]) -> tuple[int, int, int, int]:
+            shared[n] = max([shared[n], *(len(of[n] & of[k]) for k in kept[compared[n] :])])
+            compared[n] = len(kept)
+            return -len(of[n] & missing), shared[n], sum(used[value] for value in of[n]), n
+
+        ranks = [rank(number, missing) for number in left]  # a heap; what is kept makes no rank lower
+        heapq.heapify(ranks)
         while missing:
-            best = max(left, key=lambda n: (len(of[n] & missing), -shared[n], -sum(used[value] for value in of[n])))
+            if (now := rank(ranks[0][-1], missing)) != ranks[0]:
+                heapq.heapreplace(ranks, now)
+                continue
+            best = heapq.heappop(ranks)[-1]
             kept.append(best)
             missing -= of[best]
             used.update(of[best])
-            shared = [max(most, len(values & of[best])) for most, values in zip(shared, of, strict=True)]
     return sorted(kept)
 
 
