@@ -8,28 +8,26 @@ these are few: what the master writes and sends grows with the classes of a plan
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache, lru_cache
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from google.protobuf.message import DecodeError, EncodeError
 
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.units import ranges_text
+from actorflow_compiler.plan.number_columns import NAMED, NUMBERS, NumberColumns, Path, fields_of
 from actorflow_compiler.plan.origins import Origins
-from actorflow_compiler.plan.plan import Actor, Order, Plan, Summary
+from actorflow_compiler.plan.plan import Actor, Plan, RankItems, Summary
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_protos import plan_pb2 as pb
 
 __all__ = ["PlanParts", "join", "split"]
 
-Path = tuple[int, ...]  # indices of fields and items, from a plan to a number in it
 Changes = dict[int, Any]  # index of a field, an item, or a number in a text → what is added to it, or Changes inside
-NUMBERS = re.compile(r"(0|[1-9][0-9]*)")  # in names and queues: ``send2F0:5>9``
-NAMED = (Actor, Order)  # whose texts may have a rank's number in them
+FIELDS: Mapping[str, int] = {one.name: index for index, one in enumerate(fields(Plan))}
+BODY = [one.name for one in fields(Actor)].index("body")
+STEPS = [one.name for one in fields(Origins)].index("steps")
 LARGEST = 2**63 - 1
 
 
@@ -48,19 +46,15 @@ class PlanParts:
 
 def split(plan: Plan, ranks: Iterable[int]) -> PlanParts:
     """The messages to these ranks of a whole plan.  Raises PlanError for what protobuf cannot hold."""
-    alike: dict[object, list[_Class]] = {}
-    classes: list[_Class] = []
-    class_of: dict[int, int] = {}
-    for rank in ranks:
-        part = _own(plan.for_rank(rank))
-        candidates = alike.setdefault(_look(part), [])
-        found = next((one for one in candidates if one.takes(rank, part)), None)
-        if found is None:
-            found = _Class(len(classes), rank, part)
-            candidates.append(found)
-            classes.append(found)
-        class_of[rank] = found.number
-    return PlanParts(to_bytes(_shared(plan)), tuple(one.to_bytes() for one in classes), class_of)
+    groups: dict[object, list[int]] = {}
+    order: dict[int, int] = {}
+    for index, rank in enumerate(ranks):
+        order[rank] = index
+        groups.setdefault(_look(plan, rank), []).append(rank)
+    found = [one for group in groups.values() for one in _classes(plan, group)]
+    found.sort(key=lambda one: order[one.ranks[0]])
+    class_of = {rank: number for number, one in enumerate(found) for rank in one.ranks}
+    return PlanParts(to_bytes(_shared(plan)), tuple(one.to_bytes() for one in found), class_of)
 
 
 def join(shared: bytes, of_class: bytes, rank: int) -> Plan:
@@ -107,43 +101,35 @@ def _own(part: Plan) -> Plan:
     )  # fmt: skip
 
 
-def _look(part: Plan) -> object:
+def _look(plan: Plan, rank: int) -> object:
     """What is equal for parts of one class, and quickly found."""
+    own = plan.of_rank(rank)
     return (
-        tuple((a.kind, a.stage, a.rate, len(a.operands), len(a.targets)) for a in part.actors),
-        tuple((len(r.readers), len(r.tensors)) for r in part.registers),
-        tuple(len(body.steps) for body in part.bodies),
+        tuple([(a.kind, a.stage, a.rate, len(a.operands), len(a.targets), a.rank == rank) for a in own.actors]),
+        tuple([(len(r.readers), len(r.tensors)) for r in own.registers]),
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Class:
     """Parts that are equal but for numbers."""
 
-    def __init__(self, number: int, rank: int, part: Plan) -> None:
-        self.number, self.part = number, part
-        self.ranks: dict[int, dict[Path, int]] = {rank: {}}  # rank → where it has another number, and by how much
-
-    def takes(self, rank: int, part: Plan) -> bool:
-        """Take in a part, if it is of this class."""
-        found: dict[Path, int] = {}
-        if _differ(self.part, part, (), found):
-            self.ranks[rank] = found
-            return True
-        return False
+    ranks: Sequence[int]
+    part: Plan  # of the first rank
+    columns: Mapping[Path, Sequence[int]]  # where others have other numbers → by how much, for each rank
 
     def to_bytes(self) -> bytes:
-        columns: dict[tuple[int, ...], int] = {}
-        places = dict.fromkeys(path for found in self.ranks.values() for path in found)
-        vectors = ((path, tuple(found.get(path, 0) for found in self.ranks.values())) for path in places)
+        numbers: dict[tuple[int, ...], int] = {}
         differences = [
-            pb.Difference(path=path, column=columns.setdefault(vector, len(columns))) for path, vector in vectors
+            pb.Difference(path=path, column=numbers.setdefault(tuple(column), len(numbers)))
+            for path, column in self.columns.items()
         ]
         try:
             data: bytes = pb.PlanClass(
                 ranks=self.ranks,
                 part=to_bytes(self.part),
                 differences=differences,
-                columns=(pb.Column(differences=vector) for vector in columns),
+                columns=(pb.Column(differences=column) for column in numbers),
             ).SerializeToString(deterministic=True)
         except EncodeError as error:  # more than 2 GB
             raise PlanError(f"plan {self.part.name!r} does not fit a message of protobuf: {error}") from error
@@ -153,87 +139,42 @@ class _Class:
 # ---- what differs
 
 
-@cache
-def _fields_of(kind: Any) -> Callable[[Any], tuple[Any, ...]] | None:
-    """What returns the fields of a dataclass of this type; None for other types."""
-    if not is_dataclass(kind):
-        return None
-    names = [one.name for one in fields(kind)]
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda value: tuple(getattr(value, name) for name in names)
+def _classes(plan: Plan, ranks: Sequence[int]) -> Iterator[_Class]:
+    """The classes of ranks whose parts look alike, by their first ranks."""
+    while ranks:
+        found = _compared(plan, ranks)
+        alike = [k for k in range(len(ranks)) if k not in found.unlike]
+        columns = {path: [column[k] for k in alike] for path, column in found.columns.items()}
+        differing = {path: column for path, column in columns.items() if any(column)}
+        yield _Class([ranks[k] for k in alike], _own(plan.for_rank(ranks[0])), differing)
+        ranks = [ranks[k] for k in sorted(found.unlike)]
 
 
-def _differ(first: Any, other: Any, path: Path, found: dict[Path, int]) -> bool:
-    """Note how much more the numbers of ``other`` are; whether nothing else differs."""
-    kind = type(first)
-    if type(other) is not kind:
-        return False
-    if kind is int:
-        return first == other or _note(first, other, path, found)
-    if kind is str:
-        return bool(first == other)
-    if kind is tuple:
-        if len(first) != len(other):
-            return False
-        if _moved(first, other):
-            return _note(first[0], other[0], path, found)
-        return _differ_inside(first, other, path, found)
-    inside = _fields_of(kind)  # type: ignore[arg-type]  # mypy says that types are not hashable
-    if inside is not None:
-        return _differ_inside(inside(first), inside(other), path, found, kind in NAMED)
-    return repr(first) == repr(other)  # tells -0.0 from 0.0
+def _compared(plan: Plan, ranks: Sequence[int]) -> NumberColumns:
+    """What differs between the parts of ranks that look alike: ``_own(plan.for_rank(rank))``, which are not made."""
+    found = NumberColumns(len(ranks))
+    parts = [plan.of_rank(rank) for rank in ranks]
+    bodies = [_bodies(own, rank) for own, rank in zip(parts, ranks, strict=True)]
+    found.compare([tuple([plan.bodies[body] for body in used]) for used, _ in bodies], (FIELDS["bodies"],))
+    for i, actors in enumerate(zip(*(own.actors for own in parts), strict=True)):
+        path = (FIELDS["actors"], i)
+        found.compare_fields(actors, path, but="body")
+        found.compare([used.get(actor.id) for actor, (_, used) in zip(actors, bodies, strict=True)], (*path, BODY))
+    found.compare([tuple(own.registers) for own in parts], (FIELDS["registers"],))
+    found.compare([tuple(own.orders) for own in parts], (FIELDS["orders"],))
+    found.compare([(rank,) for rank in ranks], (FIELDS["ranks"],))
+    found.compare([tuple(own.calls) for own in parts], (FIELDS["calls"],))
+    found.compare([tuple(own.steps) for own in parts], (FIELDS["origins"], STEPS))
+    return found
 
 
-def _differ_inside(
-    first: tuple[Any, ...], other: tuple[Any, ...], path: Path, found: dict[Path, int], named: bool = False
-) -> bool:
-    """As ``_differ``, for what is inside of two things of equal lengths; texts of a ``named`` one may have numbers."""
-    for i, (a, b) in enumerate(zip(first, other, strict=True)):
-        if a is b:
-            continue
-        kind = type(a)
-        if kind is int and type(b) is int:
-            if a != b and not _note(a, b, (*path, i), found):
-                return False
-            continue
-        inside = _differ_in_text if named and kind is str and type(b) is str else _differ
-        if not inside(a, b, (*path, i), found):
-            return False
-    return True
-
-
-def _note(first: int, other: int, path: Path, found: dict[Path, int]) -> bool:
-    found[path] = other - first
-    return first >= 0 <= other
-
-
-def _moved(first: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether the items are numbers, all of which differ by as much."""
-    if not first or type(first[0]) is not int or type(other[0]) is not int or first[0] == other[0]:
-        return False
-    if any(type(one) is not int or one < 0 for one in (*first, *other)):
-        return False
-    by = other[0] - first[0]
-    return all(b - a == by for a, b in zip(first, other, strict=True))
-
-
-@lru_cache(maxsize=1024)  # each text of the first rank of a class is compared with those of all others
-def _pieces(text: str) -> list[str]:
-    return NUMBERS.split(text)
-
-
-def _differ_in_text(first: str, other: str, path: Path, found: dict[Path, int]) -> bool:
-    """As ``_differ``, for texts that may have other numbers in them."""
-    if first == other:
-        return True
-    here, there = _pieces(first), NUMBERS.split(other)
-    if here[::2] != there[::2]:
-        return False
-    for i, (a, b) in enumerate(zip(here[1::2], there[1::2], strict=True)):
-        if a != b:
-            found[*path, i] = int(b) - int(a)
-    return True
+def _bodies(own: RankItems, rank: int) -> tuple[Sequence[int], Mapping[int, int]]:
+    """The bodies of a rank's part (``Plan.for_rank``), and for its actors that have one the number there."""
+    numbers: dict[int, int] = {}  # body of the plan → its number in the part
+    of_actor = {
+        a.id: numbers.setdefault(a.body, len(numbers)) for a in own.actors if a.rank == rank and a.body is not None
+    }
+    return [*numbers], of_actor
 
 
 # ---- the same numbers put in
@@ -269,7 +210,7 @@ def _change(value: Any, changes: Changes | int) -> Any:
         items = list(value)
         _change_inside(items, changes)
         return tuple(items)
-    inside = _fields_of(kind)
+    inside = fields_of(kind)
     if inside is None:
         return _none(value)
     items = list(inside(value))
