@@ -71,7 +71,7 @@ def check_welcome(item: pb.Welcome, world: int, own: Ticket) -> None:
         one_of_a_range(what, max(numbers), 0, stop)
     for address in item.addresses:
         check_address(address)
-    for socket in item.sockets:
+    for socket in {*item.sockets}:
         check_socket(socket)
     if _ticket_of(item, own.rank, own) != own:
         refuse(RefusalReason.VALUE, f"another ticket of rank {own.rank}", "the one that it has sent")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 from google.protobuf.message import Message as ProtoMessage
 
@@ -127,25 +128,31 @@ def check_fields(message: ProtoMessage) -> None:
     kind = message.DESCRIPTOR.name
     for field, value in message.ListFields():
         name = f"{kind}.{field.name}"
-        if isinstance(value, (str, bytes, float, int, ProtoMessage)):
-            _check_one(name, value)
-            continue
-        most = _LIMITS.get(name, MANY)
-        if len(value) > most:
-            refuse(RefusalReason.LIMIT, f"{name} with {len(value)} entries", f"at most {most}")
-        for one in value:
-            _check_one(name, one, listed=True)
+        if isinstance(value, ProtoMessage):
+            check_fields(value)
+        elif isinstance(value, (str, bytes, float, int)):
+            _check_each(name, (value,), _LIMITS.get(name, LONGEST))
+        else:
+            most = _LIMITS.get(name, MANY)
+            if len(value) > most:
+                refuse(RefusalReason.LIMIT, f"{name} with {len(value)} entries", f"at most {most}")
+            _check_each(name, value, LONGEST)
 
 
-def _check_one(name: str, value: object, listed: bool = False) -> None:
-    if isinstance(value, ProtoMessage):
-        check_fields(value)
-    elif isinstance(value, (str, bytes)):
-        most = LONGEST if listed else _LIMITS.get(name, LONGEST)
-        if len(value) > most:
-            refuse(RefusalReason.LIMIT, f"{name} of length {len(value)}", f"at most {most}")
-    elif isinstance(value, float) and not math.isfinite(value):
-        refuse(RefusalReason.VALUE, f"{name} {value}", "a finite number")
+def _check_each(name: str, values: Sequence[object], most: int) -> None:
+    """Check the entries of a list, which are of one type; those of a welcome are as many as there are ranks."""
+    first = values[0]
+    if isinstance(first, ProtoMessage):
+        for one in cast(Sequence[ProtoMessage], values):
+            check_fields(one)
+    elif isinstance(first, (str, bytes)):
+        longest = max(map(len, cast(Sequence[str | bytes], values)))
+        if longest > most:
+            refuse(RefusalReason.LIMIT, f"{name} of length {longest}", f"at most {most}")
+    elif isinstance(first, float):
+        for number in cast(Sequence[float], values):
+            if not math.isfinite(number):
+                refuse(RefusalReason.VALUE, f"{name} {number}", "a finite number")
 
 
 def member(kinds: type[Kind], text: str, what: str) -> Kind:

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import socket
+from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +42,7 @@ def own_ticket(settings: Settings) -> Ticket:
     )
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -58,12 +58,13 @@ def prove_groups(plan: Plan) -> Plan:
     Also check that on each rank all collectives of a group are on one queue.  Returns the plan; raises PlanError.
     """
     members: dict[int, list[Actor]] = {}
-    queues: dict[tuple[int, tuple[int, ...]], Actor] = {}
+    queues: dict[tuple[int, int], Actor] = {}  # rank and number of a group → the first of its collectives
+    group = _Numbers()
     for actor in plan.actors:
         if not isinstance(actor.comm, Collective):
             continue
         members.setdefault(actor.comm.id, []).append(actor)
-        other = queues.setdefault((actor.rank, actor.comm.ranks), actor)
+        other = queues.setdefault((actor.rank, group.of(actor.comm.ranks)), actor)
         if other.queue != actor.queue:
             raise PlanError(
                 f"plan {plan.name!r}: rank {actor.rank}: collectives {other.name} and {actor.name} of ranks "
@@ -79,18 +80,37 @@ def prove_groups(plan: Plan) -> Plan:
                 f"{where}: actors on ranks {[a.rank for a in actors]} were found, "
                 f"expected one on each of {first.comm.ranks}"
             )
+        part = _part(first)
         for a in actors:
-            if _part(a) != _part(first):
+            if _part(a) != part:
                 raise PlanError(
-                    f"{where}: its members disagree: {_part(first)} on rank {first.rank}, {_part(a)} on rank {a.rank}"
+                    f"{where}: its members disagree: {_text(first)} on rank {first.rank}, {_text(a)} on rank {a.rank}"
                 )
     return plan
 
 
-def _part(member: Actor) -> str:
-    """The properties that all members of a collective must share, as text."""
+class _Numbers:
+    """A number for each group of ranks; the ranks of one that many actors share are hashed once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[int, ...], int] = {}
+        self._known: dict[int, int] = {}  # id of a group, which the plan keeps alive → its number
+
+    def of(self, group: tuple[int, ...]) -> int:
+        if id(group) not in self._known:
+            self._known[id(group)] = self.numbers.setdefault(group, len(self.numbers))
+        return self._known[id(group)]
+
+
+def _part(member: Actor) -> tuple[object, ...]:
+    """The properties that all members of a collective must share."""
     assert member.comm is not None
-    return f"{member.comm.label} over {member.comm.ranks} of {len(member.operands)} tensors at rate {member.rate}"
+    return member.comm.label, member.comm.ranks, len(member.operands), member.rate
+
+
+def _text(member: Actor) -> str:
+    label, ranks, tensors, rate = _part(member)
+    return f"{label} over {ranks} of {tensors} tensors at rate {rate}"
 
 
 def _prove_live(plan: Plan) -> None:

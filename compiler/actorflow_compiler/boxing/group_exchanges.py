@@ -29,10 +29,11 @@ class GroupExchanges:
         hop = self._hop
         if hop.kind is HopKind.ALL_REDUCE:
             return ()
-        if group not in self._groups:
+        found = self._groups.get(group)
+        if found is None:
             sources, targets = ([at[r] for r in group] for at in (self._source, self._target))
-            self._groups[group] = _Group(hop, sources, targets, self._same)
-        return (self._groups[group].exchange(self._source[rank], self._target[rank]),)
+            found = self._groups[group] = _Group(hop, sources, targets, self._same)
+        return (found.exchange(self._source[rank], self._target[rank]),)
 
 
 class _Group:

@@ -91,17 +91,21 @@ def memory(plan: Plan) -> tuple[RankBytes, ...]:
     parameters: Counter[int] = Counter()
     optimizer: Counter[int] = Counter()
     activations: Counter[int] = Counter()
-    elements_of: dict[object, list[int]] = {}  # those that lie alike have equal parts, as a weight and its moments do
+    alike: dict[object, list[Variable]] = {}  # those that lie alike have equal parts, as a weight and its moments do
     for variable in plan.variables:
-        kind = optimizer if variable.kind == VariableKind.OPTIMIZER else parameters
-        ranks, item = variable.placement.ranks, ITEM_BYTES[variable.dtype]
-        look = (variable.shape, variable.placement, variable.sbp)
-        if look not in elements_of:
-            elements_of[look] = [numel(variable_shape(variable, rank)) for rank in ranks]
-        for rank, count in zip(ranks, elements_of[look], strict=True):
-            kind[rank] += count * item
+        look = (variable.kind == VariableKind.OPTIMIZER, variable.shape, variable.placement, variable.sbp)
+        alike.setdefault(look, []).append(variable)
+    for first, *others in alike.values():
+        kind = optimizer if first.kind == VariableKind.OPTIMIZER else parameters
+        item = sum(ITEM_BYTES[variable.dtype] for variable in (first, *others))
+        for rank in first.placement.ranks:
+            kind[rank] += numel(variable_shape(first, rank)) * item
+    sizes: dict[int, int] = {}  # id of a register's tensors, which those of many ranks share → their bytes
     for register in plan.registers:
-        activations[plan.home(register)] += register.slots * register.nbytes
+        nbytes = sizes.get(id(register.tensors))
+        if nbytes is None:
+            nbytes = sizes[id(register.tensors)] = register.nbytes
+        activations[plan.home(register)] += register.slots * nbytes
     return tuple(RankBytes(r, parameters[r], optimizer[r], activations[r]) for r in range(plan.world))
 
 
