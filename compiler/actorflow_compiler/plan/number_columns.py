@@ -11,15 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, get_args
 
-from actorflow_compiler.plan.plan import Actor, Order
+from actorflow_compiler.plan.plan import Actor, FromRegister, Operand, Order, Read, Target
 
-__all__ = ["NAMED", "NUMBERS", "NumberColumns", "Path", "fields_of"]
+__all__ = ["MOVING", "NAMED", "NUMBERS", "NumberColumns", "Path", "fields_of"]
 
 Path = tuple[int, ...]  # indices of fields and items, to a number: of a text, the index among the numbers in it
 NUMBERS = re.compile(r"(0|[1-9][0-9]*)")  # in names and queues: ``send2F0:5>9``
 NAMED = (Actor, Order)  # whose texts may have a rank's number in them
+MOVING = (FromRegister, Read)  # whose first number is that of a register or an actor
+PLACES = (*get_args(Operand), *get_args(Target), Read)  # what tuples with these consist of
 
 _Where = Sequence[int]  # for each rank the index of its value among those that are compared
 
@@ -108,19 +110,43 @@ class NumberColumns:
 
 
 def _moves(values: Sequence[tuple[Any, ...]]) -> list[int] | None:
-    """By how much all items of each tuple are more than those of the first one; None where they are not."""
-    first = values[0]
-    if type(first[0]) is not int:
+    """By how much all numbers in each tuple are more than those in the first one; None where they are not.
+
+    Items are numbers, or operands, targets or readers; of these the numbers of registers and actors may differ.
+    """
+    kinds = {type(item) for item in values[0]}
+    if kinds != {int} and not (kinds.intersection(MOVING) and kinds.issubset(PLACES)):
         return None
+    first, rest = _parted(values[0])
     found = []
     for value in values:
-        if any(type(item) is not int or item < 0 for item in value):
+        numbers, others = _parted(value)
+        if others != rest or any(type(number) is not int or number < 0 for number in numbers):
             return None
-        by = value[0] - first[0]
-        if [item - by for item in value] != [*first]:
+        by = numbers[0] - first[0]
+        if [number - by for number in numbers] != first:
             return None
         found.append(by)
     return found
+
+
+def _parted(items: tuple[Any, ...]) -> tuple[list[int], list[object]]:
+    """The numbers in items of a tuple that may differ, and all else."""
+    numbers: list[int] = []
+    others: list[object] = []
+    for item in items:
+        kind = type(item)
+        if kind is FromRegister:
+            numbers.append(item.register)
+            others.append((kind, item.index))
+        elif kind is Read:
+            numbers.append(item.actor)
+            others.append((kind, item.firings))
+        elif kind is int:
+            numbers.append(item)
+        else:
+            others.append(item)
+    return numbers, others
 
 
 @cache

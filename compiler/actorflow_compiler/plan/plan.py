@@ -181,7 +181,7 @@ class Register:
     @property
     def nbytes(self) -> int:
         """Bytes of one slot."""
-        return sum(t.nbytes for t in self.tensors)
+        return sum([t.nbytes for t in self.tensors])
 
 
 @dataclass(frozen=True, slots=True)
@@ -544,7 +544,10 @@ class Plan:
         return tuple(sorted(found - {rank}))
 
     def for_rank(self, rank: int) -> Plan:
-        """What one rank needs: its actors, the senders that fill its registers, their registers, its orders."""
+        """What one rank needs: its actors, the senders that fill its registers, their registers, its orders.
+
+        How much memory each rank of the plan needs is left out: it grows with the ranks, and no rank asks for it.
+        """
         own = self.of_rank(rank)
         used = dict.fromkeys(a.body for a in own.actors if a.rank == rank and a.body is not None)
         number = {old: new for new, old in enumerate(used)}
@@ -557,6 +560,7 @@ class Plan:
             ),
             registers=tuple(own.registers),
             orders=tuple(own.orders),
+            summary=replace(self.summary, memory=()),
             ranks=(rank,),
             considered=(),
             calls=tuple(own.calls),

@@ -181,25 +181,22 @@ def _arg(arg: Arg) -> pb.Arg:
     raise TypeError(f"argument {arg!r} of type {type(arg).__name__}; only plain data may be in a plan")
 
 
+_ref = functools.lru_cache(maxsize=1024)(Ref)  # the values of each body are numbered from 0
+
+
 def _to_arg(message: pb.Arg) -> Arg:
-    match message.WhichOneof("kind"):
-        case "none":
-            return None
-        case "boolean":
-            return message.boolean
-        case "integer":
-            return message.integer
-        case "real":
-            return message.real
-        case "text":
-            return message.text
-        case "symbol":
-            return Symbol(message.symbol)
-        case "ref":
-            return Ref(message.ref)
-        case "list":
-            return tuple(map(_to_arg, message.list.items))
-    raise _unset("argument")
+    kind = message.WhichOneof("kind")
+    if kind == "ref":  # the most frequent ones first
+        return _ref(message.ref)
+    if kind == "list":
+        return tuple(map(_to_arg, message.list.items))
+    if kind == "none":
+        return None
+    if kind == "symbol":
+        return Symbol(message.symbol)
+    if kind is None:
+        raise _unset("argument")
+    return getattr(message, kind)  # a plain value
 
 
 def _body(body: Body) -> pb.Body:
@@ -216,7 +213,7 @@ def _step(step: Step) -> pb.Step:
 
 
 def _to_step(message: pb.Step) -> Step:
-    kwargs = tuple((k.name, _to_arg(k.value)) for k in message.kwargs)
+    kwargs = tuple([(k.name, _to_arg(k.value)) for k in message.kwargs])
     return Step(message.op, tuple(map(_to_arg, message.args)), kwargs, tuple(message.outs))
 
 
@@ -238,17 +235,18 @@ def _operand(operand: Operand) -> pb.Operand:
 
 
 def _to_operand(message: pb.Operand) -> Operand:
-    match message.WhichOneof("kind"):
-        case "tensor":
-            return FromRegister(message.tensor.register, message.tensor.index)
-        case "variable":
-            return OfVariable(message.variable)
-        case "scalar":
-            return OfScalar(message.scalar)
-        case "input":
-            return OfInput(message.input)
-        case "piece":
-            return OfPiece()
+    kind = message.WhichOneof("kind")
+    if kind == "tensor":
+        tensor = message.tensor
+        return FromRegister(tensor.register, tensor.index)
+    if kind == "variable":
+        return OfVariable(message.variable)
+    if kind == "scalar":
+        return OfScalar(message.scalar)
+    if kind == "input":
+        return OfInput(message.input)
+    if kind == "piece":
+        return OfPiece()
     raise _unset("operand")
 
 
@@ -421,11 +419,11 @@ def _to_register(message: pb.Register) -> Register:
     return Register(
         id=message.id,
         producer=message.producer,
-        readers=tuple(Read(r.actor, r.firings) for r in message.readers),
-        tensors=tuple(
+        readers=tuple([Read(r.actor, r.firings) for r in message.readers]),
+        tensors=tuple([
             TensorSpec(tuple(t.shape), _dtype(t.dtype), t.sbp, parse_combine(t.combine), t.name)
             for t in message.tensors
-        ),
+        ]),
         slots=message.slots,
         initial=message.initial,
         fill=message.fill,

@@ -15,10 +15,11 @@ from typing import Any
 from google.protobuf.message import DecodeError, EncodeError
 
 from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.units import ranges_text
-from actorflow_compiler.plan.number_columns import NAMED, NUMBERS, NumberColumns, Path, fields_of
+from actorflow_compiler.plan.number_columns import MOVING, NAMED, NUMBERS, NumberColumns, Path, fields_of
 from actorflow_compiler.plan.origins import Origins
-from actorflow_compiler.plan.plan import Actor, Plan, RankItems, Summary
+from actorflow_compiler.plan.plan import Actor, FromRegister, Plan, RankItems, Read, Summary
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_protos import plan_pb2 as pb
 
@@ -57,6 +58,7 @@ def split(plan: Plan, ranks: Iterable[int]) -> PlanParts:
     return PlanParts(to_bytes(_shared(plan)), tuple(one.to_bytes() for one in found), class_of)
 
 
+@young_only()
 def join(shared: bytes, of_class: bytes, rank: int) -> Plan:
     """``plan.for_rank(rank)`` of the plan that was split; whether it is legal is for ``verify``.
 
@@ -89,7 +91,7 @@ def _shared(plan: Plan) -> Plan:
     """What is equal in the parts of all ranks."""
     return replace(
         plan, bodies=(), actors=(), registers=(), orders=(), ranks=(), considered=(), calls=(),
-        origins=Origins(plan.origins.places),
+        summary=replace(plan.summary, memory=()), origins=Origins(plan.origins.places),
     )  # fmt: skip
 
 
@@ -183,27 +185,34 @@ def _bodies(own: RankItems, rank: int) -> tuple[Sequence[int], Mapping[int, int]
 def _changes(message: pb.PlanClass, at: int) -> Changes:
     """What the rank at this place of a class has other than the first one.  Raises IndexError, PlanError."""
     root: Changes = {}
+    insides: dict[Path, Changes] = {(): root}  # those found so far
     columns = [column.differences[at] for column in message.columns]
     for one in message.differences:
-        by = columns[one.column]
-        path = tuple(one.path)
-        inside = root
-        for index in path[:-1]:
-            inside = inside.setdefault(index, {})
-            if type(inside) is not dict:
-                raise PlanError("one number is inside of another")
-        if not path or path[-1] in inside:
+        *path, last = one.path or (None,)
+        inside = insides.get(key := tuple(path))
+        if inside is None:
+            inside = insides[key] = _inside(root, path)
+        if last is None or last in inside:
             raise PlanError("a number is there twice, or nowhere")
-        inside[path[-1]] = by
+        inside[last] = columns[one.column]
     return root
+
+
+def _inside(changes: Changes, path: Sequence[int]) -> Changes:
+    """The changes inside of what is at this place."""
+    for index in path:
+        changes = changes.setdefault(index, {})
+        if type(changes) is not dict:
+            raise PlanError("one number is inside of another")
+    return changes
 
 
 def _change(value: Any, changes: Changes | int) -> Any:
     """The value with other numbers.  Raises PlanError, or IndexError, where it has no number."""
     kind: Any = type(value)
     if type(changes) is int:
-        if kind is tuple and value:
-            return tuple([_sum(item, changes) if type(item) is int else _none(item) for item in value])
+        if kind is tuple and any(type(item) in (int, *MOVING) for item in value):
+            return tuple([_moved(item, changes) for item in value])
         return _sum(value, changes) if kind is int else _none(value)
     assert not isinstance(changes, int)
     if kind is tuple:
@@ -227,6 +236,16 @@ def _change_inside(items: list[Any], changes: Changes, named: bool = False) -> N
             items[index] = _sum(item, inside)
         else:
             items[index] = _change(item, inside)
+
+
+def _moved(item: Any, by: int) -> Any:
+    """An item of a tuple whose numbers all differ by as much (``number_columns.py``)."""
+    kind = type(item)
+    if kind is FromRegister:
+        return FromRegister(_sum(item.register, by), item.index)
+    if kind is Read:
+        return Read(_sum(item.actor, by), item.firings)
+    return _sum(item, by) if kind is int else item
 
 
 def _changed_text(text: str, changes: Changes) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import ITEM_BYTES
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import device_count, local_shape, numel
+from actorflow_compiler.core.sbp import NdSbp, device_count, local_shape, numel
 from actorflow_compiler.plan.plan import (
     COMM_LABELS,
     Actor,
@@ -36,6 +36,8 @@ COMPUTING = (
     ActorKind.WEIGHT,
     ActorKind.OPTIMIZER,
 )  # the kinds whose ranks are a stage's
+
+_Look = tuple[tuple[int, ...], Placement, NdSbp]  # shape, placement and SBP of a variable
 
 
 def summarise(plan: Plan) -> Plan:
@@ -91,15 +93,17 @@ def memory(plan: Plan) -> tuple[RankBytes, ...]:
     parameters: Counter[int] = Counter()
     optimizer: Counter[int] = Counter()
     activations: Counter[int] = Counter()
-    alike: dict[object, list[Variable]] = {}  # those that lie alike have equal parts, as a weight and its moments do
+    elements_of: dict[_Look, list[int]] = {}  # those that lie alike have equal parts, as a weight and its moments do
+    items: Counter[tuple[_Look, bool]] = Counter()  # bytes of an element of all that lie alike
     for variable in plan.variables:
-        look = (variable.kind == VariableKind.OPTIMIZER, variable.shape, variable.placement, variable.sbp)
-        alike.setdefault(look, []).append(variable)
-    for first, *others in alike.values():
-        kind = optimizer if first.kind == VariableKind.OPTIMIZER else parameters
-        item = sum(ITEM_BYTES[variable.dtype] for variable in (first, *others))
-        for rank in first.placement.ranks:
-            kind[rank] += numel(variable_shape(first, rank)) * item
+        look = (variable.shape, variable.placement, variable.sbp)
+        if look not in elements_of:
+            elements_of[look] = [numel(variable_shape(variable, rank)) for rank in variable.placement.ranks]
+        items[look, variable.kind == VariableKind.OPTIMIZER] += ITEM_BYTES[variable.dtype]
+    for (look, is_optimizer), item in items.items():
+        kind = optimizer if is_optimizer else parameters
+        for rank, count in zip(look[1].ranks, elements_of[look], strict=True):
+            kind[rank] += count * item
     sizes: dict[int, int] = {}  # id of a register's tensors, which those of many ranks share → their bytes
     for register in plan.registers:
         nbytes = sizes.get(id(register.tensors))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NoReturn
 
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.plan.modes import Mode
@@ -13,16 +15,18 @@ from actorflow_compiler.plan.plan import (
     ActorKind,
     Body,
     FromRegister,
+    Operand,
     Plan,
     Read,
     Register,
     Send,
+    Target,
     moves_by,
 )
 
 __all__ = ["verify"]
 
-Fail = Callable[[str, str], None]  # (where, what): raise PlanError
+Fail = Callable[[str, str], NoReturn]  # (where, what): raise PlanError
 MOST_SLOTS, MOST_BYTES, MOST_DIMS = 1 << 24, 1 << 60, 64
 KINDS, MODES = tuple(ActorKind), tuple(Mode)
 
@@ -40,7 +44,7 @@ def verify(plan: Plan) -> Plan:
     actors that send to the rank.
     """
 
-    def fail(where: str, what: str) -> None:
+    def fail(where: str, what: str) -> NoReturn:
         raise PlanError(f"plan {plan.name!r}: {where}: {what}")
 
     if len(plan._actors) != len(plan.actors) or len(plan._registers) != len(plan.registers):
@@ -48,7 +52,9 @@ def verify(plan: Plan) -> Plan:
     if plan.mode not in MODES:
         fail("mode", f"{plan.mode!r} was found; one of {', '.join(MODES)} was expected")
     _verify_ranks(plan, fail)
+    sizes: dict[int, int] = {}
     for register in plan.registers:
+        _verify_sizes(register, sizes, fail)
         _verify_register(plan, register, fail)
     for actor in plan.actors:
         _verify_actor(plan, actor, fail)
@@ -88,35 +94,39 @@ def _verify_comm(actor: Actor, fail: Fail) -> None:
                 fail(where, f"an exchange with {len(exchange.send)} members, the group has {len(comm.ranks)}")
 
 
-def _verify_sizes(register: Register, where: str, fail: Fail) -> None:
-    if register.slots > MOST_SLOTS or max(register.slots, 1) * register.nbytes > MOST_BYTES:
-        fail(where, f"its slots, {register.slots} of {register.nbytes} bytes, are more than any memory has")
-    for tensor in register.tensors:
-        if len(tensor.shape) > MOST_DIMS or any(size > MOST_BYTES for size in tensor.shape):
-            fail(where, f"a tensor of shape {list(tensor.shape)} is none that torch has")
+def _verify_sizes(register: Register, sizes: dict[int, int], fail: Fail) -> None:
+    """``sizes`` has the bytes of the tensors seen so far, by their id: registers of many ranks share theirs."""
+    nbytes = sizes.get(id(register.tensors))
+    known = nbytes is not None
+    if nbytes is None:
+        nbytes = sizes[id(register.tensors)] = register.nbytes
+    if register.slots > MOST_SLOTS or max(register.slots, 1) * nbytes > MOST_BYTES:
+        found = f"{register.slots} of {nbytes} bytes"
+        fail(f"register {register.id}", f"its slots, {found}, are more than any memory has")
+    for tensor in () if known else register.tensors:
+        if len(tensor.shape) > MOST_DIMS or max(tensor.shape, default=0) > MOST_BYTES:
+            fail(f"register {register.id}", f"a tensor of shape {list(tensor.shape)} is none that torch has")
 
 
 def _verify_register(plan: Plan, register: Register, fail: Fail) -> None:
-    where = f"register {register.id}"
-    _verify_sizes(register, where, fail)
-    if register.producer not in plan._actors:
-        fail(where, f"its producer, actor {register.producer}, does not exist")
-    producer = plan.actor(register.producer)
-    where += f" of {producer.name}"
+    producer = plan._actors.get(register.producer)
+    if producer is None:
+        fail(f"register {register.id}", f"its producer, actor {register.producer}, does not exist")
+    wrong = partial(fail, f"register {register.id} of {producer.name}")
     if register.slots < max(1, register.initial):
-        fail(where, f"{register.slots} slots cannot hold {register.initial} initial tokens")
+        wrong(f"{register.slots} slots cannot hold {register.initial} initial tokens")
     if register.fill < 1 or producer.rate % register.fill:
-        fail(where, f"{producer.rate} firings do not make whole tokens of {register.fill}")
-    home = plan.home(register)
+        wrong(f"{producer.rate} firings do not make whole tokens of {register.fill}")
+    home = producer.comm.to_rank if isinstance(producer.comm, Send) else producer.rank
     for read in register.readers:
-        if read.actor in plan._actors:
-            _verify_read(plan, read, home, producer.rate // register.fill, lambda what: fail(where, what))
+        reader = plan._actors.get(read.actor)
+        if reader is not None:
+            _verify_read(read, reader, home, producer.rate // register.fill, wrong)
         elif not plan.ranks or home in plan.ranks:
-            fail(where, f"its reader, actor {read.actor}, does not exist")
+            wrong(f"its reader, actor {read.actor}, does not exist")
 
 
-def _verify_read(plan: Plan, read: Read, home: int, tokens: int, fail: Callable[[str], None]) -> None:
-    reader = plan.actor(read.actor)
+def _verify_read(read: Read, reader: Actor, home: int, tokens: int, fail: Callable[[str], NoReturn]) -> None:
     if reader.rank != home:
         fail(f"reader {reader.name} is on rank {reader.rank}, the slots are on rank {home}")
     if read.firings < 1 or reader.rate != read.firings * tokens:
@@ -134,25 +144,29 @@ def _verify_actor(plan: Plan, actor: Actor, fail: Fail) -> None:
     if actor.rate < 1:
         fail(where, f"{actor.rate} firings in an iteration were found, at least one was expected")
     _verify_comm(actor, fail)
-    for place in (*actor.operands, *actor.targets):
-        if isinstance(place, FromRegister) and place.register in plan._registers:
-            count = len(plan.register(place.register).tensors)
-            if place.index >= count:
-                fail(where, f"names tensor {place.index} of register {place.register}, which has {count}")
-    reads = {r.id for r in plan.inputs_of[actor.id]}
-    writes = {r.id for r in plan.outputs_of[actor.id]}
-    for operand in actor.operands:
-        if isinstance(operand, FromRegister) and operand.register not in reads:
-            fail(where, f"takes from register {operand.register} without being its reader")
-    for target in actor.targets:
-        if isinstance(target, FromRegister) and target.register not in writes:
-            fail(where, f"writes register {target.register} without being its producer")
+    wrong = partial(fail, where)
+    _verify_places(plan, actor.operands, plan.inputs_of[actor.id], "takes from {} without being its reader", wrong)
+    _verify_places(plan, actor.targets, plan.outputs_of[actor.id], "writes {} without being its producer", wrong)
     if actor.body is not None and actor.body >= len(plan.bodies):
         fail(where, f"body {actor.body} was found, the plan has {len(plan.bodies)}")
     elif actor.body is not None:
         _verify_fit(plan.bodies[actor.body], actor, fail)
     elif len(actor.operands) != len(actor.targets):
         fail(where, f"{len(actor.operands)} operands and {len(actor.targets)} targets, and no body between them")
+
+
+def _verify_places(
+    plan: Plan, places: Sequence[Operand | Target], own: Sequence[Register], why: str, fail: Callable[[str], NoReturn]
+) -> None:
+    """Check the operands or the targets of an actor against its ``own`` registers, which it reads or writes."""
+    known = {register.id for register in own}
+    for place in places:
+        if type(place) is FromRegister:
+            register = plan._registers.get(place.register)
+            if register is not None and place.index >= len(register.tensors):
+                fail(f"names tensor {place.index} of register {register.id}, which has {len(register.tensors)}")
+            if place.register not in known:
+                fail(why.format(f"register {place.register}"))
 
 
 def _verify_fit(body: Body, actor: Actor, fail: Fail) -> None:
