@@ -16,7 +16,8 @@ from actorflow.eager.job_results import ResultTensor
 from actorflow.eager.layout import NOWHERE, Layout, has_terms, layout_of, local_shape
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.redistribution import redistribute
-from actorflow.standins.lazy_tensor import LazyTensor, wait_for_values
+from actorflow.standins.lazy_tensor import LazyTensor
+from actorflow.standins.owned_tensor import real_value, stands_for_whole
 from actorflow_compiler.core.errors import CallError, LayoutError, NotGlobal
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Split
@@ -42,8 +43,9 @@ def to_global(
     unless ``check_meta`` is False: then they are taken to be equal.  Ranks outside of the placement call it, too; their
     tensors are not used.
 
-    A job's result is whole on every rank, and becomes a global tensor of the same value; without a ``placement`` it is
-    on all ranks, without an ``sbp`` whole.
+    A job's result is whole on every rank, as is a parameter or buffer that a job works with, and what ``state_dict()``
+    has of it; it becomes a global tensor of the same value, on all ranks without a ``placement``, whole without an
+    ``sbp``.
     For a global tensor, a ``placement`` or ``sbp`` that is left out stays as it is.  ``grad_sbp`` is the layout of the
     gradient in the backward pass; without it, that of ``x``, but whole where ``x`` is a sum of terms.
 
@@ -76,11 +78,8 @@ def to_global(
         return moved
     if tracing():  # in a job all tensors are whole, and values lie where its plan says
         return x if sbp is None or placement is not None else constrain(x, tuple(sbp) if isinstance(sbp, list) else sbp)
-    if isinstance(x, LazyTensor):  # a job's result, of which every rank can have the whole
-        whole = wait_for_values(x)
-        place = Placement(x.device.type, tuple(range(world())), (world(),)) if placement is None else placement
-        layout = layout_of(place, [B] * len(place.hierarchy) if sbp is None else sbp, whole.shape, "a job's result")
-        return from_whole(whole, layout)
+    if is_of_a_plan(x):
+        return _of_a_plan(x, placement, sbp)
     if placement is None or sbp is None:
         raise LayoutError(
             f"to_global of a plain tensor of shape {tuple(x.shape)} was given "
@@ -95,6 +94,20 @@ def to_global(
     spec = spec_of(comm, layout, shape, None, dtype, comm.device(layout.placement))
     made: Tensor = _FromParts.apply(x, spec, True, wanted)  # type: ignore[no-untyped-call]
     return made
+
+
+def is_of_a_plan(x: Tensor) -> bool:
+    """Whether a plain tensor is known to be whole on every rank: a job's result, or what a plan owns."""
+    return isinstance(x, LazyTensor) or stands_for_whole(x)
+
+
+def _of_a_plan(x: Tensor, placement: Placement | None, sbp: Any) -> Tensor:
+    """A job's result, or what a plan owns, as a global tensor; every rank has the whole of it."""
+    whole = real_value(x)
+    place = Placement(x.device.type, tuple(range(world())), (world(),)) if placement is None else placement
+    lies = [B] * len(place.hierarchy) if sbp is None and isinstance(place, Placement) else sbp
+    layout = layout_of(place, lies, whole.shape, "a tensor of a job")
+    return from_whole(whole, layout, from_first=not isinstance(x, LazyTensor))  # a script may change its copy
 
 
 def to_local(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -17,6 +18,7 @@ from actorflow.eager.current import current
 from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.layout import Layout, layout_of
 from actorflow.eager.plain_tensors import IS_GLOBAL
+from actorflow.standins.owned_tensor import note_whole
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P
@@ -76,7 +78,7 @@ _FORM = CollectiveLabel.of("to_global of a tree: its form is told to ranks outsi
 
 
 def _given_everywhere(x: Any, placement: Any) -> Any:
-    """The tree, on ranks outside of the placement that of its first rank with empty tensors.
+    """The tree, on ranks outside of the placement that of its first rank with tensors of no values.
 
     What those give does not count, as it is with the values of their tensors.  Collective where there are such ranks.
     """
@@ -91,13 +93,19 @@ def _given_everywhere(x: Any, placement: Any) -> Any:
     first = placement.ranks[0]
     mine = b""
     if comm.rank == first:
-        mine = pickle.dumps(pytree.tree_map_only(Tensor, _emptied, x))
+        whole = [convert.is_of_a_plan(t) for t in pytree.tree_leaves(x) if isinstance(t, Tensor)]
+        mine = pickle.dumps((pytree.tree_map_only(Tensor, _emptied, x), whole))
     told = comm.gather(_FORM, comm.all_ranks, mine)[first]
-    return x if comm.rank in placement else pickle.loads(told)
+    if comm.rank in placement:
+        return x
+    tree, whole = pickle.loads(told)
+    of_each = iter(whole)
+    return pytree.tree_map_only(Tensor, lambda t: note_whole(t) if next(of_each) else t, tree)
 
 
 def _emptied(t: Tensor) -> Tensor:
-    return t.detach().new_empty(0, device="cpu").requires_grad_(t.requires_grad)
+    """A tensor of the same shape, without values of its own."""
+    return torch.empty((), dtype=t.dtype).expand(t.shape).requires_grad_(t.requires_grad)
 
 
 def _module_to_global(module: nn.Module, placement: Placement | None, sbp: Any) -> nn.Module:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from actorflow.deferred.tensor import DeferredTensor
 from actorflow.standins.lazy_tensor import METADATA, LazyTensor, wait_for_values
@@ -32,7 +33,10 @@ __all__ = [
     "SharedCopy",
     "keeping_stand_ins",
     "keeps_stand_ins",
+    "note_whole",
     "real_value",
+    "saved_value",
+    "stands_for_whole",
     "value_or_deferred",
 ]
 
@@ -57,6 +61,7 @@ _NOT_OF_COPIES = {"grad", "numpy", "__array__"}  # they need the tensor that has
 _OF_GRAPHS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
 _MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
+_saved = WeakIdKeyDictionary()  # plain tensors that are whole on every rank
 
 
 class _ThreadState(threading.local):
@@ -335,7 +340,9 @@ def _detached(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict
     if _thread.keeps_stand_ins:
         return owned
     value = owned._owner.read(owned.name_in_plan)
-    return value if _saves(caller) else DetachedTensor.of(value, owned)
+    if not _saves(caller):
+        return DetachedTensor.of(value, owned)
+    return note_whole(value)
 
 
 def _copied_to(owned: OwnedTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OwnedTensor:
@@ -664,8 +671,27 @@ def real_value(tensor: Tensor) -> Tensor:
         return tensor.materialised()
     if isinstance(tensor, BatchTensor):
         return tensor.whole()
+    if getattr(tensor, "is_global", False):  # all ranks have it, and what a plan owns is written by all
+        whole: Tensor = tensor.whole()  # type: ignore[attr-defined]
+        return whole
     value: Tensor = wait_for_values(tensor) if isinstance(tensor, LazyTensor) else tensor
     return value
+
+
+def stands_for_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is known to be whole on every rank: what a plan owns, or its copy in a state dict."""
+    return isinstance(tensor, OwnedTensor | DetachedTensor) or tensor in _saved
+
+
+def note_whole(tensor: Tensor) -> Tensor:
+    """Let ``stands_for_whole`` be true of a plain tensor, for as long as it lives."""
+    _saved[tensor] = True
+    return tensor
+
+
+def saved_value(tensor: Tensor) -> Tensor:
+    """The value that a state dict has of a tensor; it is known to be whole."""
+    return note_whole(real_value(tensor))
 
 
 def value_or_deferred(tensor: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow.deferred import DeferredTensor
-from actorflow.standins.owned_tensor import OwnedTensor, ReleasedValue, keeps_stand_ins, real_value, value_or_deferred
+from actorflow.standins.owned_tensor import OwnedTensor, ReleasedValue, keeps_stand_ins, saved_value, value_or_deferred
 from actorflow_compiler.capture.optimizer_state import is_torchs
 from actorflow_compiler.core.errors import StateError
 
@@ -251,4 +251,5 @@ def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[s
     """An optimizer's state dictionary with values instead of stand-ins."""
     if keeps_stand_ins():
         return state_dict
-    return {**state_dict, "state": pytree.tree_map_only((OwnedTensor, DeferredTensor), real_value, state_dict["state"])}
+    values = pytree.tree_map_only((OwnedTensor, DeferredTensor), saved_value, state_dict["state"])
+    return {**state_dict, "state": values}

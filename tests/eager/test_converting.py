@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -282,9 +283,10 @@ def test_what_a_layout_is_and_where_all_devices_are_has_a_name() -> None:
 
 
 def test_a_module_becomes_global_and_local_again_by_its_methods(two: ThreadRanks) -> None:
+    made = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+
     def on_a_rank() -> Any:
-        torch.manual_seed(0)
-        model: Any = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+        model: Any = copy.deepcopy(made)
         whole = model[0].weight.detach().clone()
         assert model.to_global(placement=PAIR, sbp={r".*": B, r"0\.weight": S(0)}) is model
         model[0].weight.requires_grad_(False)

@@ -37,8 +37,9 @@ def test_a_function_of_tree_and_tensor_says_how_each_lies(two: ThreadRanks) -> N
 def test_ranks_outside_of_the_placement_may_give_nothing(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         learnt = torch.ones(2, dtype=torch.float64, requires_grad=True)
-        tree = {"a": [torch.arange(3), (learnt, 5)]} if current().rank == 1 else None
-        made = to_global(tree, ONE, B)
+        tree = {"a": [torch.arange(3), (learnt, 5)], "b": torch.ones(3, 4)} if current().rank == 1 else None
+        made = to_global(tree, ONE, lambda _, t: S(1) if t.dim() == 2 else B)
+        assert tuple(made["b"].shape) == (3, 4)
         assert made["a"][1][1] == 5
         assert made["a"][1][0].requires_grad
         return [value(t.detach().to_global(PAIR, B)) for t in (made["a"][0], made["a"][1][0])]

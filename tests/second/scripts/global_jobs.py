@@ -39,6 +39,33 @@ class Scaled(nn.Module):
         return self.second(torch.tanh(self.first(x))) * self.scale  # type: ignore[no-any-return]
 
 
+def states() -> dict[str, Any]:
+    """What becomes of the state of a module that a job has taken over, and of one that is loaded into it."""
+    model: Any = Scaled()
+    flow.to_global(model, EVERYWHERE, B)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+
+    @flow.global_function(type="train")
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    before = float(step(*BATCHES[0]))
+    weight = model.first.weight
+    owned = {
+        "parameter": weight, "detached": weight.detach(), "in a state": model.state_dict()["first.weight"],
+        "of Adam": optimizer.state_dict()["state"][0]["exp_avg"],
+    }  # fmt: skip
+    parts = {name: list(t.to_global(EVERYWHERE, S(0)).to_local().shape) for name, t in owned.items()}
+    same = bool((weight.to_global(EVERYWHERE, S(0)).numpy() == weight.detach().numpy()).all())
+    other: Any = flow.to_global(Scaled(), EVERYWHERE, S(0))
+    model.load_state_dict(other.state_dict())
+    return {"parts": parts, "same": same, "again": [before, float(step(*BATCHES[0]))]}
+
+
 def trained(model: Any, before: int) -> dict[str, Any]:
     """The losses of a training whose first ``before`` steps are eager, and what the plan keeps where."""
     weight = model.first.weight  # is reached by the step as well, as a variable of its own
@@ -88,7 +115,7 @@ def loose() -> str:
 
 
 if __name__ == "__main__":
-    found: dict[str, Any] = {"loose": loose()}
+    found: dict[str, Any] = {"loose": loose(), "states": states()}
     for before in (0, 2):
         split = flow.to_global(Scaled(), EVERYWHERE, {".*": B, r"first\.weight": S(0)})
         found[f"split {before}"] = trained(split, before) | {"expected": plainly(before)}
