@@ -61,7 +61,7 @@ def as_eagerly(*args: Any, **options: Any) -> bool:
     return torch.allclose(trained(flow.global_function, *args, **options), wanted, rtol=0, atol=1e-9)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("rows", [1, 2, 8])  # of one or two rows not every cluster has one
 @pytest.mark.parametrize(
     "optimizer",
@@ -92,6 +92,7 @@ def test_what_else_the_loss_depends_on_gives_all_weights_a_gradient() -> None:
     assert as_eagerly(lambda p: torch.optim.Adam(p, 0.05), 2, loss_of)
 
 
+@pytest.mark.slow
 def test_two_calls_whose_clusters_differ_are_refused_and_alike_ones_run() -> None:
     def loss_of(a: Any, x: Tensor, y: Tensor) -> Any:
         return a(x, y)[0], a(x, y)[1] + a(-x, y)[1]
@@ -101,6 +102,7 @@ def test_two_calls_whose_clusters_differ_are_refused_and_alike_ones_run() -> Non
         trained(flow.global_function, lambda p: torch.optim.Adam(p, 0.05), 2, loss_of)
 
 
+@pytest.mark.slow
 def test_gradients_left_for_later_calls_need_a_target_in_every_cluster() -> None:
     a = layer()
     optimizer = torch.optim.Adam(a.parameters())

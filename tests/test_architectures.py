@@ -11,7 +11,7 @@ SIZES = [8] * 3
 MOST_REDUNDANT = 0.05
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *NOISY])
 def test_it_trains_under_a_plan_as_on_one_device(name: str, layout: str) -> None:

@@ -98,7 +98,7 @@ def check_trains(name: str, search: PlanSearch, optimizer: torch.optim.Optimizer
 SPACE = [(name, world, n) for name in ("mlp", "gpt") for world in (2, 4) for n in range(60)]
 
 
-@pytest.mark.matrix(every=40)
+@pytest.mark.matrix(every=80)
 @pytest.mark.parametrize(("name", "world", "number"), SPACE)
 def test_every_strategy_of_the_space_trains_as_the_eager_script_does(name: str, world: int, number: int) -> None:
     search, optimizer = search_of(CASES[name], world)
@@ -173,6 +173,7 @@ def test_a_budget_is_kept_and_the_next_best_are_told_with_the_reason() -> None:
     check_trains("mlp", search, optimizer, choice.best.strategy)
 
 
+@pytest.mark.slow
 def test_after_a_strategy_that_does_not_fit_comes_the_fastest_that_fits_by_estimates_as_wrong_as_its_own() -> None:
     search, _ = search_of(CASES["gpt"], 4, budget=1e9)
     order = search._estimated()
@@ -186,6 +187,7 @@ def test_after_a_strategy_that_does_not_fit_comes_the_fastest_that_fits_by_estim
     assert search._smaller(found, alike) == min(alike, key=lambda s: (expected[s], search.estimates[s].seconds))
 
 
+@pytest.mark.slow
 def test_of_about_equal_estimates_those_are_compiled_first_that_take_less_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -32,7 +32,7 @@ def test_two_ranks_do_so_too(how: str) -> None:
     right_on_two_ranks(SCRIPT, cases, ["tensor", "pipeline"], how)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("case", [case for case in CASES if case.__name__ in OPEN])
 def test_what_only_enters_arithmetic_is_compiled_once_for_each_branch(case: Callable[..., list[float]]) -> None:
     before = torch.get_default_dtype()
@@ -77,6 +77,7 @@ def test_what_a_number_decides_makes_a_plan_for_each_outcome() -> None:
     assert len(step.plans) == 3
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("use", ["size", "index", "text", "dict", "numpy", "scripted"])
 def test_what_is_no_arithmetic_is_right_for_each_number(use: str) -> None:
     import numpy as np
@@ -185,7 +186,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], int]] = {  #
 }
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers_that_count_and_that_ask_for_values_step_as_eagerly(kind: str) -> None:
     make, worth = OPTIMIZERS[kind]

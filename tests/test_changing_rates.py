@@ -63,7 +63,7 @@ def test_two_ranks_do_so_too(how: str) -> None:
     right_on_two_ranks(SCRIPT, cases, ["tensor", "pipeline", "zero 3"], how)
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("name", OPEN)
 def test_a_schedule_is_no_reason_to_compile_again(name: str) -> None:
     case = scheduled(name) if name in SCHEDULES else next(case for case in CASES if case.__name__ == name)
@@ -84,6 +84,7 @@ def by_kind(step: Any, i: int) -> Any:
     return step * (2 if isinstance(i, float) else float(i))
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(("scaled", "worth"), [(by_calls, 3), (by_kind, 9)])
 def test_functions_may_ask_for_floats(scaled: Callable[[Any, int], Any], worth: int) -> None:
     def case(t: Trained, **how: Any) -> list[float]:

@@ -20,7 +20,7 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "checks.py"
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("name", CASES)
 def test_a_check_raises_in_the_call_where_eager_does_and_what_is_behind_it_does_not_change(name: str) -> None:
     assert difference(name, "one") < 1e-9
@@ -172,7 +172,7 @@ def test_what_a_step_catches_itself_is_no_check() -> None:
         predict(torch.ones(2, 4))
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("what", ["steps", "writes", "writes data", "writes several", "rebinds", "appends", "backward"])
 def test_a_side_that_changes_tensors_before_it_raises_is_no_check(what: str) -> None:
     model, optimizer = layer()
@@ -292,7 +292,7 @@ STRICT = True
 BATCHES = [[1.0, 2.0], [20.0, 1.0], [1.0, -20.0], [20.0, -20.0], [math.nan, 1.0], [20.0, math.nan], [2.0, 1.0]]
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("check", [both, either_of_two, between, each_column, one_of_two_checks])
 def test_a_check_of_several_conditions_raises_where_all_of_them_hold(check: Callable[[Tensor], None]) -> None:
     def said(step: Callable[[Tensor], Tensor]) -> list[str]:

@@ -41,7 +41,7 @@ def value(plan: Plan, actor: Actor, operand: Operand) -> Any:
     return None
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

@@ -132,7 +132,7 @@ sys.exit(3)
     ("script", "status", "out", "last"),
     [
         (A_CALLBACK, 1, "", "ValueError: no"),
-        (A_RANK, -signal.SIGINT, "", "KeyboardInterrupt"),
+        pytest.param(A_RANK, -signal.SIGINT, "", "KeyboardInterrupt", marks=pytest.mark.slow),
         pytest.param(STOPPED, 3, "ended", "", marks=pytest.mark.slow),
         pytest.param(RAISES, 3, "ended", "", marks=pytest.mark.slow),
         (STUCK, 3, "", ""),

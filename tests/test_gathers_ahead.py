@@ -117,6 +117,7 @@ def chosen(plan: Plan) -> tuple[str, str]:
     return found[1], found[2]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "name", ["data 2", "data 2, micro-batches", pytest.param("data 2, pipeline 2", marks=pytest.mark.slow)]
 )
@@ -246,6 +247,7 @@ def test_so_many_chunks_are_in_memory_as_the_variant_says(ahead: int) -> None:
     assert most_at_a_time(with_ahead(None)) > 8
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "name", ["data 2", pytest.param("data 2, micro-batches", marks=pytest.mark.slow), "data 2, pipeline 2"]
 )

@@ -135,6 +135,7 @@ def called(function: Any, numbers: list[int], job: bool) -> tuple[list[Tensor], 
     return [*found, memory + 0], len(run.plans) if job else 0
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("function", "numbers", "plans"),
     [(sliced, [0, 1, 0, 1], 1), (clipped, [0, 1, 2, 3, 4, -2, -6, 1], 5), (aged_view, [0, 1, 2, 1], 3)],

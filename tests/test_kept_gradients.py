@@ -23,6 +23,7 @@ def test_gradients_are_kept_as_eagerly(case: Any) -> None:
     assert difference(case, "micro-batches") < 1e-9
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("kind", ["SGD", "RMSprop", "NAdam"])
 def test_any_optimizer_steps_by_them(kind: str) -> None:
     assert difference(inside, "data", kind) < 1e-9

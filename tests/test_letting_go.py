@@ -24,7 +24,7 @@ from test_runs import actorflow
 SCRIPT = Path(__file__).parent / "scripts" / "let_go.py"
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("make", KINDS)
 def test_nothing_is_left_of_trainings_that_are_dropped(make: Any) -> None:
     found = list(trials(make, 4))
@@ -34,14 +34,17 @@ def test_nothing_is_left_of_trainings_that_are_dropped(make: Any) -> None:
 
 
 def test_nothing_is_remembered_of_the_memory_that_models_had_which_are_gone() -> None:
-    left = []
-    for count in (2, 3):
-        list(trials(KINDS[0], count))
+    def remembered() -> int:
         session = started()
         assert session is not None
         assert session.runtime is not None
-        left.append(len(session.runtime.variables._memories))
-    assert left[1] == left[0]
+        return len(session.runtime.variables._memories)
+
+    list(trials(KINDS[0], 1))
+    before = remembered()
+    list(trials(KINDS[0], 4))
+    # at most that of the last one, which goes with the next call or while there is none
+    assert remembered() - before <= len(list(pair(0)[0].parameters()))
 
 
 def test_a_model_that_is_kept_keeps_its_values_when_its_job_is_gone() -> None:
@@ -67,6 +70,7 @@ def test_two_ranks_let_go_alike(layout: str, kinds: str, count: int) -> None:
     assert run.stdout.count(": right") == count
 
 
+@pytest.mark.slow
 def test_two_ranks_let_go_soon_where_nothing_is_compiled_and_garbage_is_collected_late() -> None:
     run = actorflow("run", str(SCRIPT), "--devices", "2")
     assert run.returncode == 0, run.stdout + run.stderr

@@ -16,7 +16,7 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "optimizer_state.py"
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize(("case", "kind"), PAIRS)
 def test_what_an_optimizer_keeps_is_there_when_it_is_in_pytorch(case: str, kind: str) -> None:
     assert difference(case, kind, "one device") < 1e-9

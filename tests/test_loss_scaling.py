@@ -60,18 +60,20 @@ def check(case: Case, layout: Layout, size: int = 12) -> None:
     torch.testing.assert_close(found, parameters, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("layout", ["one device", "data 2", "data 2, pipeline 2"])
 def test_an_optimizer_skips_the_steps_in_which_a_gradient_overflows(name: str, layout: str) -> None:
     check(OPTIMIZERS[name], LAYOUTS[layout], 16 if LAYOUTS[layout].micro_batches > 1 else 13)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", ["four micro-batches", "output layer split", "pipeline 2"])
 def test_an_infinity_of_one_part_is_known_to_all_of_them(layout: str) -> None:
     check(CASE, LAYOUTS[layout], 16)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_scaling_works_with_optimizer_state_in_parts(stage: int) -> None:
     check(OPTIMIZERS["AdamW, clipped"], Layout(3, prepare=lambda model: zero(model, stage)))

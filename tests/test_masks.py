@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "masks.py"
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-@pytest.mark.matrix(every=12)
+@pytest.mark.matrix(every=24)
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_over_a_selection_trains_as_eagerly(name: str) -> None:
     assert difference(CASES[name], "micro-batches") < 1e-9

@@ -69,7 +69,7 @@ ALSO_DATA = (
 )  # those that the default run has on two devices
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

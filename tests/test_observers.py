@@ -81,7 +81,7 @@ def trained(decorate: Callable[[Any], Any], make: Models, switch: bool = False) 
     return torch.tensor(losses), torch.cat(state)
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("switch", [False, True], ids=["on", "switched"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_ranges_follow_as_eagerly(kind: str, switch: bool) -> None:

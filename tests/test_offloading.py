@@ -103,7 +103,7 @@ def nbytes(case: Case) -> int:
     return sum(p.numel() * p.itemsize for p in case.model().parameters())
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("name", SMALL)
 def test_one_rank_computes_and_another_keeps_the_parameters(name: str, micro_batches: int) -> None:
@@ -129,7 +129,7 @@ def test_two_data_parallel_ranks_have_their_parameters_elsewhere(
     assert plan.summary.stages[0] == "cpu:[0,1]"
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("micro_batches", [2, 4])
 @pytest.mark.parametrize("home", [[2], [2, 3]])
 def test_statistics_that_are_cut_move_on_with_every_micro_batch(home: list[int], micro_batches: int) -> None:
@@ -150,7 +150,7 @@ def test_statistics_that_are_cut_move_on_with_every_micro_batch(home: list[int],
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize(
     ("name", "home", "sbp"), [("mlp", [2, 3], Split(0)), ("clipped gpt", [2], B), ("tied", [2], B)]

@@ -44,7 +44,7 @@ def check(name: str, layout: Layout, steps: int = STEPS) -> Plan:
     return plan
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
@@ -61,14 +61,14 @@ def test_two_stages_train_as_one_device_under_every_schedule(name: str, schedule
     assert len(plan.summary.stages) == (4 if schedule in ROUND else 2)
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["deep gpt"])  # eight stages have to be cut of it
 def test_four_devices_train_as_one_under_every_schedule(name: str, schedule: str) -> None:
     check(name, pipelined(4, 8 if schedule in ROUND else 4, 8, schedule), 2)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("schedule", ["auto", "1f1b", "zb-h1"])
 @pytest.mark.parametrize("name", ["gpt", "cnn"])
 def test_data_parallel_stages_train_as_one_device(name: str, schedule: str) -> None:

@@ -29,10 +29,10 @@ def dtype() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-ON_ONE_DEVICE, ON_TWO_RANKS = [*BETWEEN, *WITHIN][::3], [*BETWEEN, *WITHIN][1::8]
+ON_ONE_DEVICE, ON_TWO_RANKS = [*BETWEEN, *WITHIN][::3], [*BETWEEN, *WITHIN][1::16]
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(c, marks=() if c in ON_ONE_DEVICE else pytest.mark.slow) for c in [*BETWEEN, *WITHIN]],
@@ -44,7 +44,7 @@ def test_a_job_does_what_the_script_does_with_python(case: str) -> None:
     assert plans == (BETWEEN | WITHIN)[case]
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_calls_could_not_repeat_is_refused(case: str) -> None:
     with pytest.raises(CaptureError, match=REFUSED[case]):
@@ -274,6 +274,7 @@ def test_the_first_step_of_an_optimizer_may_come_after_calls_that_do_not_step() 
     assert losses(job=True) == pytest.approx(losses(job=False), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_curriculum_has_as_many_stages_as_it_likes_where_each_lasts() -> None:
     class Course:
         calls = 0

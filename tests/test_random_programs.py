@@ -8,7 +8,7 @@ import pytest
 
 from random_programs import STATE, describe, draw, outcome
 
-FEW, MANY, AT_ONCE = 6, 2000, 50
+FEW, MANY, AT_ONCE = 3, 2000, 50
 AGAIN = "run it alone: PYTHONPATH=tests:examples python tests/random_programs.py {seed} (--shrink leaves moves out)"
 
 

@@ -30,6 +30,7 @@ def test_random_scripts_do_as_jobs_what_they_do_eagerly() -> None:
     check(range(FEW))
 
 
+@pytest.mark.slow
 def test_they_do_so_on_two_devices() -> None:
     check(range(FEW_ON_TWO), 2, "each")
 

@@ -438,7 +438,7 @@ CASES: tuple[Case, ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_what_is_read_is_what_is_there_at_each_call(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     for holder, name in ((F, "hardsigmoid"), (math, "sqrt"), (nn.Hardsigmoid, "forward")):

@@ -76,6 +76,7 @@ def test_a_whole_script_equals_the_eager_one(name: str, layout: str, devices: in
         assert (found["state"][key] - value).abs().max() / scale <= 1e-4, key
 
 
+@pytest.mark.slow
 def test_a_plan_is_shown_without_running_it_and_its_json_loads_back_to_an_equal_plan(tmp_path: Path) -> None:
     """The JSON does not depend on the order of sets, either, which another hash seed changes."""
     shape = ["--", "--pipeline", "2", "--data", "2", "--layers", "2"]

@@ -31,14 +31,18 @@ RUNS = {  # each on two ranks, one training after the other: a budget first, for
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mapping[str, Ended]]:
-    """What the trainings of a run ended with, by their titles."""
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Mapping[str, Ended]]:
+    """What the trainings of a run ended with, by their titles: those of the tests that are run."""
+    asked = {item.callspec.params.get("title") for item in request.session.items if hasattr(item, "callspec")}
 
     @functools.cache
     def start(name: str) -> Mapping[str, Ended]:
         folder = tmp_path_factory.mktemp(name)
         options = ("--devices", "2", "--log-dir", str(folder), "--", str(folder / "out"))
-        run = Run(folder, SCRIPT, *options, *RUNS[name], python=warm.python())
+        titles = [title for title in RUNS[name] if title in asked]
+        run = Run(folder, SCRIPT, *options, *titles, python=warm.python())
         assert run.wait() == 0, run.output
         found: Mapping[str, Ended] = torch.load(folder / "out")
         return found

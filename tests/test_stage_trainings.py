@@ -47,7 +47,7 @@ def texts(*ranks: list[int]) -> tuple[str, ...]:
 INTERLEAVED, V = texts([0], [1], [0], [1]), texts([0], [1], [1], [0])
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     ("make", "layout", "stages"),
     [

@@ -76,6 +76,7 @@ CASES_OF = {
 QUICK = (("mlp", [2, 1]), ("zero 3", [3, 1]))
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("name", "weights"),
     [

@@ -50,6 +50,7 @@ def test_every_stage_trains_as_the_eager_script_does(name: str, world: int, micr
     check(SMALL[name], laid(stage, world, micro_batches), 12)
 
 
+@pytest.mark.slow
 def test_it_composes_with_tensor_parallelism_on_another_mesh_axis() -> None:
     mesh = placement("cpu", [[0, 1], [2, 3]])
 

@@ -70,6 +70,7 @@ OPTIMIZERS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.usefixtures("forget")
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_job_with_layers_and_minimize_equals_pytorch(kind: str, tmp_path: Path):

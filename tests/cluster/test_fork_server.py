@@ -91,6 +91,7 @@ def test_a_launcher_that_is_killed_takes_its_server_along(start: Start) -> None:
     assert run.ranks_left() == []
 
 
+@pytest.mark.slow
 def test_ranks_start_without_a_server_that_was_killed(start: Start) -> None:
     run = start("import gc; print('forked', gc.get_freeze_count() > 0)", "--devices", "2")
     _server_of(run).kill()
@@ -148,6 +149,7 @@ def test_a_thread_that_would_not_live_on_forbids_forks(start: Start, tmp_path: P
     assert "'profiler'" in run.output.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "loaded"),
     [("TORCH_COMPILE_DISABLE", False), pytest.param("SOMETHING_ELSE", True, marks=pytest.mark.slow)],
@@ -162,6 +164,7 @@ def test_variables_of_torchs_compiler_that_a_script_sets_are_heeded(variable: st
     assert run.output.splitlines()[-2:] == [f"loaded {loaded}", f"disabled {not loaded}"]
 
 
+@pytest.mark.slow
 def test_forks_of_a_server_end_if_the_launcher_lets_go_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the launcher fails between the forks and its word."""
     script = tmp_path / "script.py"
@@ -192,6 +195,7 @@ def printed(lines: str) -> str:
     return subprocess.run([sys.executable, "-c", lines], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+@pytest.mark.slow
 def test_what_ranks_are_forks_of_has_neither_the_solver_nor_what_draws_nor_a_thread() -> None:
     shown = (
         "import importlib, sys, threading, torch\n"

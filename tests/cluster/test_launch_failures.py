@@ -135,6 +135,7 @@ def test_ranks_that_are_told_to_end_hear_from_the_launcher_why_where_nobody_else
     assert "SIGTERM" not in run.output
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_takes_its_ranks_along(start: Start, tmp_path: Path) -> None:
     run = start(WAIT, "--devices", "2", "--", str(tmp_path))
     pids_of_ranks(run, tmp_path, 2)

@@ -82,6 +82,7 @@ def test_a_run_trains_the_same_over_unix_sockets_and_over_the_network(
     assert len(json.loads(losses[0][0].removeprefix("losses "))) == 6
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("script", [PIPELINE, DATA], ids=["stages", "collectives"])
 def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(script: str, start: Start, tmp_path: Path) -> None:
     temporary, before = tmp_path / "tmp", set(os.listdir("/dev/shm"))

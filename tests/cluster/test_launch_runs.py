@@ -50,6 +50,7 @@ print({k: v for k, v in sorted(os.environ.items()) if k.startswith(("MALLOC", "G
 """
 
 
+@pytest.mark.slow
 def test_a_rank_keeps_the_memory_that_it_frees_but_for_what_the_user_says(start: Start) -> None:
     said = {"MALLOC_ARENA_MAX": "7", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=3"}
     run = start(KEPT, "--devices", "1", env=said, python=warm.python())
@@ -147,6 +148,7 @@ def test_processes_that_a_script_forks_read_what_calls_left_and_make_none(start:
     assert "a process that the script has forked uses a job" in run.output
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("ranks", [0, 2], ids=["without a launcher", "as ranks"])
 def test_processes_that_a_script_forks_end_as_they_please(ranks: int, start: Start, tmp_path: Path) -> None:
     if ranks:
@@ -164,6 +166,7 @@ def test_processes_that_a_script_forks_end_as_they_please(ranks: int, start: Sta
     assert sorted(said) == ["ValueError: of a child", "child 0", "child 1", "child 3", "went on"]
 
 
+@pytest.mark.slow
 def test_a_module_of_the_scripts_with_the_name_of_one_of_pythons_is_the_scripts(start: Start, tmp_path: Path) -> None:
     (tmp_path / "statistics.py").write_text("OWNER = 'script'")
     (tmp_path / "profile").mkdir()
@@ -182,6 +185,7 @@ def test_a_module_of_the_scripts_with_the_name_of_one_of_pythons_is_the_scripts(
     assert "['Python', 'script, too', 'script', 'script']" in run.output
 
 
+@pytest.mark.slow
 def test_a_launcher_whose_standard_input_is_closed_runs_all_ranks(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; print('read', repr(sys.stdin.read()))")
@@ -194,6 +198,7 @@ def test_a_launcher_whose_standard_input_is_closed_runs_all_ranks(tmp_path: Path
     assert (tmp_path / "rank1.stdout.log").read_text() == "read ''\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--fork", pytest.param("--no-fork", marks=pytest.mark.slow)])
 def test_a_launcher_hears_how_ranks_end_where_its_parent_ignored_that(option: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

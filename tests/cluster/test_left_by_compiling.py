@@ -103,6 +103,7 @@ def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 Left = tuple[str, list[dict[str, Any]]]
 
 
+@pytest.mark.slow
 def test_no_graph_and_nothing_else_of_what_passes_hand_on_is_alive(left: Left) -> None:
     for kinds in (one["kinds"] for one in left[1]):
         assert kinds["actorflow_compiler.plan.plan.Plan"]

@@ -135,6 +135,7 @@ def test_ranks_of_two_nodes_start_again_together_bit_for_bit(tmp_path: Path) -> 
     assert sorted(losses(tmp_path)) == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_fewer_nodes_and_takes_one_in_again_at_a_checkpoint(tmp_path: Path) -> None:
     port, script = free_port(), ("30", "3", "0:hold:8", "1:hold:14")
     options = ("--join-timeout", "10")

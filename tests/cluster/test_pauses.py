@@ -93,7 +93,7 @@ def begin(start: Start, folder: Path, how: str, *options: str, python: str = sys
     return start(TRAIN, "--devices", "2", *options, "--", str(folder), how, python=python)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("how", ["data", "pipeline"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_stopped_for_a_while_is_named_and_the_run_goes_on_with_the_same_losses(

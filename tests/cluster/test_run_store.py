@@ -283,6 +283,7 @@ torch.cuda.is_initialized = lambda: len(sys.argv) > 1  # as where the group is o
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nccl", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_process_with_an_open_group_of_nccl_ends_before_python_does(start: Callable[..., Any], nccl: bool) -> None:
     run = start(OPEN, "--devices", "1", *(("--", "nccl") if nccl else ()))

@@ -71,6 +71,7 @@ raise ValueError(f"an error whose traceback is shown, of {flow.env.world_size()}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["--fork", pytest.param("--no-fork", marks=pytest.mark.slow)])
 def test_only_the_launcher_is_started_with_it(start: Callable[..., Any], tmp_path: Path, way: str) -> None:
     gate = tmp_path / "gate"

@@ -63,6 +63,7 @@ CUBE = placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
 NESTED = {r"first\.weight": (None, Split(0), Split(1)), r"second\.weight": (Split(0), None, Split(0))}
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("hints", [{}, NESTED], ids=["data", "nested splits"])
 def test_a_mesh_of_three_axes_trains_as_one_device_does(hints: dict[str, tuple[Sbp | None, ...]]) -> None:
     expected, parameters = train_eagerly(CASES["mlp"], [12] * 3, 1)

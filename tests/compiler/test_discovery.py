@@ -137,7 +137,7 @@ KNOWN = (
 )
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("op", KNOWN.split())
 def test_discovery_finds_what_the_table_says(op: str) -> None:
     name = f"aten.{op}" if "." in op else f"aten.{op}.default"
@@ -377,6 +377,7 @@ def test_an_op_that_hangs_is_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts("crashing_test_ops.hangs.default", torch.randn(10, 10)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_crashing")
 def test_what_ends_the_process_is_left_out_and_the_rest_is_found() -> None:
     assert texts("crashing_test_ops.sometimes.default", torch.randn(10, 10)) == ["S(0) -> S(0)"]

@@ -134,7 +134,7 @@ def split_dims(plan: Plan) -> dict[str, Any]:
 # ---- equal to eager training
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_experts_on_several_devices_train_as_on_one(name: str, layout: str) -> None:

@@ -23,6 +23,7 @@ def half(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(model(tokens).flatten(0, -2), targets.flatten())
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", [Layout(1), Layout(1, variant=Variant(joined=True))], ids=["apart", "in one"])
 def test_arithmetic_under_autocast_is_of_the_narrow_dtype_whatever_passes_between_actors(layout: Layout) -> None:
     plan, *_ = plan_of(replace(CASES["gpt"], loss=half), layout, 8)

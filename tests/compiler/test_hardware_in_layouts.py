@@ -46,6 +46,7 @@ def test_a_loss_gathers_its_logits_where_bytes_cost_less_than_messages(network: 
     assert (("all_gather", "forward") in kinds(plan, logits)) is gathered
 
 
+@pytest.mark.slow
 def test_the_links_of_nodes_decide_between_the_axes_of_a_mesh() -> None:
     """Two nodes of two: what is split along the axis within a node costs what the node's link does."""
     nodes = replace(SLOW, node_size=2, inside=Link(1e12, 0.0))

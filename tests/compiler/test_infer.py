@@ -128,6 +128,7 @@ def test_zero_1_reduces_and_scatters_gradients_and_gathers_parameters() -> None:
 # ---- what inference finds by itself
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
 def test_tensor_parallelism_is_found_without_a_hint(name: str) -> None:
     plan = planned(CASES[name], Layout(2, goal=goal_of("tensor", None)))
@@ -145,6 +146,7 @@ def test_a_fused_projection_is_split_head_by_head() -> None:
     assert lies["model.blocks.1.projection.weight"] == (Split(1),)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_does_not_divide_is_split_as_one_that_does() -> None:
     even, odd = (report_of(gpt_2(1, n), Layout(2, goal=goal_of("tensor", None))) for n in (VOCABULARY, VOCABULARY + 1))
     assert odd.seconds <= 1.01 * even.seconds
@@ -162,6 +164,7 @@ def test_what_is_found_trains_as_one_device(name: str) -> None:
     assert plan.summary.redundant_flops < 0.05
 
 
+@pytest.mark.slow
 def test_data_parallelism_asks_the_solver_only_where_more_than_gradients_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = Layout(4, goal=goal_of({"data": 2, "tensor": 2}, None))
     by_template = report_of(gpt(1), mesh)
@@ -190,6 +193,7 @@ def test_a_budget_that_nothing_fits_is_refused_with_the_least_that_would_and_wha
         planned(gpt(1), Layout(2, goal=goal_of(None, "10KB")))
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("mode", ["tensor", "auto"])
 def test_what_is_found_is_not_far_from_the_bound(mode: str) -> None:
     report = report_of(gpt(), Layout(2, goal=goal_of(mode, None)))
@@ -322,6 +326,7 @@ def test_the_integer_program_keeps_to_a_budget_and_finds_what_fits_where_the_sea
     assert report.seconds <= 1.001 * best
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(("name", "mode"), [("mlp", "auto"), ("gpt", "tensor")])
 def test_the_program_charges_a_choice_what_the_search_does(name: str, mode: str) -> None:
     problem = problem_of_case(CASES[name], Layout(2, goal=goal_of(mode, None)))

@@ -82,6 +82,7 @@ def test_a_program_is_solved_apart_as_it_is_here_and_scipy_is_not_imported() -> 
     assert printed == f"False 1\n0\nTrue 0\n{[True] * 5}\n"
 
 
+@pytest.mark.slow
 def test_whole_numbers_are_found_apart_as_they_are_here_within_limits() -> None:
     printed = in_python("""
         def program(sign=-1.0):  # a knapsack with several limits

@@ -70,7 +70,9 @@ def updates(plan: Plan, actor: Actor) -> set[str]:
     return {name for name in names if kinds.get(name) == "parameter"}
 
 
-@pytest.mark.parametrize("layout", ["data", pytest.param("micro-batches", marks=pytest.mark.slow), "zero"])
+@pytest.mark.parametrize(
+    "layout", ["data", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("micro-batches", "zero"))]
+)
 def test_parts_run_while_gradients_of_other_layers_are_on_their_way(layout: str) -> None:
     plan = schedule(wide(layout).cut, SLOW)
     parts = optimizers(plan)
@@ -91,7 +93,7 @@ def test_parts_run_while_gradients_of_other_layers_are_on_their_way(layout: str)
     assert set().union(*(updates(plan, a) for a in parts)) == parameters
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("layout", ["data", "zero"])
 @pytest.mark.parametrize("bytes_per_s", [1e8, 5e8, 4e9])
 def test_parts_shorten_a_step_by_its_forecast(layout: str, bytes_per_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +116,7 @@ def test_each_part_sends_what_it_has_made_in_one_collective() -> None:
     assert set().union(*makers) == parts
 
 
+@pytest.mark.slow
 def test_parts_are_put_off_until_all_gradients_have_left_but_for_those_that_send_something() -> None:
     for layout, waits in ((DATA, True), (ZERO_1, False)):
         plan = cut(WIDE, layout, hardware=Hardware(bytes_per_s=5e8))
@@ -127,6 +130,7 @@ def test_one_device_runs_its_optimizer_at_once() -> None:
     assert len(optimizers(cut(WIDE, Layout(1)))) == 1
 
 
+@pytest.mark.slow
 def test_what_a_norm_of_all_gradients_scales_is_one_part() -> None:
     plan = cut(replace(WIDE, clip=1.0), DATA)
     *norms, last = optimizers(plan)
@@ -135,6 +139,7 @@ def test_what_a_norm_of_all_gradients_scales_is_one_part() -> None:
     assert updates(plan, last) == {v.name for v in plan.variables if v.kind == "parameter"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -153,7 +158,7 @@ def test_no_part_keeps_gradients_for_another(case: Case) -> None:
     assert sum(passed) < 4096  # numbers, such as norms
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("layout", [DATA, ZERO_1, Layout(4, 2, pipeline=True)], ids=["dp", "z1", "stages"])
 @pytest.mark.parametrize(
     "case",

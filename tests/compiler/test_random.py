@@ -97,7 +97,7 @@ def expected(inputs: Tensor) -> dict[str, Tensor]:
         return dict(zip(OPS, all_ops(inputs), strict=True))
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("name", OPS)
 def test_numbers_are_distributed_as_those_of_pytorch(
     name: str, results: dict[str, Tensor], expected: dict[str, Tensor]
@@ -342,6 +342,7 @@ def test_a_model_full_of_noise_trains_alike_under_every_plan(
     torch.testing.assert_close(state, trained_on_one[1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(("world", "micro_batches"), [(2, 1), (1, 4), (2, 4)])
 def test_every_device_and_micro_batch_draws_its_own_elements_only(world: int, micro_batches: int) -> None:
     plan, _, _ = plan_of(NOISY, Layout(world, micro_batches), 16)

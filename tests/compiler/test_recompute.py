@@ -31,7 +31,7 @@ def test_computing_forward_values_again_changes_no_bit_of_the_training(name: str
         assert torch.equal(again.state[key], value), key
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

@@ -54,7 +54,7 @@ def counting() -> Iterator[list[int]]:
     counts += [mode.repeated for mode in modes]
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in MODELS]
 )
@@ -329,7 +329,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers_are_captured_as_if_each_op_were_interpreted(kind: str) -> None:
     check(one_tensor_twice, OPTIMIZERS[kind])
@@ -361,7 +361,7 @@ DIFFERENCES: dict[str, Callable[[list[Block]], object]] = {
 }
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("difference", DIFFERENCES)
 def test_blocks_that_only_look_alike_are_captured_as_they_are(difference: str) -> None:
     def captured_blocks() -> Capture:
@@ -410,6 +410,7 @@ MOVES: dict[str, Callable[[Tensor, nn.Module], Any]] = {
 }
 
 
+@pytest.mark.slow
 @given(moves=st.lists(st.sampled_from([*MOVES]), min_size=1, max_size=4), twice=st.integers(2, 3), cut=st.booleans())
 @settings(deadline=None, max_examples=12)
 def test_stacks_of_blocks_are_captured_as_if_each_op_were_interpreted(moves: list[str], twice: int, cut: bool) -> None:

@@ -36,7 +36,7 @@ def rows_taken(plan: Plan, case: Case) -> dict[str, list[list[int]]]:
     return taken
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("title", COMMUNICATION)
 @pytest.mark.parametrize("devices", LAYOUTS)
 @pytest.mark.parametrize("name", ["gpt", "mlp", "cnn"])

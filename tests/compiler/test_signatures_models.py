@@ -24,7 +24,7 @@ def collect(name: str, batch: int = 5, batch_norm_in_sums: bool = False) -> Coll
     return collector
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("batch", [5, 2])
 @pytest.mark.parametrize("name", list(models()))
 def test_each_signature_of_each_op_of_a_step_gives_what_the_whole_op_gives(name: str, batch: int) -> None:
@@ -94,7 +94,7 @@ def operands_of(node: torch.fx.Node) -> list[torch.fx.Node]:
     return found
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("batch", [5, 4])
 @pytest.mark.parametrize("name", list(models()))
 def test_a_batch_that_is_split_stays_split_through_the_whole_step(name: str, batch: int) -> None:

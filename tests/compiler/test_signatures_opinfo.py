@@ -43,6 +43,7 @@ def parts_of(case: Instance) -> Iterator[Instance]:
         yield instance(op, [real(a, tensors) for a in args], {k: real(v, tensors) for k, v in kwargs}, used)
 
 
+@pytest.mark.slow
 def test_each_signature_of_torch_s_first_samples_gives_what_the_whole_op_gives() -> None:
     found = [line for case in checked(recorded(2), 8) for line in wrong(case, wanted=False)]
     assert not found, "\n".join(found)

@@ -62,7 +62,7 @@ def test_the_split_changes_no_bit_of_the_training(name: str) -> None:
         assert torch.equal(split.state[key], value), key
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -81,7 +81,7 @@ def test_a_plan_with_weight_actors_trains_as_the_eager_script_does(name: str, la
     assert max(differences(found.state, state).values()) <= case_of(name)[1]
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("layout", ["pipeline 2", "data 2, pipeline 2", "tensor 2, pipeline 2", "ZeRO 2, pipeline 2"])
 def test_no_micro_batch_waits_for_a_weight_actor(layout: str) -> None:
     split = plan("gpt", layout, WEIGHTS)
@@ -119,6 +119,7 @@ def test_no_state_is_kept_for_an_actor_that_does_not_use_it(name: str) -> None:
     assert alone >= {("backward",), ("weight",)}
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", ["data 2, pipeline 2", "ZeRO 2, pipeline 2"])
 def test_gradients_of_weight_actors_are_reduced_as_those_of_the_backward_pass_are(layout: str) -> None:
     def reduced(of: Plan) -> list[tuple[str, int, int]]:

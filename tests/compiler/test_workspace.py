@@ -110,6 +110,7 @@ def registered(plan: Plan, actor: Actor) -> int:
     return total
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", ["gpt", "cnn", "mlp"])
 def test_what_lives_while_an_actor_fires_has_room_in_its_registers_and_what_is_foretold(name: str) -> None:
     plan, _, _ = plan_of(CASES[name], Layout(2, 4, prepare=lambda m: place(m, stages=2)), 16)

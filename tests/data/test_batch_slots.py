@@ -154,7 +154,9 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))]
+)
 def test_a_job_holds_no_batch_that_it_has_used(method: str, no_collection: None, monkeypatch: Any) -> None:
     multiprocessing = torch.multiprocessing.get_context(method)
     if method == "forkserver":

@@ -74,6 +74,7 @@ def traced(tmp_path: Path, kind: str) -> tuple[Path, str]:
     return out, said.output
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("kind", ["workers", "script"])
 def test_a_run_that_waits_for_its_data_says_for_which_and_how_much_of_the_time(tmp_path: Path, kind: str) -> None:
     out, said = traced(tmp_path, kind)

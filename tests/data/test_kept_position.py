@@ -26,6 +26,7 @@ def run(folder: Path, devices: int, last: int, workers: int, kind: str, status: 
     return {int(number): (float(loss), int(position)) for number, loss, position in lines}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("own", marks=pytest.mark.slow), "existing"])
 def test_the_position_is_kept(kind: str, tmp_path: Path) -> None:
     undisturbed = run(tmp_path / "whole", 1, -1, 1, kind)

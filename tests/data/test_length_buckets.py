@@ -278,7 +278,8 @@ def test_ranks_share_the_reading_for_lengths(joined: Callable[..., Any], monkeyp
     assert "rank 0 has 7 samples; rank 2 has 6 samples; expected: the same dataset" in said[0]
 
 
-@pytest.mark.parametrize(("layout", "devices"), [("data", 2), pytest.param("pipeline", 4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "devices"), [("data", 2), ("pipeline", 4)])
 def test_losses_on_buckets_and_packed_rows_are_those_of_one_device(layout: str, devices: int, tmp_path: Path) -> None:
     run = subprocess.run(
         [warm.python(), "-m", "actorflow", "run", str(SCRIPT), "--devices", str(devices), "--", layout, str(tmp_path)],

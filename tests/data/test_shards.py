@@ -30,6 +30,7 @@ def expected(shards: range, begun: int = 0, left: int = 0) -> Counter[tuple[int,
     return Counter(one for one in whole if (one[0], one[2]) >= (begun, left) and (one[0] > begun or one[2] >= left))
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_one_device_and_ranks_read_only_their_shards_also_where_they_go_on(tmp_path: Path) -> None:
     assert run("streamed.py", 2, "shards", "data", str(tmp_path)) == "all equal\n"
     assert run("streamed.py", 4, "shards", "pipeline", str(tmp_path), "data") == "all equal\n"

@@ -31,6 +31,7 @@ def run(script: str, devices: int, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_losses_on_two_devices_are_those_of_one(tmp_path: Path) -> None:
     assert run("streamed.py", 2, "streams", "data", str(tmp_path)) == "all equal\n"
 

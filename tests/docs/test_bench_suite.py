@@ -47,6 +47,7 @@ def raw(workload: Workload, **more: Any) -> dict[str, Any]:
     return {"workload": workload.name, "left out": {}, "contenders": contenders} | more
 
 
+@pytest.mark.slow
 def test_a_tiny_row_is_measured_and_all_is_kept(tmp_path: Path) -> None:
     task = task_of(DATA, **TINY)
     record = contest(DATA, lambda: range(2), {"ours": task, "theirs": task}, python=warm.python())

@@ -6,6 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import warm
 
 FIRST_RUN = Path(__file__).parents[2] / "benchmarks" / "gpus" / "first_run"
@@ -13,6 +15,7 @@ STOPPED = {"part": "nccl", "what": "ends well", "found": "no end after 45 s", "t
 MARKS = "# Here\n<!-- results -->\n<!-- end of results -->\n"
 
 
+@pytest.mark.slow
 def test_a_report_is_written_part_by_part_and_gone_on_with(tmp_path: Path) -> None:
     page, kept = tmp_path / "report.md", tmp_path / "found.json"
     page.write_text(MARKS)

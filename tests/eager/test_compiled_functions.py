@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from second.launching import command, run
 
 COMPILED = """
@@ -26,6 +28,7 @@ open(sys.argv[1] + f"/{flow.env.get_rank()}", "w").write(repr(told))
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_function_takes_plain_and_global_tensors(tmp_path: Path) -> None:
     script = tmp_path / "compiled.py"
     script.write_text(COMPILED)

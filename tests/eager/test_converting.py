@@ -222,6 +222,7 @@ def test_a_dtensor_shares_its_parts(tmp_path: Any) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_four_ranks_give_their_parts_to_dtensors_and_take_them_back(tmp_path: Path) -> None:
     run = Run(tmp_path, SCRIPT, "--log-dir", str(tmp_path / "logs"), "--devices", "4", python=warm.python())
     assert run.wait() == 0, run.output

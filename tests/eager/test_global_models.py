@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
@@ -110,6 +111,7 @@ def test_a_checkpoint_drops_the_same_elements_again() -> None:
     assert model[0].bias.grad.sum().item() == 2 * kept  # an element that is kept counts twice
 
 
+@pytest.mark.slow
 def test_gpt2_with_dropout_trains_alike_under_every_layout(four: ThreadRanks) -> None:
     torch.manual_seed(0)
     tiny = GPT2Config(

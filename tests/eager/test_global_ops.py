@@ -47,7 +47,7 @@ def _inputs() -> list[Tensor]:
     return [torch.randn(4, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_is_the_same_under_every_pair_of_layouts(two: ThreadRanks, name: str) -> None:
     for layouts in itertools.product([B, S(0), S(1), P], repeat=2):
@@ -289,6 +289,7 @@ def test_it_is_a_tensor_to_pytorch(two: ThreadRanks) -> None:
     two.run(on_a_rank)
 
 
+@pytest.mark.slow
 def test_all_ranks_use_what_the_first_finds_out_about_an_op(two: ThreadRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     rules_of = perform.rules_of

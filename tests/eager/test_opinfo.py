@@ -30,7 +30,7 @@ def ours() -> Iterator[Ours]:
     made.close()
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", SOME)
 def test_an_operator_of_torch_gives_on_four_ranks_what_it_gives_on_one(ours: Ours, name: str) -> None:
     found = list(cases(operators()[name], samples=2, layouts=2))

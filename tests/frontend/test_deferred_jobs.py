@@ -49,7 +49,7 @@ def trained(name: str, deferred: bool, prepare: Callable[[nn.Module], Any]) -> t
     return losses, {**model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("how", ["as built", "loaded", "changed", "frozen"])
 def test_a_job_over_a_deferred_model_is_the_job_over_the_eager_one(how: str) -> None:
     def prepare(model: nn.Module) -> None:
@@ -184,6 +184,7 @@ print("within memory")
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_make_their_parts_alone_and_agree(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(RANKS)

@@ -148,6 +148,7 @@ def ended(folder: Path, step: str, lines: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("step", "changed"),
     [(AFTER, r"model\.0\.\w+, .*"), (KEPT, r"kept\.seen"), (ACCUMULATED, "which gradients there are")],

@@ -361,6 +361,7 @@ def messages(error: BaseException | None) -> list[str]:
     return found
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", CARELESS)
 def test_a_careless_step_is_told_its_line_and_what_to_do(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     case = CARELESS[name]

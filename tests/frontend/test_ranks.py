@@ -329,7 +329,7 @@ BAD = {
 }
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_input_ends_the_run_with_an_error_that_says_what_differs(run: Callable[..., Ended], kind: str):
     script, said = BAD[kind]

@@ -48,7 +48,7 @@ def run(name: str, knob: int, cache: str) -> tuple[str, str, int]:
     return done.stdout, said, int(captures[1])
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )

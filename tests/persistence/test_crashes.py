@@ -20,7 +20,9 @@ TESTS = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
-    "step", [None, pytest.param(5, marks=pytest.mark.slow), 6], ids=["the same folder", "the same step", "another step"]
+    "step",
+    [None, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 6))],
+    ids=["the same folder", "the same step", "another step"],
 )
 def test_a_process_that_is_killed_anywhere_in_a_save_leaves_the_old_or_the_new_checkpoint(
     step: int | None, tmp_path: Path

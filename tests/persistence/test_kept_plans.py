@@ -59,6 +59,7 @@ def result(tmp_path: Path) -> Callable[[], tuple[dict[str, Any], int]]:
     return lambda: (json.loads(out.read_text()), json.loads(Path(f"{out}.plans").read_text()))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_with_its_plan_as_one_that_was_not(
     tmp_path: Path, result: Callable[[], tuple[dict[str, Any], int]]
 ) -> None:
@@ -179,6 +180,7 @@ class AtOnce:
     join = cancel
 
 
+@pytest.mark.slow
 def test_a_start_says_whose_plan_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -414,6 +416,7 @@ def captures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACTORFLOW_CACHE_CAPTURES", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("captures_are_kept")
 def test_a_capture_of_another_torch_is_made_again_and_replaced(tmp_path: Path) -> None:
     skipped = []
@@ -450,6 +453,7 @@ def scheduled(calls: int, gamma: float = 0.5) -> tuple[list[float], int]:
     return [float(step(X)) for _ in range(calls)], KEPT.skipped
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("captures_are_kept")
 def test_each_plan_of_a_step_with_a_schedule_is_kept_with_its_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -529,6 +533,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_the_run_goes_on(
     assert KEPT.taken == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_half_of_a_plan(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for number in range(1, 9):
         script = Script()

@@ -196,6 +196,7 @@ def undisturbed(tmp_path: Path, steps: str, *words: str) -> dict[int, set[tuple[
     return losses(tmp_path)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("words", [(), ("in:two:stages",)], ids=["replicas", "parts that are sent"])
 def test_a_run_that_loses_a_node_goes_on_from_the_memory_of_another(words: tuple[str, ...], tmp_path: Path) -> None:
     expected = undisturbed(tmp_path / "whole", "18", *words)
@@ -212,6 +213,7 @@ def test_a_run_that_loses_a_node_goes_on_from_the_memory_of_another(words: tuple
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000017"]  # the last one
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("what", ["full", "write"])
 def test_a_rank_without_memory_for_copies_is_said_and_the_run_goes_on(what: str, tmp_path: Path) -> None:
     port, script = free_port(), ("8", "3", "neighbours:1:6", f"{what}:memory:1")

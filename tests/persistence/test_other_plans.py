@@ -55,6 +55,7 @@ def tensors(found: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(value) for name, value in found["state"].items()}
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "layout", [*(pytest.param(x, marks=pytest.mark.slow) for x in ("one", "tensor")), "zero", "pipeline"]
 )

@@ -189,6 +189,7 @@ def test_numbers_of_a_call_are_not_baked_in() -> None:
             assert found.tolist() == [1.0 - rate] * 4
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", ["clipped gpt", "cnn"])
 def test_most_of_a_model_is_what_can_be_compiled(name: str) -> None:
     plan, *_ = plan_of(CASES[name], JOINED, 8)

@@ -237,6 +237,7 @@ abort_all([Slow()], "slow")
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_in_order_while_communicators_are_given_up() -> None:
     run = subprocess.run([sys.executable, "-c", ENDS_EARLY], capture_output=True, text=True, timeout=250)
     assert (run.returncode, run.stderr) == (0, "")

@@ -145,6 +145,7 @@ def in_a_new_process(cache: Path) -> tuple[int, int, list[Tensor]]:
     return compiled, loaded, [torch.from_numpy(one) for one in found]
 
 
+@pytest.mark.slow
 def test_a_kept_body_is_loaded_by_another_process_and_needs_no_compiler(folder: Path, tmp_path: Path) -> None:
     one = wanted()
     found = made(one)
@@ -282,6 +283,7 @@ def _hold(path: Path, name: str, has: Any) -> None:
         signal.pause()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_while_it_compiles_holds_up_nobody(
     folder: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_a_training_makes_the_calls_of_its_plan_in_order_and_gives_the_same_numb
     assert {key: value.tolist() for key, value in found.items()} == {key: v.tolist() for key, v in state.items()}
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", ["data × pipeline", "ZeRO 3"])
 def test_devices_that_run_ahead_make_the_same_calls_and_read_nothing_early(
     name: str, monkeypatch: pytest.MonkeyPatch

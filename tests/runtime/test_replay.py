@@ -52,7 +52,7 @@ def replayed(
     return losses, found, bench
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

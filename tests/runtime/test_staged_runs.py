@@ -24,7 +24,7 @@ def mixed(bench: Bench) -> Callable[[int], Device]:
     return lambda rank: bench.device(rank) if rank % 2 else Cpu()
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     ("layout", "device", "spots"),
     [

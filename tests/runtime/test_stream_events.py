@@ -96,6 +96,7 @@ def trained_at_once() -> Ran:
     return train(None)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("plane", ["memory", "inline", "shared"])
 @given(seed=st.integers(0, 1 << 30), eager=eagerness)
 @settings(max_examples=4, deadline=None)
@@ -181,6 +182,7 @@ def test_random_plans_compute_alike_in_whatever_order_queues_finish(plan: Plan, 
 SMALL = {**CASES, "clipped gpt": replace(CASES["clipped gpt"], make=lambda: GPT(1, 32, 4, CONTEXT))}
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

@@ -102,6 +102,7 @@ def found(folder: Path, text: str, launcher: str, python: str) -> list[str]:
     return [(folder / f"{rank}").read_text() for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [pytest.param("launch", marks=pytest.mark.slow), "torchrun"])
 def test_ranks_of_every_launcher_draw_the_same_numbers(launcher: str, tmp_path: Path) -> None:
     one, other = found(tmp_path, RANDOM, launcher, sys.executable)
@@ -109,6 +110,7 @@ def test_ranks_of_every_launcher_draw_the_same_numbers(launcher: str, tmp_path: 
     assert one.startswith("(torch.Size([4, 5]), torch.Size([2, 5]), ")
 
 
+@pytest.mark.slow
 def test_a_seed_that_was_set_before_the_import_stays(tmp_path: Path) -> None:
     assert found(tmp_path, SEEDED_BEFORE, "torchrun", sys.executable) == ["5", "6"]
 

@@ -391,7 +391,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", WRONG)
 def test_mistakes_are_told(name: str) -> None:
     work, text = WRONG[name]
@@ -429,6 +429,7 @@ def test_a_plan_is_chosen_where_a_graph_asks_for_it() -> None:
     assert trained().config.job_options()["parallel"] is None
 
 
+@pytest.mark.slow
 def test_nn_and_its_names_are_imported_as_oneflow_writes_it_and_without_the_machinery_of_jobs() -> None:
     script = (
         "import sys\nimport actorflow.nn as nn\nprint('actorflow.jobs.job' in sys.modules)\n"

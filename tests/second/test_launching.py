@@ -94,6 +94,7 @@ def test_a_module_that_is_alone_trains_alone(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "2 [[1.0, 1.0]] 0 1\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_the_first_failure_ends_all_and_gives_the_status(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(

@@ -90,6 +90,7 @@ def test_an_error_of_a_name_goes_to_another_process_as_its_message() -> None:
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 
+@pytest.mark.slow
 def test_a_name_is_found_where_nothing_has_been_imported() -> None:
     script = "import actorflow as flow\ntry:\n    flow.Linear\nexcept AttributeError as error:\n    print(error)\n"
     done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)

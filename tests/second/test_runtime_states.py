@@ -36,7 +36,7 @@ def ran(kind: str, world: int, folder: Path, out: Path, *cases: str) -> tuple[li
 @pytest.mark.parametrize(
     ("world", "cases"),
     [
-        pytest.param(2, ("accumulated", "scaled", "global", "momentum"), id="2"),
+        pytest.param(2, ("accumulated", "global"), id="2"),
         *(pytest.param(n, tuple(CASES), id=f"{n}, all", marks=pytest.mark.slow) for n in (1, 2, 4)),
     ],
 )

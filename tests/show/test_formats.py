@@ -106,6 +106,7 @@ def test_the_command_refuses_before_it_compiles(tmp_path: Path, out: str) -> Non
     assert "compiling" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_page_is_drawn_with_nothing_but_what_a_plain_install_has() -> None:
     allowed = {_normal(re.split(r"[^\w.-]", r)[0]) for r in _core("actorflow")}
     todo = [*allowed]
@@ -173,6 +174,7 @@ def test_the_plan_of_a_job_that_was_called_is_that_of_its_call() -> None:
     float(step(*batch()))  # looking at plans changes nothing
 
 
+@pytest.mark.slow
 def test_looking_at_plans_changes_nothing_on_any_rank() -> None:
     script = str(Path(__file__).parents[1] / "scripts" / "looked_at.py")
     said = []

@@ -15,6 +15,7 @@ from chromium import opened, path_of_chromium
 pytestmark = pytest.mark.timeout(240)  # a browser starts for each name
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "name", ["</script><b>odd</b>", pytest.param("<!--<script>", marks=pytest.mark.slow), "]]>\u2028\u2029&lt;\"'\\"]
 )

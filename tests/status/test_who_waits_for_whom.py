@@ -339,6 +339,7 @@ print("done", float(loss), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_do_not_come_says_which_rank_waits_for_which_rows(
     start: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -388,6 +389,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_trains_is_never_said_to_wait_in_a_circle(start: Callable[..., Run]) -> None:
     run = start(PIPELINE, "--devices", "2", python=warm.python())
     wait_for(run, lambda: "one step" in run.output)
