@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NoReturn, TypeVar, cast
 
@@ -21,6 +21,7 @@ __all__ = [
     "CHUNK",
     "LONGEST",
     "check_address",
+    "check_addresses",
     "check_below",
     "check_fields",
     "check_known",
@@ -193,9 +194,15 @@ def check_socket(socket: str) -> None:
 
 def check_address(address: str) -> None:
     """Raise MessageRefused if an address is no HOST:PORT."""
-    found = _ADDRESS.fullmatch(address)
-    if found is None or not 0 < int(found[2]) < PORTS:
-        refuse(RefusalReason.VALUE, f"the address {address[:80]!r}", "HOST:PORT")
+    check_addresses((address,))
+
+
+def check_addresses(addresses: Iterable[str]) -> None:
+    """Raise MessageRefused if any of these is no HOST:PORT."""
+    for address in addresses:  # of all ranks, on each rank
+        found = _ADDRESS.fullmatch(address)
+        if found is None or not 0 < int(found[2]) < PORTS:
+            refuse(RefusalReason.VALUE, f"the address {address[:80]!r}", "HOST:PORT")
 
 
 def shortened(text: str) -> str:
