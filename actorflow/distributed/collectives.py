@@ -15,6 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from actorflow.distributed.all_to_all import all_to_all_lists
+from actorflow.distributed.contiguous import with_contiguous
 from actorflow.distributed.group import default_group
 from actorflow.support.collective_waits import in_collective
 from actorflow_compiler.core.errors import CallError, GlobalInCollective
@@ -42,11 +43,14 @@ def _with_default_group(function: Callable[P, T]) -> Callable[P, T]:
         if signature is None:
             return function(*args, **kwargs)
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
         except TypeError:  # which the function tells
             return function(*args, **kwargs)
-        with in_collective(*_meeting(name, given)):
-            return function(*args, **kwargs)
+        write_back = with_contiguous(name, bound.arguments)
+        with in_collective(*_meeting(name, bound.arguments)):
+            found = function(*bound.args, **bound.kwargs)
+        write_back()
+        return found
 
     return call
 

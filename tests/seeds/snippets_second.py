@@ -280,6 +280,19 @@ def collectives(folder: Path) -> None:
         assert float(x) == 0.0
         with pytest.raises(flow.CallError, match="both were expected"):
             flow.comm.recv(0, shape=(2,))
+    column = torch.full((2, 3), float(rank))[:, 1]  # is not contiguous
+    flow.comm.all_reduce(column)
+    assert column.tolist() == [sum(range(world))] * 2
+    column = torch.arange(6.0).mul(rank + 1).reshape(2, 3)[:, 1]
+    flow.comm.broadcast(column, 1)
+    assert column.tolist() == [2.0, 8.0]
+    rows = [torch.arange(6.0).reshape(2, 3)[:, 1] for _ in range(world)]
+    flow.comm.reduce_scatter(column, rows)
+    assert column.tolist() == [world, 4.0 * world]
+    flow.comm.scatter(column, rows if rank == 0 else None, 0)
+    assert column.tolist() == [1.0, 4.0]
+    with pytest.raises(flow.CallError, match=r"async_op=True and a tensor of shape \(2,\) with strides \(3,\)"):
+        flow.comm.all_reduce(column, async_op=True)
     with pytest.raises(flow.CallError, match="all_reduce was given an array of float64; a tensor"):
         flow.comm.all_reduce(np.ones(2))  # type: ignore[arg-type]
     flow.comm.barrier()
