@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import runpy
 import signal
 import sys
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +61,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     if flags.on == "auto" and (note := outside_srun(os.environ)):
         click.echo(f"actorflow: {note}", err=True)
 
-    counted = not settings.devices or flags.device_type == DeviceType.CUDA  # which may import torch
+    counted = not settings.devices or flags.device_type == DeviceType.CUDA  # which imports torch
     own_devices = _devices(flags.device_type) if counted else 0
     from actorflow.launch.launcher import launch
 
@@ -107,7 +105,7 @@ def _checked(token: str, whose: str) -> str:
 
 def _devices(kind: str | None) -> int:
     """The GPUs of this machine, else one CPU device; of a kind, where it was asked for."""
-    if kind == DeviceType.CPU or (kind is None and _built_for_cpus()):
+    if kind == DeviceType.CPU:
         return 1
     import torch
 
@@ -118,15 +116,3 @@ def _devices(kind: str | None) -> int:
             f"{torch.__version__}); leave it out, or look at the driver and CUDA_VISIBLE_DEVICES."
         )
     return found or 1
-
-
-def _built_for_cpus() -> bool:
-    """Whether the installed torch knows no GPU, by its ``torch.version``, which is read without importing torch."""
-    if "torch" in sys.modules:
-        return False
-    spec = PathFinder.find_spec("torch")
-    for folder in (spec.submodule_search_locations if spec is not None else None) or ():
-        if (file := Path(folder, "version.py")).is_file():
-            version = runpy.run_path(str(file))
-            return "cuda" in version and not version["cuda"] and not version.get("hip")
-    return False

@@ -1,4 +1,4 @@
-"""Run a script once on this node: start its ranks, watch them, and report what failed."""
+"""Run a script once on this node: start its ranks under torch's agent, watch them, and report what failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from actorflow.launch.fork_server import ForkServer, NoForks
 from actorflow.launch.log_disk import is_full
 from actorflow.launch.log_files import LogTransfer, NoLogTransfer, log_path
 from actorflow.launch.rank_processes import RankProcess, rank_command, rank_place, spawn
-from actorflow.launch.supervise import EndedBySignal, supervise
 from actorflow.launch.watch import RankWatch, WatchFindings
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
 from actorflow.rendezvous.network import hold_port
@@ -31,6 +30,7 @@ from actorflow.rendezvous.secret import without_token
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import RunInfo, announce_run, ask_ranks, on_signal
 from actorflow.support import heap
+from actorflow.support.imports import without_collections
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["AttemptResult", "run_attempt"]
@@ -134,7 +134,7 @@ def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
 def _supervise(
     console: Console, run: Settings, log_dir: str, server: ForkServer | None, watch: RankWatch
 ) -> tuple[dict[int, int], dict[int, int], signal.Signals | None]:
-    """Run the ranks until all have ended.
+    """Run the ranks under torch's agent.
 
     Returns the exit statuses of the ranks that failed first and those of all, and the signal that ended it.
     """
@@ -161,10 +161,17 @@ def _supervise(
         leave_cause(watch.address, _first_failure(watch.findings, codes, codes))
 
     try:
-        ends = supervise(len(run.launcher_ranks), start, SHUTDOWN, tell_cause)
-    except EndedBySignal as e:
-        return {}, {}, e.signal
-    except KeyboardInterrupt:  # before there are handlers of signals
+        with without_collections():
+            from torch.distributed.elastic.multiprocessing import SignalException
+
+            from actorflow.launch.rank_agent import supervise
+    except KeyboardInterrupt:
+        return {}, {}, signal.SIGINT
+    try:
+        ends = supervise(len(run.launcher_ranks), start, command, SHUTDOWN, tell_cause)
+    except SignalException as e:
+        return {}, {}, signal.Signals(e.sigval)
+    except KeyboardInterrupt:  # before the agent has its handlers
         return {}, {}, signal.SIGINT
     failed, statuses = ({first + local: code for local, code in of.items()} for of in (ends.failed, ends.statuses))
     return failed, statuses, None

@@ -211,7 +211,7 @@ def _seed(settings: Settings) -> None:
 
 
 def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
-    """Set RANK, WORLD_SIZE and so on for the whole run, as torch's launcher does; this rank's set those of one node.
+    """Set RANK, WORLD_SIZE and so on for the whole run, as torch's launcher does; the agent set those of one node.
 
     A process group of the script that names no store meets in the run's.
     """

@@ -1,13 +1,13 @@
 """One process that imports torch and what ranks run with, and of which the ranks of this launcher are forks.
 
-The launcher starts it first of all and imports no torch itself, so that all processes of the machine together import
-once.  It has the command line and the environment of a rank, runs no thread, opens no device
+The launcher starts it before it imports torch itself, so that both import at the same time, and all ranks of the
+machine together import once.  It has the command line and the environment of a rank, runs no thread, opens no device
 and draws no random number.  When the launcher names the ranks' places it forks once for each and exits; the launcher,
 which the kernel makes the parent of its orphans meanwhile (PR_SET_CHILD_SUBREAPER), then is the ranks' parent as if it
 had started them itself, and lets them go on:
 
     launcher                           fork server                        a rank
-      starts it                          imports torch
+      starts it, imports torch           imports torch
       places                →            forks                 →            leads a session, waits
       waits for its end     ←            pids, exits
       "go"                  →                                               takes its place, runs the script

@@ -15,8 +15,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from actorflow.launch.attempt import AttemptResult, run_attempt
-from actorflow.launch.rounds import OneNode, Rounds
-from actorflow.launch.supervise import EndedBySignal
+from actorflow.launch.rounds import EndedBySignal, OneNode, Rounds
 from actorflow.rendezvous.script_request import RunShape, check_token
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.held_files import FileHolder

@@ -11,8 +11,7 @@ from typing import Self
 from actorflow.launch.attempt import AttemptResult
 from actorflow.launch.node_assembly import NodeAssembly
 from actorflow.launch.node_meeting import AttendedSeat, HostedSeat, Seat
-from actorflow.launch.rounds import Rounds
-from actorflow.launch.supervise import EndedBySignal
+from actorflow.launch.rounds import EndedBySignal, Rounds
 from actorflow.rendezvous.addresses import is_own, resolve
 from actorflow.rendezvous.network import hold_port
 from actorflow.rendezvous.settings import Settings

@@ -93,14 +93,14 @@ def spawn(command: list[str], places: Iterable[RankPlace]) -> list[RankProcess]:
     return started
 
 
-def wait_for_one(processes: Iterable[RankProcess], seconds: float | None = None) -> None:
+def wait_for_one(processes: Iterable[RankProcess], seconds: float) -> None:
     """Wait until one of those that were running has ended, but no longer than that; not at all if none was."""
     running = [process for process in processes if process.status is None]
     events = select.poll()
     for process in running:
         events.register(process, select.POLLIN)
     if running:
-        events.poll(None if seconds is None else seconds * 1000)
+        events.poll(seconds * 1000)
 
 
 def end_all(processes: Iterable[RankProcess], number: signal.Signals, seconds: float) -> None:

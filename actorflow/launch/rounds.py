@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -11,7 +12,15 @@ from actorflow.launch.attempt import AttemptResult
 from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.settings import Settings
 
-__all__ = ["OneNode", "Rounds"]
+__all__ = ["EndedBySignal", "OneNode", "Rounds"]
+
+
+class EndedBySignal(BaseException):
+    """A signal has ended a wait for other nodes."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.signal = number
 
 
 class Rounds(AbstractContextManager["Rounds"], Protocol):

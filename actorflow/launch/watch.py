@@ -67,10 +67,11 @@ class WatchFindings:
 class RankWatch:
     """Reads the ranks' reports on a socket, notices their deaths, and kills remaining ranks seconds after a failure.
 
-    The watch ends a run quickly in any state of its ranks, also where one has told of a failure and does not end.
-    ``on_kept`` is called with the address to which logs are to be sent.  A process that is stopped for longer than
-    ``limit`` seconds is lost, as is one that does not run at all for as long before it has said that it has started;
-    None: never, which is for a run of one rank, for which nobody waits.
+    torch's agent waits 30 s for a process that ignores SIGTERM, as a stopped one does; the watch
+    ends a run quickly in any state of its ranks.  ``on_kept`` is called with the address to which
+    logs are to be sent.  A process that is stopped for longer than ``limit`` seconds is lost, as is one that does not
+    run at all for as long before it has said that it has started; None: never, which is for a run of one rank, for
+    which nobody waits.
     """
 
     def __init__(self, on_kept: Callable[[str], object] = lambda _: None, limit: float | None = None) -> None:

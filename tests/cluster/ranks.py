@@ -19,7 +19,7 @@ from actorflow.rendezvous.settings import Settings
 from actorflow.support.requests import Request
 
 LIMIT = 200.0  # seconds after which a test is taken to hang
-SOON = 28.0  # seconds; some 5 are needed, and torch's agents take 30 to end what stands still
+SOON = 28.0  # seconds; some 5 are needed, and torch's agent by itself takes 30 to end what stands still
 
 
 @dataclass(frozen=True, slots=True)
