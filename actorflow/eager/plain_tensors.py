@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from actorflow.eager.communicator import SingleRankCommunicator
 from actorflow.eager.global_tensor import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import Layout
+from actorflow.standins.owned_tensor import stands_for_whole
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B
@@ -59,6 +60,8 @@ def check(tensor: Tensor, references: int, op: str) -> None:
     if _in_global_module():
         return
     base = tensor._base  # inside an op, torch may take a view of an argument
+    if stands_for_whole(tensor if base is None else base):
+        return
     inside = _references_inside()
     if references <= inside and (base is None or sys.getrefcount(base) <= _OF_NEW):
         return

@@ -623,7 +623,7 @@ def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
     def value(owned: OwnedTensor) -> Tensor:
         if id(owned) not in copies:
             with torch.inference_mode(False):  # a tensor that counts its changes
-                copy = owned._owner.read(owned.name_in_plan)
+                copy = note_whole(owned._owner.read(owned.name_in_plan))
             if graph and owned.requires_grad:
                 copy.requires_grad_().register_hook(owned._refuse_gradient)  # type: ignore[no-untyped-call]
             # kernels of norms change running statistics without increasing the version counter

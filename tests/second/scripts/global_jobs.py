@@ -60,10 +60,13 @@ def states() -> dict[str, Any]:
         "of Adam": optimizer.state_dict()["state"][0]["exp_avg"],
     }  # fmt: skip
     parts = {name: list(t.to_global(EVERYWHERE, S(0)).to_local().shape) for name, t in owned.items()}
+    with torch.no_grad():
+        rows = model(BATCHES[1][0].to_global(EVERYWHERE, B).to_global(sbp=S(0)))
+        eager = bool(torch.allclose(torch.from_numpy(rows.numpy()), model(BATCHES[1][0]), atol=1e-6))
     same = bool((weight.to_global(EVERYWHERE, S(0)).numpy() == weight.detach().numpy()).all())
     other: Any = flow.to_global(Scaled(), EVERYWHERE, S(0))
     model.load_state_dict(other.state_dict())
-    return {"parts": parts, "same": same, "again": [before, float(step(*BATCHES[0]))]}
+    return {"parts": parts, "same": same, "eager": [str(rows.sbp), eager], "again": [before, float(step(*BATCHES[0]))]}
 
 
 def trained(model: Any, before: int) -> dict[str, Any]:
