@@ -143,11 +143,10 @@ class Part:
             found["bytes of plan"] = len(parts.shared) + sum(map(len, parts.classes))
         shared = await asyncio.gather(*(plane.scatter(0, "plan", to_all) for plane in planes))
         own = await asyncio.gather(*(plane.scatter(1, "part of plan", to_each) for plane in planes))
-        with young_only():  # a full collection goes through all ranks of this process, a run's through one
-            for plane, common, part in zip(planes, shared, own, strict=True):
-                if plane.rank:
-                    verify(join(common, part, plane.rank))
-                    await asyncio.sleep(0)  # signs of life of the ranks that share this thread go on
+        for plane, common, part in zip(planes, shared, own, strict=True):
+            if plane.rank:
+                verify(join(common, part, plane.rank))
+                await asyncio.sleep(0)  # signs of life of the ranks that share this thread go on
         await asyncio.gather(*(plane.gather(2, "all have it", b"") for plane in planes))
         found["plan s"], found["CPU s to the plan, all ranks"] = time.monotonic() - began, time.process_time() - cpu
 
