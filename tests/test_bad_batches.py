@@ -89,6 +89,7 @@ def ran(folder: Path, body: str, lines: str) -> tuple[int, str]:
     return run.returncode, run.stdout + run.stderr + logs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     # one device is in frontend/test_failed_calls.py, too

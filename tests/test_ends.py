@@ -135,7 +135,7 @@ sys.exit(3)
         pytest.param(A_RANK, -signal.SIGINT, "", "KeyboardInterrupt", marks=pytest.mark.slow),
         pytest.param(STOPPED, 3, "ended", "", marks=pytest.mark.slow),
         pytest.param(RAISES, 3, "ended", "", marks=pytest.mark.slow),
-        (STUCK, 3, "", ""),
+        pytest.param(STUCK, 3, "", "", marks=pytest.mark.slow),
         pytest.param(LETS_GO, 3, "", "", marks=pytest.mark.slow),
     ],
     ids=[

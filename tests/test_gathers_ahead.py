@@ -214,6 +214,7 @@ def test_where_memory_is_not_known_gathers_run_ahead_as_far_as_always() -> None:
     assert plan.registers == with_ahead(AHEAD).registers
 
 
+@pytest.mark.slow
 def test_where_memory_is_not_known_micro_batches_may_gather_twice_as_many_chunks_if_that_is_faster() -> None:
     hardware = replace(SLOW, flops_per_s=5e8)
     step = laid("data 2, micro-batches", hardware)

@@ -148,6 +148,7 @@ def needed(plan: Plan) -> int:
     return simulate(plan, 4, CPU_CORE).peak_bytes[0] + max_workspace_bytes(plan)[0]
 
 
+@pytest.mark.slow
 def test_a_budget_takes_fewer_chunks_and_as_long_as_that_needs() -> None:
     free = schedule(laid().cut)
     found = {}

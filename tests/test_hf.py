@@ -51,6 +51,7 @@ def test_micro_batches_through_two_stages_train_as_the_whole_batch(name: str) ->
     assert not [note for note in plan.notes if "cannot be split" in note]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("vit", marks=pytest.mark.slow), "mixtral"])
 def test_dropout_inside_a_library_drops_the_same_elements_under_every_plan(name: str) -> None:
     check(name, LAYOUTS["data 2"], 2, dropout=0.2)

@@ -48,6 +48,7 @@ def test_the_plans_that_were_called_last_stay() -> None:
     assert uses.unused(0) == {0, 2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_more_shapes_than_plans_that_are_kept_ready(devices: int) -> None:
     run = actorflow("run", str(SCRIPT), "--devices", str(devices), ACTORFLOW_MOST_PLANS="4")

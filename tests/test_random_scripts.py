@@ -12,7 +12,7 @@ import pytest
 import warm
 from random_script_runs import FINE, SCRIPT, outcomes
 
-FEW, MANY, AT_ONCE = 6, 1000, 25  # on one device
+FEW, MANY, AT_ONCE = 3, 1000, 25  # on one device
 FEW_ON_TWO, MANY_ON_TWO = 4, 200  # each under one of the layouts
 
 

@@ -123,6 +123,7 @@ def test_a_rank_that_is_stopped_for_a_while_is_named_and_the_run_goes_on_with_th
     assert run.ranks_left() == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_stays_stopped_is_lost_after_the_limit(start: Start, tmp_path: Path) -> None:
     run = begin(start, tmp_path / "own", "data", "--lost-after", "6")
     pid = pids(run, tmp_path / "own")[1]

@@ -139,6 +139,7 @@ def test_tensor_parallelism_is_found_without_a_hint(name: str) -> None:
     assert not weights  # they are used as they are stored
 
 
+@pytest.mark.slow
 def test_a_fused_projection_is_split_head_by_head() -> None:
     plan = planned(gpt(), Layout(2, goal=goal_of("tensor", None)))
     lies = {v.name: v.sbp for v in plan.variables}
@@ -201,6 +202,7 @@ def test_what_is_found_is_not_far_from_the_bound(mode: str) -> None:
     assert report.bound <= report.seconds <= 1.01 * report.bound
 
 
+@pytest.mark.slow
 def test_repeated_layers_are_decided_once() -> None:
     few, many = (report_of(gpt(layers), Layout(2)) for layers in (3, 6))
     assert many.items > 1.7 * few.items
@@ -428,6 +430,7 @@ def test_a_mesh_of_another_size_than_the_run_is_refused() -> None:
         planned(gpt(), Layout(2, goal=goal_of({"data": 2, "tensor": 2}, None)))
 
 
+@pytest.mark.slow
 def test_weights_that_are_hinted_along_a_second_axis_are_used_as_they_are_stored() -> None:
     mesh = placement("cpu", [[0, 1], [2, 3]])
     hints = {

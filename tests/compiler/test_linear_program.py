@@ -129,6 +129,7 @@ def test_no_process_is_started_where_none_is_needed() -> None:
     assert printed == "0\n0\n0\n"
 
 
+@pytest.mark.slow
 def test_modules_of_the_script_with_names_of_pythons_own_are_not_run_again(tmp_path: Path) -> None:
     for name in ("fractions", "heapq", "json", "platform", "random", "secrets", "statistics", "tempfile", "uuid"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')")
@@ -142,6 +143,7 @@ def test_modules_of_the_script_with_names_of_pythons_own_are_not_run_again(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_blocks_within_one_another_share_a_process_which_ends_with_the_outermost() -> None:
     printed = in_python("""
         with solver_apart():

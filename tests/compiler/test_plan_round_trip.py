@@ -135,7 +135,7 @@ def with_args(*args: Arg) -> Plan:
 
 
 @pytest.mark.parametrize("through", FORMS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plan=plans)
 def test_any_plan_comes_back_as_it_was(through: object, plan: Plan) -> None:
     assert callable(through)
@@ -178,14 +178,14 @@ def test_what_a_message_cannot_carry_is_refused_by_name(value: Arg) -> None:
         to_bytes(with_args(value))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.binary(max_size=60))
 def test_bytes_that_are_no_plan_never_raise_anything_but_a_plan_error(data: bytes) -> None:
     with contextlib.suppress(PlanError):
         from_bytes(data)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plan=plans, at=st.integers(0, 10**6), byte=st.integers(0, 255))
 def test_a_damaged_byte_gives_a_plan_or_a_plan_error(plan: Plan, at: int, byte: int) -> None:
     data = bytearray(to_bytes(plan))

@@ -131,6 +131,7 @@ def test_gradients_of_weight_actors_are_reduced_as_those_of_the_backward_pass_ar
     assert reduced(split) == reduced(whole)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_tied_parameter_travels_once_and_not_with_every_micro_batch() -> None:
     split = plan("t5", variant=WEIGHTS)
     largest = max(split.variables, key=lambda v: v.shape[0] if v.kind == "parameter" else 0)  # the embedding

@@ -26,6 +26,7 @@ def run(devices: int, *arguments: object) -> int:
     ).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_that_is_killed_goes_on_as_one_that_was_not(devices: int, tmp_path: Path) -> None:
     assert run(devices, tmp_path / "whole", tmp_path / "expected") == 0

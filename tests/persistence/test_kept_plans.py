@@ -496,6 +496,7 @@ def test_of_captures_with_one_key_those_made_last_are_kept(tmp_path: Path, monke
     assert skipped == 1  # the first call's, which has a key of its own
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("captures_are_kept")
 def test_a_step_whose_ops_come_from_code_that_the_search_has_not_followed_is_captured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -549,6 +550,7 @@ def test_a_full_disk_leaves_no_half_of_a_plan(tmp_path: Path, capfd: pytest.Capt
     assert "plans cannot be kept in" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_of_many_plans_those_used_last_stay_and_files_of_others_always(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -608,6 +610,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return begin
 
 
+@pytest.mark.slow
 def test_a_machine_without_measurements_takes_those_that_are_kept_with_the_plan(
     tmp_path: Path, measured: Callable[[str], None]
 ) -> None:

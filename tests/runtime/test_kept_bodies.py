@@ -101,6 +101,7 @@ def outputs(found: Compilations, one: WantedBody) -> list[Tensor]:
     return list(result)
 
 
+@pytest.mark.slow
 def test_a_body_that_is_loaded_computes_what_the_compiled_one_does_bit_by_bit(
     folder: Path, compiled: list[str]
 ) -> None:

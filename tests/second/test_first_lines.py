@@ -115,6 +115,7 @@ def test_a_seed_that_was_set_before_the_import_stays(tmp_path: Path) -> None:
     assert found(tmp_path, SEEDED_BEFORE, "torchrun", sys.executable) == ["5", "6"]
 
 
+@pytest.mark.slow
 def test_numpys_seed_that_was_set_before_the_import_stays_and_torch_is_seeded_alike(tmp_path: Path) -> None:
     assert found(tmp_path, NUMPY_SEEDED_BEFORE, "torchrun", sys.executable) == ["(True, 0)"] * 2
 

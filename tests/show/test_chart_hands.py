@@ -183,6 +183,7 @@ def test_a_kind_is_hidden_and_comes_back(at_first: Opened) -> None:
     at_first.check()
 
 
+@pytest.mark.slow
 def test_charts_follow_the_window_and_light_and_dark(at_first: Opened) -> None:
     light = pixels(at_first)
     at_first.page.click("#theme")
