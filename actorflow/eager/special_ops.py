@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow.eager.communicator import CollectiveLabel
 from actorflow.eager.dispatch import HANDLERS, Handler
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
 from actorflow.eager.in_place import assign
@@ -326,6 +327,30 @@ def fused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 target = p._spec.layout if t.shape == p.shape else everywhere(p._spec.layout.placement)
                 assign(t, wrap(part, spec_of(t._spec.comm, target, t._spec.shape, None, part.dtype, t._spec.device)))
     return None
+
+
+_INFINITIES = CollectiveLabel.of("GradScaler: whether any rank's part of a gradient is not finite")
+
+
+@_for(aten._amp_foreach_non_finite_check_and_unscale_.default)
+def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What ``GradScaler`` does with gradients: each rank unscales its parts, and all learn of what is not finite."""
+    gradients, found, factor = args
+    ours = [g for g in gradients if isinstance(g, GlobalTensor)]
+    for g in ours:
+        if has_terms(g._spec.layout):
+            raise LayoutError(
+                f"GradScaler was given a gradient that lies as {g._spec.layout}, of whose values each rank has a term; "
+                f"a parameter that is split or broadcast was expected"
+            )
+    here, by = (whole_part(x) if isinstance(x, GlobalTensor) else x for x in (found, factor))
+    func([g._local if isinstance(g, GlobalTensor) else g for g in gradients], here, by, **kwargs)
+    for g in ours:
+        if isinstance(g, LinkedView):
+            write_back(g)
+    comm = (ours[0] if ours else found if isinstance(found, GlobalTensor) else factor)._spec.comm
+    on_any = comm.all_reduce(_INFINITIES, comm.all_ranks, here) > 0
+    found.copy_(on_any.to(here.dtype).reshape(here.shape))
 
 
 for _name in dir(aten):

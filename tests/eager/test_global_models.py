@@ -135,3 +135,41 @@ def test_gpt2_with_dropout_trains_alike_under_every_layout(four: ThreadRanks) ->
     plain = _train(copy.deepcopy(model).eval(), batches)
     torch.testing.assert_close(trained(four, MESH, WEIGHTS, [S(0), B]), whole, rtol=1e-4, atol=1e-4)
     assert abs(whole[0] - plain[0]) > 1e-3  # something was dropped
+
+
+def _trained_with_scaler(model: nn.Sequential, batches: list[Tensor]) -> tuple[list[float], list[Any]]:
+    """Losses and scales, and the parameters, of a training in which one element of a gradient overflows once."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    told = []
+    for number, x in enumerate(batches):
+        loss = model(x).square().mean()
+        if number == 2:
+            loss = loss + model[2].weight[0, 0] * 1e38
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        told += [loss.item(), scaler.get_scale()]
+    return told, [value(p) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("second", [[S(0), S(0)], [B, S(1)]], ids=["rows over all", "columns"])
+def test_a_grad_scaler_skips_a_step_on_all_ranks_where_a_part_of_one_overflows(four: ThreadRanks, second: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4, bias=False))
+    batches = [torch.randn(8, 4) for _ in range(5)]
+    wanted, parameters = _trained_with_scaler(copy.deepcopy(model), batches)
+    assert wanted[1::2] == [8.0, 16.0, 8.0, 8.0, 16.0]  # scales: the third step was skipped
+    models = [copy.deepcopy(model) for _ in range(4)]
+
+    def on_a_rank() -> Any:
+        mine = models.pop()
+        flow.to_global(mine, MESH, {r"2\.weight": second})
+        return _trained_with_scaler(mine, [spread(x, MESH, [S(0), B]) for x in batches])
+
+    for told, found in four.run(on_a_rank):
+        torch.testing.assert_close(told, wanted)
+        torch.testing.assert_close(found, parameters)
