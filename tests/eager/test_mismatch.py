@@ -233,6 +233,7 @@ import torch.distributed as dist
 from actorflow.eager.group_communicator import GroupCommunicator
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, False)
 comm = GroupCommunicator(dist.PrefixStore("test", store), 1, 2)
+store.wait(["met"])  # this side may be done first
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -244,6 +245,7 @@ def test_a_rank_that_dies_while_another_waits_for_it_is_named(tmp_path: Path) ->
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     comm = GroupCommunicator(dist.PrefixStore("test", store), 0, 2)
+    store.set("met", "")
     with closing(_Finished(comm)), pytest.raises(ClusterError, match="rank 1 was lost while rank 0 waited") as error:
         summed(comm, "aten.mm.default")
     assert "aten.mm.default: float32[6]" in str(error.value)
