@@ -39,6 +39,10 @@ def test_no_plan_waits_for_ever_where_state_is_read_and_written_in_several_piece
     check(range(FEW), STATE)
 
 
+def test_a_value_that_moves_in_several_hops_goes_on_from_other_devices_than_it_came_from() -> None:
+    check(range(8, 9), STATE)  # over fewer devices
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 40 * SEVERAL, SEVERAL))
 def test_many_plans_wait_for_ever_nowhere_where_state_is_read_and_written_in_several_pieces(first: int) -> None:

@@ -559,7 +559,7 @@ class _Lowering:
         begins: dict[int, list[Arg]] = {}  # target rank → where its parts begin
         self.apart = self.apart or any(
             (to := hop.target.ranks[t]) not in self.listed and to != origin
-            for s, origin in (self.listed.among(source) if self.classes is not None else ())
+            for s, origin in (self.listed.among(hop.source) if self.classes is not None else ())
             for t in hop.targets(s)
         )
         for t, to in self.listed.among(hop.target):
