@@ -164,7 +164,7 @@ def attach() -> None:
     tensor: Any = torch.Tensor
     if not hasattr(torch.nn.Module, "to_global"):
         _attach_to_modules(torch.nn.Module)
-        note_missing_cuda(torch.cuda)
+        note_missing_cuda()
         for name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
             setattr(tensor, name, _new(name, getattr(tensor, name)))
     tensor.to_global, tensor.to_local = to_global, to_local

@@ -63,17 +63,18 @@ _MEETINGS = frozenset({
 })  # fmt: skip
 
 
-def _meeting(name: str, given: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str]:
-    """A call in words, the ranks that it needs, and what is equal on all that are in it."""
+def _meeting(name: str, given: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str, str]:
+    """A call in words, the ranks that it needs, what is equal on all that are in it, and its channel."""
     me = dist.get_rank()
     ranks = dist.get_process_group_ranks(given.get("group") or dist.group.WORLD)
     if name in ("send", "recv"):
         other = given.get("dst") if name == "send" else given.get("src")
         if other is None:  # of any rank, or told by its number in the group
-            return name, (), ""
-        return f"{name} with rank {other}", (other,), f"{me}>{other}" if name == "send" else f"{other}>{me}"
+            return name, (), "", ""
+        way = f"{me}>{other}" if name == "send" else f"{other}>{me}"
+        return f"{name} with rank {other}", (other,), way, f"{way}, tag {given.get('tag') or 0}"
     text = f"{name} of ranks {ranks}"
-    return text, tuple(rank for rank in ranks if rank != me), text
+    return text, tuple(rank for rank in ranks if rank != me), text, f"ranks {ranks}"
 
 
 def check_arguments(name: str, *args: object, **kwargs: object) -> None:

@@ -15,12 +15,15 @@ import torch
 from torch import distributed
 
 from actorflow.control import cluster
+from actorflow.distributed.wait_watch import watch_waits_over
 from actorflow.rendezvous.device_assignment import claim_gpu
 from actorflow.rendezvous.elastic import torch_settings
 from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.settings import Settings
+from actorflow.support.collective_waits import in_collective
 from actorflow.transport.nccl import nccl_host
 from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.torch_internals import store_of_default_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,6 +32,7 @@ __all__ = ["default_group", "rank", "standing_for", "use_own_device", "world"]
 
 DATA_TIMEOUT = timedelta(days=1)  # of torch.distributed; a peer that fails is noticed by the control plane
 PATIENCE = 0.1  # seconds for threads of the group to free their tensors
+_watched = False  # whether somebody sees where this rank waits for ever
 
 
 def default_group() -> ProcessGroup:
@@ -44,12 +48,27 @@ def default_group() -> ProcessGroup:
     ends.  Raises ClusterError if the ranks do not meet, and in a pretended cluster (``actorflow plan``), which
     has no other ranks.
     """
+    global _watched
     if not distributed.is_initialized():
-        _make(cluster.process_settings())
+        place = cluster.process_settings()
+        others = tuple(rank for rank in range(place.world) if rank != place.rank)
+        with in_collective("the first collective, for which all ranks meet", others, "the first collective"):
+            _make(place)
         atexit.register(_close)
+    if not _watched:
+        _watched = True
+        _watch()
     group = distributed.group.WORLD
     assert group is not None
     return group
+
+
+def _watch() -> None:
+    """Have somebody see where this rank waits for ever: under ``actorflow run`` the control plane does."""
+    known = store_of_default_group()
+    if known is not None and known[2] > 1 and not isinstance(cluster.joined(), cluster.Cluster):
+        store, rank, _ = known
+        watch_waits_over(store, rank)
 
 
 class _Thread(threading.local):

@@ -101,7 +101,7 @@ def _told_by(src: int, device: Any) -> Tensor:
         raise CallError(f"rank {me} called recv({src}); another rank of 0 to {last} was expected")
     key = _key(src, me, _received[src])
     store = _store()
-    with in_collective(f"recv with rank {src}", (src,), f"{src}>{me}"):
+    with in_collective(f"recv with rank {src}", (src,), f"{src}>{me}", f"{src}>{me}, told"):
         store.wait([key], DATA_TIMEOUT)  # a sender that is lost ends this process
     meta = json.loads(store.get(key))
     return torch.empty(meta["shape"], dtype=getattr(torch, meta["dtype"]), device=device)

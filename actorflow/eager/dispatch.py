@@ -29,9 +29,9 @@ from actorflow_compiler.signatures import has_line
 
 _lookup = CACHE.get
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-_OF_OPTIMIZERS = "_fused_", "_amp_"  # in the names of ops that also change plain tensors, alike on all ranks
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_dtensor"})  # of torch.distributed
 HANDLERS: dict[Any, Handler] = {}  # ops with code of their own; ``special_ops.py`` fills it
+CHANGE_PLAIN: set[Any] = set()  # those of them that also change plain tensors, alike on all ranks
 
 
 def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -112,7 +112,7 @@ def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise GlobalInCollective(func._schema.name.rpartition("::")[2].strip("_"))
     leaves = flat(args, kwargs)
     plain = plain_at(leaves)
-    if plain and func._schema.is_mutable and not any(name in func._schema.name for name in _OF_OPTIMIZERS):
+    if plain and func._schema.is_mutable and func not in CHANGE_PLAIN:
         written_tensors(func, args, kwargs)
     for i in plain:
         check(leaves[i], count_references(leaves[i]), str(func))

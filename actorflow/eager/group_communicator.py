@@ -60,7 +60,9 @@ class GroupCommunicator(EagerCommunicator):
     ) -> None:
         super().__init__(rank, world)
         self._pairs = pairs
-        _meet(store, rank, world)
+        first = "the first op on global tensors"
+        with in_collective(f"{first}, for which all ranks meet", tuple(r for r in range(world) if r != rank), first):
+            _meet(store, rank, world)
         communicators = CommunicatorRegistry(
             rank,
             store,
@@ -103,7 +105,7 @@ class GroupCommunicator(EagerCommunicator):
         self._watch.enter(waiting)
         text = f"collective {waiting.number} of ranks {list(waiting.ranks)}: {waiting.what}"
         try:
-            with in_collective(text, waiting.peers, text):
+            with in_collective(text, waiting.peers, text, f"global tensors of ranks {list(waiting.ranks)}"):
                 if pairs is None:
                     came = self._carry(tag, waiting.ranks, send, receive, like)
                 else:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actorflow.eager.communicator import CollectiveLabel
-from actorflow.eager.dispatch import HANDLERS, Handler
+from actorflow.eager.dispatch import CHANGE_PLAIN, HANDLERS, Handler
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
 from actorflow.eager.in_place import assign
 from actorflow.eager.layout import Layout, everywhere, has_terms, local_shape
@@ -27,9 +27,10 @@ from actorflow_compiler.substitutes.strided import determinant
 aten = torch.ops.aten
 
 
-def _for(*ops: Any) -> Callable[[Handler], Handler]:
+def _for(*ops: Any, change_plain: bool = False) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
         HANDLERS.update(dict.fromkeys(ops, handler))
+        CHANGE_PLAIN.update(ops if change_plain else ())
         return handler
 
     return register
@@ -299,6 +300,13 @@ def _of_one(name: str) -> Callable[..., Any]:
     return lambda x, *rest, **named: x.copy_(computes(x, *rest, **named))
 
 
+def _overloads(*packets: str) -> list[Any]:
+    """All forms of ops of these names, but those with ``out=``."""
+    found = ((getattr(aten, name), kind) for name in packets for kind in getattr(aten, name).overloads())
+    return [getattr(packet, kind) for packet, kind in found if not kind.endswith("out")]
+
+
+@_for(*_overloads("_fused_adam_", "_fused_adamw_", "_fused_adagrad_", "_fused_sgd_"), change_plain=True)
 def fused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a fused optimizer on the parts, in each parameter's layout: it works element by element."""
     parameters = args[0]
@@ -332,7 +340,7 @@ def fused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 _INFINITIES = CollectiveLabel.of("GradScaler: whether any rank's part of a gradient is not finite")
 
 
-@_for(aten._amp_foreach_non_finite_check_and_unscale_.default)
+@_for(aten._amp_foreach_non_finite_check_and_unscale_.default, change_plain=True)
 def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """What ``GradScaler`` does with gradients: each rank unscales its parts, and all learn of what is not finite."""
     gradients, found, factor = args
@@ -353,11 +361,4 @@ def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     found.copy_(on_any.to(here.dtype).reshape(here.shape))
 
 
-for _name in dir(aten):
-    if _name.startswith("_foreach_"):
-        for _kind in getattr(aten, _name).overloads():
-            if not _kind.endswith("out"):
-                HANDLERS[getattr(getattr(aten, _name), _kind)] = each
-    elif _name.startswith("_fused_") and _name.endswith("_"):
-        for _kind in getattr(aten, _name).overloads():
-            HANDLERS[getattr(getattr(aten, _name), _kind)] = fused
+_for(*_overloads(*(name for name in dir(aten) if name.startswith("_foreach_"))))(each)

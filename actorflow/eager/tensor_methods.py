@@ -16,6 +16,7 @@ from actorflow.eager.current import current
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, Shape, spec_of, wrap
 from actorflow.eager.layout import Layout, is_whole
 from actorflow.eager.linked_views import LinkedView, refresh
+from actorflow.eager.memory_access import refuse_access_to_memory
 from actorflow.eager.special_ops import whole_part
 from actorflow.eager.torch_checkpoints import answer_torchs_checkpoints
 from actorflow.support.whole_pickles import parts_are_refused
@@ -235,3 +236,4 @@ _made.__repr__ = _made.__str__ = _show
 _made.__deepcopy__, _made.__reduce_ex__ = _deepcopy, _reduce
 _made.requires_grad_ = _requires_grad
 answer_torchs_checkpoints(_made)
+refuse_access_to_memory(_made)

@@ -57,7 +57,7 @@ class CallArguments:
     structure: pytree.TreeSpec
     numbers: Mapping[str, int | float]  # ints and floats, by path; a capture finds whether the plan depends on them
     objects: dict[str, Any]  # objects that the search follows, by path: modules, functions, parameters and others
-    lie: tuple[GlobalArgument, ...] = ()  # the global tensors among the arguments, in order
+    global_ones: tuple[GlobalArgument, ...] = ()  # the global tensors among the arguments, in order
 
     @property
     def batches(self) -> tuple[LogicalBatch, ...]:
@@ -154,7 +154,7 @@ def flatten(
     numbers: dict[str, int | float] = {}
     objects: dict[str, Any] = {}
     said: list[str] = []
-    lie: list[GlobalArgument] = []
+    global_ones: list[GlobalArgument] = []
     batch = -1
     for where, leaf in found:
         path = _path(where, signature)
@@ -174,7 +174,7 @@ def flatten(
             _refuse_gradients(name, path)
         tensor = _own_copy(leaf, room)
         if getattr(leaf, "is_global", False):
-            lie.append(GlobalArgument(tensor.shape[0] if tensor.ndim else -1, leaf.placement, tuple(leaf.sbp)))
+            global_ones.append(GlobalArgument(tensor.shape[0] if tensor.ndim else -1, leaf.placement, tuple(leaf.sbp)))
         if tensor.ndim and batch < 0:
             batch = tensor.shape[0]
         leaves.append(_TENSOR)
@@ -187,7 +187,7 @@ def flatten(
     spoken = f"{name}({', '.join(said)})"
     return CallArguments(
         tuple(tensors), tuple(specs), key, spoken, tuple(leaves), structure, numbers, objects,
-        tuple(lie),
+        tuple(global_ones),
     )  # fmt: skip
 
 

@@ -214,8 +214,8 @@ class Session:
         for observer in self.context.observers:
             observer.issued(call, compiled.plan, rows[0] if rows else 0, job.type == JobType.TRAIN)
         given: Sequence[Tensor] = handles
-        if not compiled.mirrored and (compiled.bound.was_global or arguments.lie):
-            given = self.context.as_global(handles, compiled.plan.results, compiled.batches(arguments.lie))
+        if not compiled.mirrored and (compiled.bound.was_global or arguments.global_ones):
+            given = self.context.as_global(handles, compiled.plan.results, compiled.batches(arguments.global_ones))
         returned = tree.rebuild(effects.shape, given, getattr(job.function, "__globals__", {}), known)
         if lost is None:  # else the call's changes have been undone
             apply_side_effects(effects.changes, found.sources, handles, known)

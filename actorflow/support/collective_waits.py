@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+import zlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["CollectiveInProgress", "collectives_entered", "in_collective", "in_progress"]
+__all__ = ["CollectiveInProgress", "MadeCalls", "calls_made", "collectives_entered", "in_collective", "in_progress"]
+
+REMEMBERED = 16  # calls of a channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +21,35 @@ class CollectiveInProgress:
     what: str  # "all_reduce of ranks [0,1]"
     peers: tuple[int, ...]  # the other ranks that it needs
     meets: str  # equal on all ranks that are in it
+    channel: str = ""  # all ranks of it make its calls in one order: "ranks [0,1]"
+    number: int = 0  # of the call, among those of its channel
     since: float = field(default_factory=time.monotonic)  # s
+
+
+@dataclass(frozen=True, slots=True)
+class MadeCalls:
+    """The calls of one channel that this process has made."""
+
+    count: int
+    last: tuple[int, ...]  # checksums of ``meets`` of the last of them, at most ``REMEMBERED``
+
+    def differs(self, number: int, meets: str) -> bool | None:
+        """Whether the call of this number was another one; None if it has not been made."""
+        if number >= self.count:
+            return None
+        back = self.count - number
+        return back <= len(self.last) and self.last[-back] != checksum(meets)
 
 
 _now: list[CollectiveInProgress] = []  # the innermost last; only the script's thread changes it
 _entered = 0
+_count: Counter[str] = Counter()  # calls made, by channel
+_last: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+
+
+def checksum(meets: str) -> int:
+    """A number for what is equal on all ranks of a collective."""
+    return zlib.crc32(meets.encode())
 
 
 def in_progress() -> CollectiveInProgress | None:
@@ -35,14 +63,24 @@ def collectives_entered() -> int:
     return _entered
 
 
+def calls_made() -> Mapping[str, MadeCalls]:
+    """The calls that this process has made, by channel.  For any thread, while the script's stands in a collective."""
+    return {channel: MadeCalls(count, tuple(_last[channel])) for channel, count in tuple(_count.items())}
+
+
 @contextlib.contextmanager
-def in_collective(what: str, peers: tuple[int, ...], meets: str) -> Iterator[None]:
-    """Tell that this process is in a collective, in the body."""
+def in_collective(what: str, peers: tuple[int, ...], meets: str, channel: str = "") -> Iterator[None]:
+    """Tell that this process is in a collective, in the body.
+
+    A call that raises is not counted among those of its channel.
+    """
     global _entered
-    _now.append(CollectiveInProgress(what, peers, meets))
+    _now.append(CollectiveInProgress(what, peers, meets, channel or meets, _count[channel or meets]))
     _entered += 1
     try:
         yield
+        _last[channel or meets].append(checksum(meets))
+        _count[channel or meets] += 1
     finally:
         _now.pop()
         _entered += 1

@@ -1,7 +1,8 @@
-"""Each name of torch's that ``torch_internals.py`` uses is one that the oldest torch has, too: ``torch_2_11.txt``.
+"""Each private name of torch's that is used is one that the oldest torch has, too: it is in ``torch_2_11.txt``.
 
-The list is made on that torch, by ``python tests/compiler/test_private_names.py`` (see ``make test-oldest``): no name
-is in it that is missing there.  What is looked up by ``getattr`` or in ``vars()`` may be missing, and is not looked at.
+It is used in ``torch_internals.py`` and ``missing_cuda.py``.  The list is made on that torch, by ``python
+tests/compiler/test_private_names.py`` (see ``make test-oldest``): no name is in it that is missing there.  What is
+looked up by ``getattr`` or in ``vars()`` may be missing, and is not looked at.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).parents[2] / "compiler" / "actorflow_compiler" / "core" / "torch_internals.py"
+CORE = Path(__file__).parents[2] / "compiler" / "actorflow_compiler" / "core"
 LIST = Path(__file__).with_name("torch_2_11.txt")
 
 
@@ -29,6 +30,10 @@ def used(text: str) -> set[str]:
             known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     of_torch = {name: full for name, full in known.items() if full.partition(".")[0] == "torch" and name_of(name, full)}
     return {*of_torch.values(), *chains(tree, of_torch)}
+
+
+def used_by_core() -> set[str]:
+    return {name for file in ("torch_internals.py", "missing_cuda.py") for name in used((CORE / file).read_text())}
 
 
 def name_of(name: str, full: str) -> bool:
@@ -63,14 +68,14 @@ def there(name: str) -> bool:
 
 
 def test_the_oldest_torch_has_each_name_that_is_used_of_it() -> None:
-    names = used(SOURCE.read_text())
+    names = used_by_core()
     assert len(names) > 100
     missing = sorted(names - {*LIST.read_text().split()})
     assert not missing, f"is it in torch 2.11? See the top of {Path(__file__).name}: {missing}"
 
 
 def test_the_torch_at_hand_has_each_name_that_is_used_of_it() -> None:
-    assert [name for name in sorted(used(SOURCE.read_text())) if not there(name)] == []
+    assert [name for name in sorted(used_by_core()) if not there(name)] == []
 
 
 def test_names_are_found_however_they_are_reached() -> None:
@@ -81,4 +86,4 @@ def test_names_are_found_however_they_are_reached() -> None:
 
 if __name__ == "__main__":
     assert torch.__version__.startswith("2.11."), torch.__version__
-    LIST.write_text("".join(f"{name}\n" for name in sorted(used(SOURCE.read_text())) if there(name)))
+    LIST.write_text("".join(f"{name}\n" for name in sorted(used_by_core()) if there(name)))

@@ -73,22 +73,24 @@ def test_fused_and_listed_optimizers_step_on_the_parts(two: ThreadRanks) -> None
     start = nn.Linear(6, 4)
     x = torch.randn(8, 6)
 
-    def step(model: nn.Module, x: Tensor, **options: bool) -> None:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+    def step(kind: Any, model: nn.Module, x: Tensor, **options: bool) -> None:
+        optimizer = kind(model.parameters(), lr=0.1, **options)
         for _ in range(2):
             model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
 
-    for options in ({"fused": True}, {"foreach": True}, {"foreach": False}):
+    ways: list[tuple[Any, dict[str, bool]]] = [(torch.optim.Adagrad, {"fused": True})]
+    ways += [(torch.optim.AdamW, options) for options in ({"fused": True}, {"foreach": True}, {"foreach": False})]
+    for kind, options in ways:
         plain = copy.deepcopy(start)
-        step(plain, x, **options)
+        step(kind, plain, x, **options)
 
-        def on_a_rank(options: dict[str, bool] = options) -> Any:
+        def on_a_rank(kind: Any = kind, options: dict[str, bool] = options) -> Any:
             model = nn.Linear(6, 4)
             model.load_state_dict(start.state_dict())
             flow.to_global(model, PAIR, {"weight": S(0)})
-            step(model, spread(x, PAIR, S(0)), **options)
+            step(kind, model, spread(x, PAIR, S(0)), **options)
             return value(model.weight), value(model.bias)
 
         weight, bias = on(two, on_a_rank)

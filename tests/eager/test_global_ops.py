@@ -218,6 +218,24 @@ def test_a_device_is_a_matter_of_the_placement(two: ThreadRanks) -> None:
         two.run(lambda: spread(torch.ones(2), PAIR, B).to("meta"))
 
 
+MEMORY: dict[str, tuple[Callable[[Any], Any], str]] = {  # how it is reached → what is said
+    "storage": (lambda x: x.untyped_storage(), r"no memory of its own.*x\.to_local\(\)\.untyped_storage"),
+    "shared": (lambda x: x.share_memory_(), r"x\.to_local\(\)\.share_memory_"),
+    "dlpack": (np.from_dlpack, r"x\.to_local\(\)\.__dlpack"),
+    "each": (lambda x: x.apply_(lambda n: n + 1), r"x\.to_local\(\)\.apply_"),
+    "array": (lambda x: x + np.ones(4), "NumPy's add was given a global tensor"),
+    "other": (lambda x: np.ones(4) + x, "NumPy's add was given a global tensor"),
+    "root": (np.sqrt, "NumPy's sqrt was given a global tensor"),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_is_that_of_parts(two: ThreadRanks, name: str) -> None:
+    reach, told = MEMORY[name]
+    with pytest.raises(LayoutError, match=told):
+        two.run(lambda: reach(spread(torch.ones(4), PAIR, S(0))))
+
+
 # ---- several placements
 
 

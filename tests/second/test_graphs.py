@@ -86,7 +86,7 @@ def test_hints_and_global_parameters_say_where_a_graph_keeps_what(
 
 def test_a_graph_goes_on_from_the_state_of_another(results: tuple[int, list[dict[str, Any]]]) -> None:
     for found in results[1]:
-        assert found["state"]["keys"] == ["model", "loss_fn", "optimizer.0", "lr_scheduler.0"]
+        assert found["state"]["keys"] == ["model", "loss_fn", "optimizer.0", "lr_scheduler.0", "System-Train-TrainStep"]
         one, two = found["state"]["both"]
         assert one == two
 

@@ -122,7 +122,7 @@ def test_a_state_without_modules_leaves_those_of_the_graph_as_they_are() -> None
     whole = Doubling()
     float(whole(torch.ones(8, 4)))
     state = whole.runtime_state_dict(with_eager=False)
-    assert list(state["values"]) == ["optimizer.0"]
+    assert list(state["values"]) == ["optimizer.0", "System-Train-TrainStep"]
     as_a_new_process()
     graph = Doubling()
     with torch.no_grad():
@@ -219,7 +219,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "before": (lambda: Doubling().runtime_state_dict(), "was asked for before its first call, which makes its plan"),
     "loose": (loose, "its calls change self.seen, a tensor that is in no module"),
     "late": (late, "load_runtime_state_dict was found for nn.Graph"),
-    "foreign": (foreign, "'optimizer.0' is missing, and 'other' is not in the graph"),
+    "foreign": (foreign, "'System-Train-TrainStep', 'optimizer.0' is missing, and 'other' is not in the graph"),
     "state dict": (
         lambda: Doubling().load_runtime_state_dict(Doubling().state_dict()), "that is no runtime state; what"
     ),

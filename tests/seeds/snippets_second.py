@@ -359,8 +359,11 @@ def graph_states(folder: Path) -> None:
     float(made(*_batch()))
     other = TrainedGraph()
     other.load_state_dict(made.state_dict())
-    assert list(made.state_dict()) == ["model", "loss_fn", "optimizer.0", "lr_scheduler.0"]
+    steps = "System-Train-TrainStep"
+    assert list(made.state_dict()) == ["model", "loss_fn", "optimizer.0", "lr_scheduler.0", steps]
     assert torch.equal(other.model[0].weight, made.model[0].weight)
+    float(other(*_batch()))
+    assert (made.state_dict()[steps].tolist(), other.state_dict()[steps].tolist()) == ([1], [2])
 
 
 def graph_shapes(folder: Path) -> None:

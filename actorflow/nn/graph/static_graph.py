@@ -31,6 +31,7 @@ from actorflow.nn.graph.runtime_state import (
     said_by,
     whole_tree,
 )
+from actorflow.nn.graph.train_steps import TRAIN_STEP, TrainSteps
 from actorflow.standins.beside import WAS_GLOBAL, is_noted
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.hints import place, resolve, zero
@@ -88,6 +89,7 @@ class StaticGraph:
         self._compile_mode = compile
         self._trainings: list[_Training] = []
         self._scaler: Any = None
+        self._steps = TrainSteps()
         self._job: Job | None = None
         self._debug_ranks: frozenset[int] = frozenset()
         self.enable_save_runtime_state_dict(enable_get_runtime_state_dict)
@@ -112,9 +114,7 @@ class StaticGraph:
         """What the graph computes of its arguments; to be defined by the subclass."""
         raise NotImplementedError(f"{type(self).__name__} has no build(self, …): define what it computes")
 
-    def add_optimizer(
-        self, optim: Optimizer, *, lr_sch: LRScheduler | None = None, is_sparse: bool = False
-    ) -> None:
+    def add_optimizer(self, optim: Optimizer, *, lr_sch: LRScheduler | None = None, is_sparse: bool = False) -> None:
         """Train with an optimizer, whose rate follows ``lr_sch``; several optimizers step in this order.
 
         ``is_sparse`` changes nothing: gradients are sparse where the modules make them so.  Raises CallError for
@@ -159,6 +159,7 @@ class StaticGraph:
         for one in self._trainings:
             if one.schedule is not None:
                 one.schedule.step()
+        self._steps.count += bool(self._trainings)
         if first and self._debug_ranks:
             self._show()
         return found
@@ -280,7 +281,7 @@ class StaticGraph:
     # -- state -----------------------------------------------------------------------------------
 
     def state_dict(self, destination: OrderedDict[str, Any] | None = None) -> OrderedDict[str, Any]:
-        """The states of modules by the names of their attributes, and of optimizers, schedules and the scaler."""
+        """The states of modules by the names of their attributes, of optimizers, schedules and the scaler; the step."""
         found: OrderedDict[str, Any] = OrderedDict() if destination is None else destination
         for name, part in self._parts():
             found[name] = part.state_dict()
@@ -312,6 +313,8 @@ class StaticGraph:
                 yield f"lr_scheduler.{number}", one.schedule
         if self._scaler is not None:
             yield "grad_scaler", self._scaler
+        if self._trainings:
+            yield TRAIN_STEP, self._steps
 
     def runtime_state_dict(
         self, destination: OrderedDict[str, Any] | None = None, with_eager: bool = True

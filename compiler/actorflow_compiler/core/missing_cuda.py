@@ -1,4 +1,8 @@
-"""Say what to do in the error that torch raises for "cuda" on a machine without it."""
+"""Say what to do in the error that torch raises for "cuda" on a machine without it.
+
+It uses a private name of torch's, apart from ``torch_internals.py``: it is needed as soon as torch has been imported,
+and that file imports much of torch that a script may not need.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,19 @@ NOTE = (
 )
 
 
-def note_missing_cuda(cuda: Any) -> None:
-    """Let errors of the beginning of ``torch.cuda``, which is given, have a note; their type and text stay.
+def note_missing_cuda() -> None:
+    """Let errors of the beginning of ``torch.cuda`` have a note; their type and text stay."""
+    import torch
 
-    It may be called while torch is being imported.
-    """
-    begin = cuda._lazy_init
+    begin: Any = torch.cuda._lazy_init
 
     @functools.wraps(begin)
     def noted() -> None:
         try:
             begin()
         except (AssertionError, RuntimeError) as error:
-            if NOTE not in getattr(error, "__notes__", ()) and not cuda.is_available():
+            if NOTE not in getattr(error, "__notes__", ()) and not torch.cuda.is_available():
                 error.add_note(NOTE)
             raise
 
-    cuda._lazy_init = noted
+    torch.cuda._lazy_init = noted

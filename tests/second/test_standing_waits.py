@@ -1,0 +1,131 @@
+"""Under torch's launchers, ranks in collectives that do not meet end with a line that names them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import warm
+from actorflow.distributed import group, wait_watch
+from actorflow.distributed.wait_watch import StandingWait, standing_circle
+from actorflow.support.collective_waits import (
+    CollectiveInProgress,
+    MadeCalls,
+    calls_made,
+    checksum,
+    in_collective,
+    in_progress,
+)
+from actorflow_compiler.core.errors import ClusterError
+from second.launching import command, run
+
+ALL = "ranks [0, 1]"
+
+
+def wait(rank: int, meets: str, *before: str, beat: int = 1, moved: int = 1) -> StandingWait:
+    """One of two ranks is in a collective of both, after others."""
+    made = {ALL: MadeCalls(len(before), tuple(map(checksum, before)))}
+    return StandingWait(meets, (1 - rank,), meets, ALL, len(before), made, moved, f"t.py:{rank}", beat)
+
+
+def circle(*waits: StandingWait) -> list[int]:
+    before = dict(enumerate(waits))
+    return standing_circle(before, {rank: replace(one, beat=2) for rank, one in before.items()})
+
+
+def test_ranks_in_different_collectives_stand_in_a_circle() -> None:
+    assert circle(wait(0, "sum"), wait(1, "copy")) == [0, 1]
+    assert circle(wait(0, "sum"), wait(1, "sum")) == []
+    assert circle(wait(0, "sum", "sum"), wait(1, "sum")) == []  # rank 1 comes to the next one, too
+
+
+def test_a_rank_that_has_done_its_share_is_not_waited_for() -> None:
+    assert circle(wait(0, "gather"), wait(1, "sum", "gather")) == []  # what it has sent may take its time
+    assert circle(wait(0, "sum"), wait(1, "sum", "gather")) == [0, 1]  # its first call was another one
+
+
+def test_a_circle_is_one_only_if_all_have_stood_in_it_at_one_moment() -> None:
+    before = {0: wait(0, "sum"), 1: wait(1, "copy")}
+    assert standing_circle(before, {0: wait(0, "sum", beat=2), 1: before[1]}) == []  # rank 1 has not spoken since
+    assert standing_circle(before, {0: wait(0, "sum", beat=2), 1: wait(1, "copy", beat=2, moved=3)}) == []
+    assert standing_circle({}, before) == []
+
+
+def test_both_ranks_of_a_circle_find_it_in_their_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, found, closed = dist.HashStore(), ["", ""], threading.Event()
+
+    def own() -> CollectiveInProgress:
+        return stand[int(threading.current_thread().name)]
+
+    stand = [CollectiveInProgress(what, (1 - rank,), what, ALL, 0) for rank, what in enumerate(("sum", "copy"))]
+    monkeypatch.setattr(wait_watch, "in_progress", own)
+    monkeypatch.setattr(wait_watch, "calls_made", dict)
+    monkeypatch.setattr(wait_watch, "collectives_entered", lambda: 1)
+    monkeypatch.setattr(wait_watch, "TICK", 0.01)
+    monkeypatch.setattr(wait_watch, "PATIENCE", 0.0)
+
+    def look(rank: int) -> None:
+        found[rank] = str(wait_watch._circle_around(store, rank, closed))
+
+    threads = [threading.Thread(target=look, args=(rank,), name=str(rank), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    threads[0].join(60)
+    assert found[0].startswith("rank 0 and rank 1 wait for each other in different collectives, for ever")
+    assert "rank 1 waits for rank 0: the script is in copy" in found[0]
+    closed.set()
+
+
+def test_calls_of_a_channel_are_counted_where_they_have_been_made() -> None:
+    def calls() -> MadeCalls | None:
+        return calls_made().get("a channel")
+
+    with in_collective("sum of all", (1,), "sum", "a channel"):
+        assert in_progress() is not None
+        assert calls() is None
+    with pytest.raises(ValueError, match="no"), in_collective("sum of all", (1,), "sum", "a channel"):
+        raise ValueError("no")
+    with in_collective("copy of all", (1,), "copy", "a channel"):
+        now = in_progress()
+        assert now is not None
+        assert now.number == 1
+    made = calls()
+    assert made is not None
+    assert [made.differs(number, "sum") for number in range(3)] == [False, True, None]
+
+
+def test_a_rank_that_waits_for_others_to_meet_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def meet(place: object) -> None:
+        told.append(in_progress())
+        raise ClusterError("nobody")
+
+    told: list[CollectiveInProgress | None] = []
+    monkeypatch.setattr(group, "_make", meet)
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    with pytest.raises(ClusterError):
+        group.default_group()
+    assert [one.what for one in told if one] == ["the first collective, for which all ranks meet"]
+
+
+SCRIPTS = {
+    "comm": "x = flow.ones(3)\nif rank == 0:\n    flow.comm.all_reduce(x)\nflow.comm.broadcast(x, 0)\n",
+    "mixed": (
+        "if rank == 0:\n    flow.comm.barrier()\n"
+        "else:\n    flow.ones(4, placement=flow.env.all_device_placement('cpu'), sbp=flow.sbp.split(0)).numpy()\n"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "launch", "run"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_run_of_ranks_that_do_not_meet_ends(name: str, launcher: str, tmp_path: Path) -> None:
+    script = tmp_path / "apart.py"
+    script.write_text(f"import actorflow as flow\nrank = flow.env.get_rank()\n{SCRIPTS[name]}")
+    done = run(command(launcher, str(script), python=warm.python()), tmp_path)
+    assert done.returncode != 0
+    assert "rank 0 and rank 1 wait for each other in different collectives, for ever" in done.stdout + done.stderr
