@@ -231,6 +231,17 @@ def test_an_interrupt_ends_the_search_with_the_best_so_far(monkeypatch: pytest.M
         search.run()
 
 
+@pytest.mark.parametrize(("enough", "made"), [(0.0, ScheduleName.ONE_F_ONE_B), (math.inf, ScheduleName.AUTO)])
+def test_the_plan_of_a_search_whose_time_is_over_has_the_schedule_that_was_compared(
+    enough: float, made: ScheduleName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, _ = search_of(CASES["mlp"], 2)
+    pipeline = next(s for s in all_strategies(search) if s.stages == 2 and s.micro_batches == 2)
+    monkeypatch.setattr(PlanSearch, "_estimated", lambda _: [pipeline])
+    search.enough = enough
+    assert search.run().schedule is made
+
+
 @pytest.mark.matrix(every=20)
 @pytest.mark.parametrize(("world", "number"), [(world, number) for world in (2, 4) for number in range(60)])
 def test_what_is_compared_is_the_forecast_of_the_plan_that_would_run(world: int, number: int) -> None:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from actorflow.auto_parallel.strategy import Strategy
 from actorflow_compiler.capture.from_fx import Capture
-from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.graph.flops import dtype_of_flops, flops_of
 from actorflow_compiler.graph.graph import InputKind, call_of
 from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.placing.automatic_stages import VisitCosts
-from actorflow_compiler.placing.partition import PartitionUnit, partition
+from actorflow_compiler.placing.partition import PartitionUnit, least_longest
 
 FIRINGS = 3  # of a stage for each micro-batch: forward, backward, and what they hand on
 BEHIND = 0.5  # of the time of computing, behind which sums over replicas may go on
@@ -74,16 +73,10 @@ class StepProfile:
 
     def unevenness(self, stages: int) -> float:
         """The seconds of the longest stage by those of the mean one; infinite with fewer parts than stages."""
-        total = sum(unit.seconds for unit in self.units)
-        if stages == 1 or not total:
+        seconds = [unit.seconds for unit in self.units]
+        if stages == 1 or not sum(seconds):
             return 1.0 if stages == 1 else math.inf
-        try:
-            first = partition(self.units, stages)
-        except LayoutError:
-            return math.inf
-        ends = (*first[1:], len(self.units))
-        longest = max(sum(u.seconds for u in self.units[a:b]) for a, b in zip(first, ends, strict=True))
-        return longest * stages / total
+        return least_longest(seconds, stages) * stages / sum(seconds)
 
 
 @dataclass(frozen=True, slots=True)

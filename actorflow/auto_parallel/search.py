@@ -44,6 +44,8 @@ class Compared:
     forecast: Forecast | None = None
     moved: int = 0  # bytes of communication in a step
     refused: str = ""
+    schedule: ScheduleName = ScheduleName.AUTO  # with which it was forecast
+
     @property
     def seconds(self) -> float:
         """The forecast time of a step; infinite where there is none."""
@@ -66,6 +68,7 @@ class Choice:
     possible: int  # strategies that there were
     seconds: float  # that the search took
     stopped: str = ""  # why it ended before its time
+    schedule: ScheduleName = ScheduleName.AUTO  # of the plan that is to be made
 
 
 @dataclass(slots=True)
@@ -112,7 +115,8 @@ class PlanSearch:
         best = self._best() or self._nearest()
         if best is None:
             raise LayoutError(self._refusal())
-        if not stopped and self._is_late():
+        late = self._is_late()
+        if not stopped and late:
             stopped = f"its {self.enough:.0f} s were used up"
         others = sorted((c for c in self.compared.values() if c is not best), key=lambda c: c.seconds)
         return Choice(
@@ -123,6 +127,7 @@ class PlanSearch:
             len(order),
             time.monotonic() - self.begun,
             stopped,
+            best.schedule if late else self.request.preferences.schedule,  # late: no time to search for orders
         )
 
     def request_of(self, strategy: Strategy) -> StepRequest:
@@ -240,7 +245,7 @@ class PlanSearch:
             moved = moved_by_all(plan)
             over = self.budget is not None and max(rank.total for rank in found.ranks) > self.budget
             refused = "it does not fit the memory" if over else ""
-            result = Compared(strategy, found, moved, refused)
+            result = Compared(strategy, found, moved, refused, name)
         except (LayoutError, PlanError, CallError) as error:
             result = Compared(strategy, refused=str(error))
         self.compared[strategy] = result

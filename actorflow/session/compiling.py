@@ -387,7 +387,7 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     if may_split_state(asked.preferences, asked) and not open_to_choice.zero:  # they were marked in vain
         captured = UNMARKED.captured(captured)
     if not open_to_choice.any:
-        return _made(request, captured, asked, doing)
+        return _made(request, captured, asked, request.schedule, doing)
     silent = replace(asked, listeners=replace(asked.listeners, doing=lambda _: None))
     search = PlanSearch(
         captured,
@@ -402,7 +402,8 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     )
     with _located_errors(request):
         choice = search.run()
-    made = _made(request, choice.captured, replace(choice.request, listeners=asked.listeners), doing)
+    chosen = replace(choice.request, listeners=asked.listeners)
+    made = _made(request, choice.captured, chosen, choice.schedule, doing)
     plan = replace(made.plan, notes=(*made.plan.notes, choice_note(choice)), considered=considered(choice))
     others: list[Plan | None] = []
     for one in choice.others[:SHOWN] if request.looked_at is LookedAt.ALL else ():
@@ -413,12 +414,14 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     return replace(made, plan=plan, others=tuple(others))
 
 
-def _made(request: CompileRequest, captured: Capture, asked: StepRequest, doing: Callable[[str], None]) -> _Made:
+def _made(
+    request: CompileRequest, captured: Capture, asked: StepRequest, name: ScheduleName, doing: Callable[[str], None]
+) -> _Made:
     """The scheduled plan of a captured step with nothing left to choose; for a forecast of one rank of each class."""
     if request.looked_at in (LookedAt.FORECAST, LookedAt.CLASSES):
-        folded, hardware = _folded(request, captured, asked, request.schedule)
+        folded, hardware = _folded(request, captured, asked, name)
         return _Made(folded.plan, hardware, rank_classes=folded.rank_classes, partners=folded.partners)
-    return _Made(*_scheduled(request, captured, asked, request.schedule, doing))
+    return _Made(*_scheduled(request, captured, asked, name, doing))
 
 
 def _folded(

@@ -20,6 +20,8 @@ from actorflow_compiler.plan.plan import Collective, Plan, Register
 from actorflow_scheduler.cost import Durations
 
 Nanoseconds = NDArray[np.int64]  # nanoseconds
+SIMULATED = 1_000_000  # firings after which ITERATIONS are enough to know the period: these take seconds
+ITERATIONS = 3
 
 
 class _Queue:
@@ -132,6 +134,11 @@ class FiringTimes:
             who.needs.append((whom.ends, ahead, latency, whom))
         else:
             who.other_needs.append((whom, per, made, ahead, latency))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether more iterations would take long, and those that there are say nearly as much of later ones."""
+        return self.iterations >= ITERATIONS and sum(queue.at for queue in self._queues) >= SIMULATED
 
     def run(self, iterations: int = 1) -> bool:
         """Evaluate more iterations; return False if the plan gets stuck before all their firings have happened."""

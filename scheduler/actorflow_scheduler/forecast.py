@@ -126,14 +126,14 @@ def _doing(actor: Actor, hardware: Hardware) -> str:
 
 
 def run_until_steady(plan: Plan, times: Durations, whole: Plan) -> tuple[FiringTimes, int]:
-    """Evaluate iterations of a (folded) plan until they repeat, at most ITERATIONS.
+    """Evaluate iterations of a (folded) plan until they repeat, at most ITERATIONS, and fewer of one with many firings.
 
     Returns the firings and the number of iterations after which they repeat (0: they do not).  Raises DeadlockError, in
     terms of the ``whole`` plan, if it gets stuck.
     """
     firings = FiringTimes(plan, times)
     cycle = 0
-    while not cycle and firings.iterations < ITERATIONS:
+    while not cycle and firings.iterations < ITERATIONS and not firings.is_long:
         if not firings.run():
             raise stuck(whole, firings.iterations)
         cycle = _cycle(firings)

@@ -262,7 +262,7 @@ class Portfolio:
             if not firings.run():
                 raise stuck(plan, firings.iterations)
             ends.append(iteration_end(firings))
-            if len(ends) > 3 and ends[-1] - ends[-2] == ends[-2] - ends[-3]:
+            if firings.is_long or (len(ends) > 3 and ends[-1] - ends[-2] == ends[-2] - ends[-3]):
                 break
         self.budget -= len(self.graph.members) * firings.iterations
         return firings
@@ -337,7 +337,10 @@ class Portfolio:
                 yield partial(self.consider, "optimizer first", self._priorities(eager=True))
             return
         weights = any(task.kind is W for _, task in self.nodes)
-        for name in SCHEDULES[1:]:
+        names = SCHEDULES[1:]
+        if self.budget < len(self.graph.members) * (LISTED + STEADY) * len(names):  # not all may be tried
+            names = tuple(sorted(names, key=lambda name: name is ScheduleName.GPIPE))  # it keeps the most in memory
+        for name in names:
             if self.pipeline.misfit(name) is None:
                 if weights == name.splits_backward:
                     yield partial(self.follow, name)

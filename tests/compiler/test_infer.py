@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.graph.graph import Graph, Input, Node
 from actorflow_compiler.hints.goal import DATA, Goal, goal_of
-from actorflow_compiler.hints.hints import distribute, zero
+from actorflow_compiler.hints.hints import distribute, place, zero
 from actorflow_compiler.infer import FixedLayouts, axes, infer
 from actorflow_compiler.infer import choose as choosing
 from actorflow_compiler.infer import relax as relaxing
@@ -209,6 +210,18 @@ def test_repeated_layers_are_decided_once() -> None:
     assert many.classes < 1.1 * few.classes
 
 
+def test_layers_of_all_stages_are_decided_together() -> None:
+    def program(stages: int) -> LayoutProgram:
+        layout = replace(PIPELINE, world=2 * stages, prepare=lambda model: place(model, stages=stages))
+        problem = problem_of_case(gpt(2 * stages), layout)
+        return LayoutProgram(problem, _AxisChoice(problem, layout.goal, 1).classes)
+
+    few, many = program(2), program(4)
+    assert len(many.p.items) > 1.7 * len(few.p.items)
+    assert len(many.classes) < 1.1 * len(few.classes)
+    assert len(many.cost) < 1.3 * len(few.cost)
+
+
 def report_of(case: Case, layout: Layout):
     from actorflow_compiler.infer import layout_assignment as compiling
 
@@ -328,10 +341,21 @@ def test_the_integer_program_keeps_to_a_budget_and_finds_what_fits_where_the_sea
     assert report.seconds <= 1.001 * best
 
 
+PIPELINE = Layout(4, 4, prepare=lambda model: place(model, stages=2), goal=goal_of("tensor", None))
+
+
 @pytest.mark.matrix(every=2)
-@pytest.mark.parametrize(("name", "mode"), [("mlp", "auto"), ("gpt", "tensor")])
-def test_the_program_charges_a_choice_what_the_search_does(name: str, mode: str) -> None:
-    problem = problem_of_case(CASES[name], Layout(2, goal=goal_of(mode, None)))
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("mlp", Layout(2, goal=goal_of("auto", None))),
+        ("gpt", Layout(2, goal=goal_of("tensor", None))),
+        ("gpt", PIPELINE),
+    ],
+    ids=["mlp", "gpt", "gpt in two stages"],
+)
+def test_the_program_charges_a_choice_what_the_search_does(name: str, layout: Layout) -> None:
+    problem = problem_of_case(CASES[name], layout)
     names = [(item.name, item.kind) for item in problem.items]
     classes = group_repeated(names, [[problem.producer.get(v, -1) for v in item.reads] for item in problem.items])
     program, draw = LayoutProgram(problem, classes), random.Random(0)

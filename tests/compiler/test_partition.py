@@ -10,7 +10,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from actorflow_compiler.core.errors import LayoutError
-from actorflow_compiler.placing.partition import POSITIONS, PartitionUnit, partition, stage_seconds
+from actorflow_compiler.placing.partition import (
+    POSITIONS,
+    PartitionUnit,
+    _Costs,
+    least_longest,
+    partition,
+    stage_seconds,
+)
 
 UNITS = st.lists(st.builds(PartitionUnit, *(st.integers(0, 6).map(float) for _ in range(4))), min_size=1, max_size=8)
 SPEEDS = st.sampled_from([1.0, 4.0, math.inf])
@@ -94,3 +101,25 @@ def test_long_sequences_with_all_work_in_one_place_are_cut_into_as_many_stages()
     found = partition(units, 8)
     assert len(found) == 8
     assert crossing(units, found) == sum(range(1, 8))
+
+
+@given(UNITS, st.data())
+def test_the_least_longest_stretch_is_that_of_the_best_cut(units: list[PartitionUnit], data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, len(units)))
+    best = min(max(stage_seconds(units, c)) for c in every_cut(len(units), stages))
+    assert least_longest([u.seconds for u in units], stages) == pytest.approx(best)
+    assert least_longest([u.seconds for u in units], len(units) + 1) == math.inf
+
+
+def test_stages_that_are_alike_share_their_table_of_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[float, int]] = []
+    table = _Costs.seconds_of
+
+    def counted(self: _Costs, slowness: float, alive: int, memory: float) -> object:
+        made.append((slowness, alive))
+        return table(self, slowness, alive, memory)
+
+    monkeypatch.setattr(_Costs, "seconds_of", counted)
+    units = [PartitionUnit(1.0, 1.0, 1.0, 1.0)] * 64
+    partition(units, 32, pieces=2, memory=100.0)
+    assert sorted(made) == [(1.0, 1), (1.0, 2)]  # the last stage holds one micro-batch, the others two

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import actorflow_scheduler.firing_times
+import actorflow_scheduler.forecast
 from actorflow_compiler.core.errors import DeadlockError, LayoutError
 from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_compiler.core.placement import Placement
@@ -15,7 +17,7 @@ from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_scheduler import schedule
 from actorflow_scheduler.firing_times import FiringTimes
-from actorflow_scheduler.forecast import forecast
+from actorflow_scheduler.forecast import forecast, run_until_steady
 from actorflow_scheduler.forecast_text import to_text
 from actorflow_scheduler.outline import outline
 from actorflow_scheduler.rank_classes import fold
@@ -144,6 +146,15 @@ def test_tensor_parallel_groups_stay_as_large_as_they_are() -> None:
     folded = replicated(replace(s.plan(), variables=(weight,)), 4)
     groups = {a.name: len(a.comm.ranks) for a in folded.plan.actors if a.comm is not None}
     assert groups == {"activations": 2, "gradients": 8}
+
+
+def test_of_a_plan_with_many_firings_few_iterations_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = schedule(pipeline(3, 6), Hardware(flops_per_s=1e3), name="1f1b")
+    monkeypatch.setattr(actorflow_scheduler.forecast, "_cycle", lambda _: 0)  # as if no iteration were as another
+    firings = [run_until_steady(plan, nanoseconds(plan, Hardware(flops_per_s=1e3)), plan)[0].iterations]
+    monkeypatch.setattr(actorflow_scheduler.firing_times, "SIMULATED", 1)
+    firings.append(run_until_steady(plan, nanoseconds(plan, Hardware(flops_per_s=1e3)), plan)[0].iterations)
+    assert firings == [8, 3]
 
 
 def test_a_stuck_plan_raises_its_cycle() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import actorflow as flow
+import actorflow_scheduler.portfolio
 from actorflow.session.compiling import left_for_registers
 from actorflow_compiler.core.errors import CallError, PlanError
 from actorflow_compiler.core.placement import placement
@@ -108,6 +109,14 @@ def test_named_schedules_make_the_variant_that_they_need() -> None:
         made: list[Variant] = []
         schedule(lambda v, made=made: made.append(v) or cut(v), name=name)  # type: ignore[misc]
         assert made == [Variant(weights=name.startswith("zb"))]
+
+
+def test_a_search_that_can_try_one_order_alone_tries_one_with_few_pieces_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(actorflow_scheduler.portfolio, "MOST", 1)
+    (note,) = schedule(pipeline(4, 8), FAST_NETWORK).notes
+    assert note.startswith("schedule 1f1b")
 
 
 def test_the_climb_finds_what_no_rule_does() -> None:

@@ -1,9 +1,9 @@
 """State a layout problem as linear constraints: the option of each class of items, and what is boxed to what.
 
-There is one choice for each class of repeated items.  Each operand takes a value from the layout that it is made in to
-the one that is needed: as much of each layout leaves as is made, and as much of each need arrives as there is.  What
-several readers need is paid for once.  With choices that are whole numbers the cost is that of the search; without,
-it is a lower bound, which is mostly the cost of the best choice.
+There is one choice for each class of repeated items, whatever stages of a pipeline they are on.  Each operand takes a
+value from the layout that it is made in to the one that is needed: as much of each layout leaves as is made, and as
+much of each need arrives as there is.  What several readers need is paid for once.  With choices that are whole numbers
+the cost is that of the search; without, it is a lower bound, which is mostly the cost of the best choice.
 
 Most layouts are boxed to all needs but their own at the same price (from any split to any other).  Such layouts go
 through a common node, so that there are not as many variables as pairs.
@@ -11,6 +11,7 @@ through a common node, so that there are not as many variables as pairs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from actorflow_compiler.core.linear_program import LinearProgram, SparseMatrix
 from actorflow_compiler.core.ops import Phase
+from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.infer.problem import Problem
 
@@ -45,8 +47,8 @@ class LayoutProgram:
         self.class_of = {i: c for c, members in enumerate(classes) for i in members}
         self.memory: dict[tuple[object, str], dict[int, float]] = {}  # (placement, kind) → variable → bytes
         self.x = [self._options(members) for members in classes]  # class by class, the variable of each option
-        for group, weight in self._groups():
-            self._value(group, weight)
+        for group in self._groups():
+            self._value(group)
 
     def linear(self, kept: NDArray[np.bool_], scale: float, budget: float | None, slack: float = 0.0) -> LinearProgram:
         """The program with the variables ``kept``, the others being 0, and costs times ``scale``.
@@ -87,12 +89,18 @@ class LayoutProgram:
         self.equal.append((dict.fromkeys(x, 1.0), 1.0))
         return x
 
-    def _groups(self) -> list[tuple[int, int]]:
-        """Groups of values that the same classes make and read in the same way: (one of them, their number)."""
-        reads: dict[int, list[tuple[int, int]]] = {}
+    def _groups(self) -> list[list[int]]:
+        """Groups of values that the same classes make and read in the same way, over links of the same speed."""
+        reads: dict[int, list[tuple[float, ...]]] = {}
+        others: dict[int, dict[Placement, int]] = {}  # value → the further placements where it is read, numbered
         for i, item in enumerate(self.p.items):
             for j, v in enumerate(item.reads):
-                reads.setdefault(v, []).append((self.class_of[i], j))
+                where: tuple[float, ...] = ()
+                if item.placement != self.p.placement[v]:
+                    there = others.setdefault(v, {})
+                    prices = self.p.prices(self.p.placement[v], item.placement)
+                    where = (there.setdefault(item.placement, len(there)), prices.bandwidth, prices.latency)
+                reads.setdefault(v, []).append((self.class_of[i], j, *where))
         targets = {t.value for t in self.p.targets}
         found: dict[object, list[int]] = {}
         for v in self.p.placement:
@@ -101,10 +109,11 @@ class LayoutProgram:
                 continue
             maker = (v,) if made is None or v in targets else (self.class_of[made], self.p.items[made].outs.index(v))
             found.setdefault((maker, self.p.metas[v], tuple(sorted(reads.get(v, ())))), []).append(v)
-        return [(values[0], len(values)) for values in found.values()]
+        return list(found.values())
 
-    def _value(self, v: int, weight: int) -> None:
-        """Add the boxing of a value from the layouts it is made in to those needed, and its memory."""
+    def _value(self, group: Sequence[int]) -> None:
+        """Add the boxing of values alike from the layouts they are made in to those needed, and their memory."""
+        v, weight = group[0], len(group)
         haves = self._made_in(v)
         operands = self._operands_of(v)
         always = {self.p.target_need(t) for t in self.p.targets if t.value == v}
@@ -112,7 +121,7 @@ class LayoutProgram:
         prices = {(h, n): weight * self.p.edge(v, h, n) for h in haves for n in sorted(needs)}
         if any(prices.values()):
             self._boxing(haves, operands, always, prices)
-        self._memory_of(v, weight, haves)
+        self._memory_of(group, haves)
 
     def _made_in(self, v: int) -> dict[int, Options]:
         """The layouts that a value is made in, each with the options that make it so; B for what no item makes."""
@@ -126,14 +135,16 @@ class LayoutProgram:
         return found
 
     def _operands_of(self, v: int) -> list[dict[int, Options]]:
-        """For each operand of each class of readers: need → the options that have it."""
-        found: dict[tuple[int, int], dict[int, Options]] = {}
+        """For each operand of each class of readers in a place: need → the options that have it."""
+        found: dict[tuple[int, int, int], dict[int, Options]] = {}
+        places: dict[Placement, int] = {}
         for reader in self.p.readers.get(v, ()):
             c, item = self.class_of[reader], self.p.items[reader]
+            place = places.setdefault(item.placement, len(places))
             for j, value in enumerate(item.reads):
-                if value != v or (c, j) in found:
+                if value != v or (c, j, place) in found:
                     continue
-                rows = found[(c, j)] = {}
+                rows = found[c, j, place] = {}
                 for x, s in zip(self.x[c], item.options, strict=True):
                     rows.setdefault(self.p.need_id(v, s.ins[j], item), {})[x] = 1.0
         return [found[key] for key in sorted(found)]
@@ -204,20 +215,22 @@ class LayoutProgram:
             group.layouts.append(have)
         return found
 
-    def _memory_of(self, v: int, weight: int, haves: dict[int, Options]) -> None:
-        """Add the memory of a value: as a variable, and where readers keep it."""
-        p, where = self.p, self.p.placement[v]
+    def _memory_of(self, group: Sequence[int], haves: dict[int, Options]) -> None:
+        """Add the memory of values alike, each where it is: as variables, and where readers keep them."""
+        p, v, held_at = self.p, group[0], Counter(self.p.placement[v] for v in group)
         if v in p.variables:
-            memory = self.memory.setdefault((where, "variables"), {})
-            for layout, xs in haves.items():
-                for x in xs:
-                    memory[x] = memory.get(x, 0.0) + weight * p.held_bytes(v, layout)
+            for where, count in held_at.items():
+                memory = self.memory.setdefault((where, "variables"), {})
+                for layout, xs in haves.items():
+                    for x in xs:
+                        memory[x] = memory.get(x, 0.0) + count * p.held_bytes(v, layout)
         kind = "activations" if p.phase.get(v) == Phase.FORWARD else "gradients"
         for layout, readers in self._keepers_of(v).items():
             held = self._variable()
             for xs in readers:
                 self.least.append(({held: 1.0, **{x: -c for x, c in xs.items()}}, 0.0))
-            self.memory.setdefault((where, kind), {})[held] = weight * p.held_bytes(v, layout)
+            for where, count in held_at.items():
+                self.memory.setdefault((where, kind), {})[held] = count * p.held_bytes(v, layout)
 
     def _keepers_of(self, v: int) -> dict[int, list[Options]]:
         """Layout in which readers keep a value → for each class of them, the options that do."""

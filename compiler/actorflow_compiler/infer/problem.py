@@ -35,7 +35,7 @@ class LayoutItem:
     """An op or a variable, which gets one of its options."""
 
     name: str  # module or variable
-    kind: int  # of op or variable; equal for items that may be tied, which have the same options, variables anywhere
+    kind: int  # of op or variable; equal for items that may be tied, also on other devices: they have the same options
     placement: Placement
     phase: Phase
     reads: tuple[int, ...]
@@ -151,6 +151,10 @@ class Problem:
             self.free.get(value),
         )  # fmt: skip
 
+    def _alike(self, placement: Placement) -> Hashable:
+        """Equal for placements on which an op has the same options at the same prices, as on stages of one size."""
+        return placement.type, placement.hierarchy, placement.weights, self.prices(placement, placement)
+
     def parts(self, placement: Placement) -> Parts:
         """The devices of a placement along this axis: their number, or a weight for each."""
         return placement.axes[self.axis] if self.axis < len(placement.hierarchy) else 1
@@ -232,7 +236,7 @@ class Problem:
         for k, (n, call) in enumerate(zip(self.graph.nodes, calls, strict=True)):
             assert n.placement is not None
             rate = self.rate.get(n.outs[0], 1)
-            kind = (call, n.phase, n.placement, found[k])
+            kind = (call, n.phase, self._alike(n.placement), found[k])
             number = numbers.setdefault(kind, len(numbers))
             if (number, rate) not in priced:
                 work = flops_of(call) * rate

@@ -13,6 +13,7 @@ from actorflow_compiler.core.errors import LayoutError
 
 POSITIONS = 512  # places to cut at that are looked at; of longer sequences a selection
 HALVINGS = 4  # of the interval in which the fastest cut is that saves bytes
+EXACT = 1e-9  # share by which the longest stretch may be longer than the least
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,13 @@ def partition(
         raise LayoutError(f"{stages} stages were found; 1 or more were expected")
     if stages > len(units):
         raise LayoutError(f"{stages} stages were found, but there are {len(units)} units to share among them")
-    costs = _Costs(units, _positions(units, max(POSITIONS, 16 * stages)), stages, bytes_per_second, pieces)
-    tables = [costs.seconds_of(s) for s in slowness or (1.0,) * stages]
-    if memory < math.inf:
-        held = [costs.bytes_of(k) for k in range(stages)]
-        tables = [np.where(h <= memory, table, np.inf) for h, table in zip(held, tables, strict=True)]
+    costs = _Costs(units, _positions(units, max(POSITIONS, 16 * stages)), bytes_per_second)
+    kinds = [(slow, min(pieces, stages - k)) for k, slow in enumerate(slowness or (1.0,) * stages)]
+    by_kind = {kind: costs.seconds_of(*kind, memory) for kind in dict.fromkeys(kinds)}  # stages alike share a table
+    tables = [by_kind[kind] for kind in kinds]
     fastest = _least(tables)
     if not math.isfinite(fastest):
-        least = _least([np.where(costs.empty, np.inf, h) for h in held])
+        least = _least([np.where(costs.empty, np.inf, costs.bytes_of(alive)) for _, alive in kinds])
         raise LayoutError(
             f"no cut into {stages} stages fits {memory:.4g} bytes for each; the fittest needs {least:.4g}. "
             f"Give more memory, more stages, more micro-batches, or another optimizer"
@@ -95,6 +95,27 @@ def stage_seconds(
     ]
 
 
+def least_longest(seconds: Sequence[float], stages: int) -> float:
+    """The least that the longest of ``stages`` stretches of a sequence can take; what crosses cuts costs nothing.
+
+    Takes O(stages · log(units)) for each halving of the interval in which the result is.  Infinite where there are
+    fewer units than stages.
+    """
+    if stages > len(seconds):
+        return math.inf
+    sums = np.concatenate([[0.0], np.cumsum(seconds)])
+    low, high = max(float(np.max(seconds)), float(sums[-1]) / stages), float(sums[-1])
+    while high - low > EXACT * high:
+        middle, ends = (low + high) / 2, [0]
+        for _ in range(stages):
+            ends.append(int(np.searchsorted(sums, sums[ends[-1]] + middle, side="right")) - 1)
+        if ends[-1] == len(seconds):
+            high = float(np.diff(sums[ends]).max())
+        else:
+            low = middle
+    return high
+
+
 class _Costs:
     """Cost tables indexed by [first position, end position]; a pair that is no stage costs infinity."""
 
@@ -102,12 +123,9 @@ class _Costs:
         self,
         units: Sequence[PartitionUnit],
         positions: Sequence[int],
-        stages: int,
         bytes_per_second: float,
-        pieces: int,
     ) -> None:
         self.positions = np.array(positions)
-        self.stages, self.pieces = stages, pieces
         self.crossing = np.array([units[p].crossing if 0 < p < len(units) else 0.0 for p in positions])
         self.crosses = self.crossing / bytes_per_second
         self.empty = np.tri(len(positions), dtype=bool)
@@ -120,15 +138,17 @@ class _Costs:
         table: np.ndarray = sums[None, :] - sums[:, None]
         return table
 
-    def seconds_of(self, slowness: float) -> np.ndarray:
-        """Seconds of a stage that computes so many times as long as its units say."""
+    def seconds_of(self, slowness: float, alive: int, memory: float) -> np.ndarray:
+        """Seconds of a stage that computes so many times as long as its units say; infinite above the ``memory``."""
         table: np.ndarray = self.work * slowness + self.crosses[:, None] + self.crosses[None, :]
         table[self.empty] = np.inf
+        if memory < math.inf:
+            table[self.bytes_of(alive) > memory] = np.inf
         return table
 
-    def bytes_of(self, stage: int) -> np.ndarray:
-        """Bytes that a stage holds, for each pair of positions."""
-        table: np.ndarray = self.parameters + self.activations * min(self.pieces, self.stages - stage)
+    def bytes_of(self, alive: int) -> np.ndarray:
+        """Bytes that a stage with the activations of so many micro-batches holds, for each pair of positions."""
+        table: np.ndarray = self.parameters + self.activations * alive
         return table
 
 
