@@ -8,12 +8,14 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import scipy.optimize  # noqa: F401  # so that these processes start none to solve linear programs
 import torch
 from hypothesis import settings
 
+import warm
 from actorflow.control import cluster
 from actorflow.rendezvous import start
 from actorflow.session.plan_store import KEPT
@@ -105,7 +107,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--from-seed", type=int, default=0, help="from which they are drawn")
 
 
-def pytest_configure() -> None:
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput[warm.SHARED] = warm.python()  # one server for all of them: to import torch takes seconds
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (given := getattr(config, "workerinput", {}).get(warm.SHARED)) is not None:
+        os.environ[warm.SHARED] = given
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: so would be every Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)  # that tests send
     gc.disable()  # until all tests are collected: nearly nothing of what is made by then is garbage

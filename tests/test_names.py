@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
-from collections.abc import Mapping
 
 import pytest
 
-from test_rooms import HOUSE, read
-
-Modules = Mapping[str, str]  # dotted name → text
+from house import HOUSE, Modules, outline, read
 
 # Every first sentence was of this form once, "A plan goes in; slot counts come out.", and told a reader nothing.
 FORMULA = re.compile(r"\b(goes?|comes?) (in|out)\b|\b(enters?|leaves?)\b(?! (it|them|the|a)\b)")
@@ -21,9 +17,8 @@ def taken_twice(modules: Modules) -> list[str]:
     """Public classes whose name another module has for a class of its own."""
     owners: dict[str, list[str]] = defaultdict(list)
     for module, text in modules.items():
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                owners[node.name].append(module)
+        for name in outline(text).public_classes:
+            owners[name].append(module)
     return [f"class {name}: {', '.join(found)}" for name, found in sorted(owners.items()) if len(found) > 1]
 
 
@@ -53,7 +48,7 @@ def made_by_a_formula(modules: Modules) -> list[str]:
     """First sentences of modules that say what goes in and comes out, in place of what the module does."""
     found = []
     for module, text in modules.items():
-        first = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
+        first = outline(text).docstring.partition("\n\n")[0]
         if FORMULA.search(first) and re.search("; | in, ", first):
             found.append(f"{module}: {first}")
     return found
@@ -72,7 +67,7 @@ def test_modules_say_what_they_do() -> None:
 
 
 def test_every_module_has_a_docstring() -> None:
-    assert [name for name, text in read(HOUSE).items() if not ast.get_docstring(ast.parse(text))] == []
+    assert [name for name, text in read(HOUSE).items() if not outline(text).docstring] == []
 
 
 @pytest.mark.parametrize(

@@ -5,31 +5,13 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import networkx as nx
 import pytest
 
-HOUSE = Path(__file__).parent.parent
-FLOORS = {  # in rooms.toml → the package, and the folder that it lies in
-    "protos": ("actorflow_protos", "protos"),
-    "compiler": ("actorflow_compiler", "compiler"),
-    "scheduler": ("actorflow_scheduler", "scheduler"),
-    "actorflow": ("actorflow", "."),
-}
+from house import FLOORS, HOUSE, Modules, outline, read
+
 FRONT_DOOR = "actorflow"  # looks its own names up when they are used; its files are above all rooms
-
-Modules = Mapping[str, str]  # dotted name → text
-
-
-def read(house: Path) -> dict[str, str]:
-    """Every module of the house."""
-    modules = {}
-    for package, folder in FLOORS.values():
-        for file in sorted((house / folder / package).rglob("*.py")):
-            parts = file.relative_to(house / folder).with_suffix("").parts
-            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file.read_text()
-    return modules
 
 
 def allowed(table: str) -> dict[str, frozenset[str]]:
@@ -51,10 +33,10 @@ def allowed(table: str) -> dict[str, frozenset[str]]:
 
 def imported(name: str, text: str, modules: Modules) -> Iterator[tuple[int, str]]:
     """The modules of the house that a module imports anywhere in it, also for types alone, by line."""
-    for node in ast.walk(ast.parse(text)):
+    for node in outline(text).imports:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names if alias.name in modules)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert not node.level, f"{name}:{node.lineno}: a relative import; imports are absolute here"
             for alias in node.names:
                 found = [m for m in (f"{node.module}.{alias.name}", str(node.module)) if m in modules]
@@ -63,18 +45,10 @@ def imported(name: str, text: str, modules: Modules) -> Iterator[tuple[int, str]
 
 def unseen(text: str) -> Iterator[tuple[int, str]]:
     """Modules of ours that a module looks up by their names: ``import_module("…")``, ``sys.modules["…"]``."""
-    for node in ast.walk(ast.parse(text)):
-        asked: list[ast.expr] = []
-        if isinstance(node, ast.Call):
-            function = ast.unparse(node.func)
-            if function.endswith(("import_module", "__import__", "sys.modules.get")):
-                asked = node.args[:1]
-        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("sys.modules"):
-            asked = [node.slice]
-        for name in asked:
-            first = name.values[0] if isinstance(name, ast.JoinedStr) and name.values else name
-            if isinstance(first, ast.Constant) and str(first.value).startswith("actorflow"):
-                yield node.lineno, ast.unparse(name)
+    for line, name in outline(text).lookups:
+        first = name.values[0] if isinstance(name, ast.JoinedStr) and name.values else name
+        if isinstance(first, ast.Constant) and str(first.value).startswith("actorflow"):
+            yield line, ast.unparse(name)
 
 
 def room_of(module: str, may: Mapping[str, frozenset[str]], modules: Modules) -> str:

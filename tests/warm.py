@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["python", "python_of"]
+__all__ = ["SHARED", "python", "python_of"]
 
 LIMITS = 16  # of resources, that Linux knows
 LARGEST = 1 << 20  # bytes of a message
@@ -51,6 +51,7 @@ OURS = (  # what launchers and ranks import, each with all that it needs
     "scipy.optimize",  # so that they start no process to solve linear programs
 )
 PIPE = "ACTORFLOW_TOKEN_PIPE"  # the descriptor by which a rank inherits the token
+SHARED = "ACTORFLOW_TESTS_PYTHON"  # such a program that another process has made for this one
 LAUNCHER = "ACTORFLOW_LAUNCHER_PID"  # the parent without which a rank does not live
 STUB = r"""#!{python} -IS
 # with what Python has in C alone: to import json, socket and signal would take twice as long as to start
@@ -87,8 +88,11 @@ posix._exit(status)
 
 @functools.cache
 def python() -> str:
-    """A program that runs what is to be run by ``sys.executable``; its server ends with this process."""
-    return python_of(lambda command: command)[0]
+    """A program that runs what is to be run by ``sys.executable``; its server ends with this process.
+
+    Processes that run tests side by side share a server, which their parent has started (conftest.py).
+    """
+    return os.environ.get(SHARED) or python_of(lambda command: command)[0]
 
 
 def python_of(start: Callable[[list[str]], list[str]]) -> tuple[str, int]:

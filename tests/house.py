@@ -1,0 +1,63 @@
+"""The modules of the house, and what tests of their names and imports read of each."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["FLOORS", "HOUSE", "Modules", "Outline", "outline", "read"]
+
+HOUSE = Path(__file__).parent.parent
+FLOORS = {  # in rooms.toml → the package, and the folder that it lies in
+    "protos": ("actorflow_protos", "protos"),
+    "compiler": ("actorflow_compiler", "compiler"),
+    "scheduler": ("actorflow_scheduler", "scheduler"),
+    "actorflow": ("actorflow", "."),
+}
+
+Modules = Mapping[str, str]  # dotted name → text
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What tests of the house read of a module."""
+
+    docstring: str
+    public_classes: tuple[str, ...]
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    lookups: tuple[tuple[int, ast.expr], ...]  # lines, and what ``import_module`` or ``sys.modules`` are asked for
+
+
+@functools.cache
+def outline(text: str) -> Outline:
+    """The outline of a module, in one walk through all of it."""
+    tree = ast.parse(text)
+    classes, imports, lookups = [], [], []
+    looks = re.search(r"import_module|__import__|sys\.modules", text) is not None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            classes.append(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(node)
+        elif looks and isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            if function.endswith(("import_module", "__import__", "sys.modules.get")):
+                lookups += [(node.lineno, name) for name in node.args[:1]]
+        elif looks and isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("sys.modules"):
+            lookups.append((node.lineno, node.slice))
+    return Outline(ast.get_docstring(tree) or "", tuple(classes), tuple(imports), tuple(lookups))
+
+
+@functools.cache
+def read(house: Path) -> dict[str, str]:
+    """Every module of the house."""
+    modules = {}
+    for package, folder in FLOORS.values():
+        for file in sorted((house / folder / package).rglob("*.py")):
+            parts = file.relative_to(house / folder).with_suffix("").parts
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file.read_text()
+    return modules
