@@ -29,7 +29,7 @@ def dtype() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-ON_ONE_DEVICE, ON_TWO_RANKS = [*BETWEEN, *WITHIN][::3], [*BETWEEN, *WITHIN][1::16]
+ON_ONE_DEVICE, ON_TWO_RANKS = [*BETWEEN, *WITHIN][::3], [*BETWEEN, *WITHIN][1::24]
 
 
 @pytest.mark.matrix(every=4)

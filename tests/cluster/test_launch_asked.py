@@ -87,7 +87,7 @@ if __name__ == "__main__":
 
 
 def test_a_script_that_asks_for_two_devices_becomes_their_launcher(by_hand: Callable[..., ByHand]) -> None:
-    run = by_hand(TWO_DEVICES, "--lr", "0.1", "a b", "fail")
+    run = by_hand(TWO_DEVICES, "--lr", "0.1", "a b", "fail", python=warm.python())
     assert run.wait() == 7
     assert "script.py asks for 2 devices: this process becomes the launcher" in run.output
     assert "rank 0 of 2 ['--lr', '0.1', 'a b', 'fail'] [0.0, 2.0, 4.0, 6.0]" in run.output

@@ -148,7 +148,7 @@ def test_a_killed_launcher_takes_its_ranks_along(start: Start, tmp_path: Path) -
 
 
 def test_ctrl_c_ends_the_run_quietly(start: Start, tmp_path: Path) -> None:
-    run = start(WAIT, "--devices", "2", "--", str(tmp_path))
+    run = start(WAIT, "--devices", "2", "--", str(tmp_path), python=warm.python())
     pids_of_ranks(run, tmp_path, 2)
     run.process.send_signal(signal.SIGINT)
     assert ends_within(run, SOON) == 130

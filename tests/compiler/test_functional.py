@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -240,6 +240,7 @@ WRITES: tuple[Callable[[Tensor, Tensor], Any], ...] = (
 )  # fmt: skip
 
 
+@settings(max_examples=50)  # a trace each
 @given(
     st.lists(
         st.one_of(

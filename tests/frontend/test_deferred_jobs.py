@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
+import warm
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.sbp import Split
 from cluster.runs import Run
@@ -218,7 +219,7 @@ def test_the_plan_of_a_model_far_beyond_memory_is_shown(tmp_path: Path) -> None:
     )
     limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (6 << 30, 6 << 30))  # noqa: E731
     shown = subprocess.run(
-        [sys.executable, "-m", "actorflow", "plan", str(script), "--devices", "2"],
+        [warm.python(), "-m", "actorflow", "plan", str(script), "--devices", "2"],
         capture_output=True, text=True, timeout=250, preexec_fn=limit,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip

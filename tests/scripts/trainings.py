@@ -4,7 +4,7 @@
 
 trains every case under every layout; ``some`` instead of ``every`` trains each case once, under another layout than its
 neighbours.  Of many cases it trains representatives: of pairs each first part once, beside another second part than its
-neighbours; and of more than a few of these, or of others, some three.
+neighbours; and of more than a few of these, or of others, two or three.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 Cases = Callable[[str], Sequence[T]]  # those of a layout
 EVERY, SOME = "every", "some"
 FEW = 4  # cases, all of which are trained
-SEVERAL = 3  # that represent more
+SEVERAL = 2  # that represent more
 EXACT = 1e-9  # float64 to the last digits
 
 
