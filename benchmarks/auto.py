@@ -169,7 +169,7 @@ def _print(name: str, world: int, left: list[Tried], best: Tried) -> None:
 
 def _strategy_of(text: str) -> Strategy:
     """The strategy that a text names, as ``str(strategy)`` does."""
-    stages, zero, pieces, mesh = 1, 0, 1, {}
+    stages, zero, pieces, mesh, again = 1, 0, 1, {}, (0, 0)
     for part in text.split(", "):
         first, _, last = part.partition(" ")
         if last == "stages":
@@ -178,9 +178,11 @@ def _strategy_of(text: str) -> Strategy:
             zero = int(last)
         elif last == "micro-batches":
             pieces = int(first)
+        elif last.endswith("parts computed again"):
+            again = int(first), int(last.split()[1])
         else:
             mesh[ParallelMode(first)] = int(last)
-    return Strategy(stages, tuple(mesh.values()) or (1,), tuple(mesh) or (DATA,), zero, pieces)
+    return Strategy(stages, tuple(mesh.values()) or (1,), tuple(mesh) or (DATA,), zero, pieces, (), again)
 
 
 @click.command()

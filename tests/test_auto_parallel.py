@@ -67,7 +67,7 @@ def search_of(
     asked = replace(layout or Layout(world), world=world, goal=goal_of("auto", budget))
     request, optimizer = request_of(case, asked, SIZE)
     captured = capture_step(marked_for_zero(request))
-    choices = open_choices(captured, request, micro_batches=True)
+    choices = open_choices(captured, request, micro_batches=True, budget=budget)
     search = PlanSearch(captured, request, choices, folded, budget, beside=False, least=least, enough=math.inf)
     return search, optimizer
 
@@ -83,7 +83,7 @@ def eagerly(name: str) -> tuple[list[float], dict[str, torch.Tensor]]:
 
 def check_trains(name: str, search: PlanSearch, optimizer: torch.optim.Optimizer, strategy: Strategy) -> Plan:
     """Train by the plan of a strategy; it must do what the eager script does."""
-    plan = scheduled(strategy.captured(search.captured), search.request_of(strategy))
+    plan = scheduled(search.captured_for(strategy), search.request_of(strategy))
     state = search.request.step.state
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
     for v in plan.variables:

@@ -23,6 +23,17 @@ def choice_note(choice: Choice) -> str:
     )
 
 
+def again_notes(choice: Choice) -> tuple[str, ...]:
+    """The note on what is computed again, if anything is."""
+    if not choice.again:
+        return ()
+    count, of = choice.best.strategy.again
+    return (
+        f"the backward pass computes {count} of {of} parts of the forward pass again, so that it fits the memory: "
+        f"those that begin with {choice.again}",
+    )
+
+
 def considered(choice: Choice) -> tuple[ConsideredPlan, ...]:
     """What was chosen, and the best of the others, each with the reason why it is worse."""
     shown = (choice.best, *choice.others[:SHOWN])
@@ -42,6 +53,8 @@ def why_worse(one: Compared, best: Compared) -> str:
     assert one.forecast is not None
     assert best.forecast is not None
     more = max(_lost(one.forecast, best.forecast), key=lambda found: found[0], default=(0.0, ""))
+    if one.strategy.again > best.strategy.again and one.seconds <= best.seconds:
+        return "computes more again than the memory demands"
     if one.seconds <= best.seconds:
         return "no faster, and needs no less memory"
     return more[1]

@@ -8,7 +8,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from actorflow.auto_parallel.strategy import Strategy
+from actorflow.auto_parallel.space import SpecialAxes
+from actorflow.auto_parallel.special_axes import (
+    LEAST_POSITIONS,
+    NO_EXPERTS,
+    NO_SEQUENCE,
+    ExpertFacts,
+    SequenceFacts,
+    find_experts,
+    find_sequence,
+)
+from actorflow.auto_parallel.strategy import BY_SAMPLES, Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import Phase
@@ -17,10 +27,24 @@ from actorflow_compiler.graph.graph import InputKind, call_of
 from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.placing.automatic_stages import VisitCosts
 from actorflow_compiler.placing.partition import PartitionUnit, least_longest
+from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts
 
 FIRINGS = 3  # of a stage for each micro-batch: forward, backward, and what they hand on
 BEHIND = 0.5  # of the time of computing, behind which sums over replicas may go on
+IN_DOUBT = 4.0  # by which estimates of memory may be too small
+KEYS_MOVED = 4  # times that keys and values, or their gradients, move in a step: forward, and thrice in backward
+ROWS_MOVED = 2  # times that rows of experts move in a step: in the forward pass, and in the backward pass
 FILL = 1 / 3  # of a micro-batch's time that the forward pass takes, for which later stages wait under any schedule
+
+
+@dataclass(frozen=True, slots=True)
+class PartCosts:
+    """What it costs to compute a part of the model again, and what that saves, on one device with all samples."""
+
+    seconds: float
+    arithmetic: float  # seconds of its floating-point operations, which no device undercuts
+    kept: float  # bytes that are kept without
+    saved: float  # bytes of these that are not kept with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +60,14 @@ class StepProfile:
     state: float  # bytes of the optimizer's state
     activations: float  # bytes that forward keeps for backward
     units: tuple[PartitionUnit, ...]  # that can be shared among stages
+    parts: tuple[PartCosts, ...] = ()  # that may be computed again, in the order in which they are
+    kept: float = 0.0  # bytes that forward keeps of all parts
+    experts: ExpertFacts = NO_EXPERTS
+    sequence: SequenceFacts = NO_SEQUENCE
 
     @staticmethod
-    def of(captured: Capture, hardware: Hardware) -> StepProfile:
-        """The profile of a captured step on devices like those of ``hardware``."""
+    def of(captured: Capture, hardware: Hardware, parts: ModelParts = NO_PARTS) -> StepProfile:
+        """The profile of a captured step on devices like those of ``hardware``; ``parts`` may be computed again."""
         graph, costs = captured.graph, VisitCosts(captured, 1, 1.0, hardware)
         size = dict.fromkeys(("parameter", "optimizer"), 0.0)
         updated = {old for old, _ in graph.updates}
@@ -48,14 +76,22 @@ class StepProfile:
             if kind in size and (kind == "optimizer" or i.value in updated):
                 size[kind] += graph.metas[i.value].nbytes
         seconds = arithmetic = update = products = 0.0
+        forward = {part: [0.0, 0.0] for part in parts.order}  # seconds, and seconds of arithmetic
         for n, took in zip(graph.nodes, costs.work, strict=True):
             if n.phase == Phase.OPTIMIZER:
                 update += took or 0.0
             else:
                 seconds += took or 0.0
+            part = parts.part_of(n) if n.phase == Phase.FORWARD else None
+            again = None if part is None else forward.get(part)
+            if again is not None:
+                again[0] += took or 0.0
             call = call_of(n, graph.metas)[0]
             if flops := flops_of(call):
-                arithmetic += flops / hardware.flops_on({dtype_of_flops(call): 1})
+                least = flops / hardware.flops_on({dtype_of_flops(call): 1})
+                arithmetic += least
+                if again is not None:
+                    again[1] += least
                 if n.phase == Phase.FORWARD and n.outs[0] >= 0:
                     products += graph.metas[n.outs[0]].nbytes
         batches = [graph.metas[i.value].shape[0] for i in graph.inputs if i.kind == InputKind.BATCH]
@@ -69,7 +105,32 @@ class StepProfile:
             size["optimizer"],
             sum(unit.activations for unit in costs.costs),
             tuple(costs.costs),
+            tuple(
+                PartCosts(forward[k][0], forward[k][1], parts.parts[k].kept, parts.parts[k].saved) for k in parts.order
+            ),
+            parts.kept,
+            find_experts(graph, captured.parameter),
+            find_sequence(graph),
         )
+
+    def again(self, strategy: Strategy) -> PartCosts:
+        """What a strategy computes again as a whole; ``kept`` is of the part that keeps most."""
+        chosen = self.parts[: strategy.again[0]]
+        return PartCosts(
+            sum(part.seconds for part in chosen),
+            sum(part.arithmetic for part in chosen),
+            max((part.kept for part in chosen), default=0.0),
+            sum(part.saved for part in chosen),
+        )
+
+    def special_axes(self, world: int, budget: float | None) -> SpecialAxes:
+        """The special mesh axes that are worth trying on ``world`` devices that may hold ``budget`` bytes each.
+
+        A sequence is split where there are fewer samples than devices, or where one sample hardly fits.
+        """
+        large = budget is not None and self.activations / self.batch > budget / 2
+        demanded = large or self.batch < world
+        return SpecialAxes(self.experts.count, self.sequence.positions // LEAST_POSITIONS if demanded else 0)
 
     def unevenness(self, stages: int) -> float:
         """The seconds of the longest stage by those of the mean one; infinite with fewer parts than stages."""
@@ -107,43 +168,104 @@ class Estimator:
     def of(self, strategy: Strategy) -> StrategyEstimate:
         """The estimate for a strategy."""
         p, hardware, profile = strategy.stages or 1, self.hardware, self.profile
-        mesh, modes = strategy.mesh or (max(1, self.world // p),), strategy.modes or (ParallelMode.DATA,)
-        width, pieces, zero = math.prod(mesh), strategy.micro_batches, strategy.zero or 0
-        split = math.prod(size for size, mode in zip(mesh, modes, strict=False) if mode == ParallelMode.TENSOR)
-        free = ParallelMode.AUTO in modes
-        replicas = width // split
-        skew = self.unevenness(p)
-        work = profile.seconds * skew / (p * width) / self._pace(bool(strategy.weights) or p > 1)
-        near, far = hardware.link(tuple(range(split))), hardware.link(tuple(range(0, width, split)))
-        inside = 0.0
-        if split > 1:
-            inside = profile.products * skew / (p * replicas) * (split - 1) / split / near.bytes_per_s
-            inside += 2 * pieces * near.latency_s
-        busy = work + inside + pieces * FIRINGS * hardware.fire_overhead_s
+        at = _Shares.of(strategy, max(1, self.world // p))
+        pieces, zero, again = strategy.micro_batches, strategy.zero or 0, profile.again(strategy)
+        skew, crowded = self.unevenness(p), self._crowding(strategy, at)
+        work = (profile.seconds + again.seconds) * skew * crowded / (p * at.width) / self._pace(strategy)
+        busy = work + self._inside(strategy, at, skew) + pieces * FIRINGS * hardware.fire_overhead_s
         period = busy * (pieces + p - 1) / pieces + 2 * (p - 1) * hardware.latency_s
-        shared = (replicas - 1) / replicas / far.bytes_per_s
-        gradients = profile.parameters / (p * split)
+        far = hardware.link(tuple(range(0, at.width, at.tensor)))
+        shared = (at.replicas - 1) / at.replicas / far.bytes_per_s
+        experts = profile.experts.parameters * (1 - 1 / at.experts)  # bytes of gradients that are on one device only
+        gradients = (profile.parameters - experts) / (p * at.tensor)
         sums = 2.0 if zero < 2 else 1.0 + pieces
         gathers = {0: 0.0, 1: 0.0, 2: 0.0, 3: 1.0}[zero]
         exchanged = gradients * (sums + gathers) * shared
         exposed = max(0.0, exchanged - BEHIND * work) if self.beside else exchanged
-        if free:
-            exposed = min(exposed, profile.products * 2 / p / width * (width - 1) / far.bytes_per_s)
-        update = profile.update / (p * split * (replicas if zero else 1))
-        least = profile.arithmetic / (p * width) / self._pace(True) * (1 + FILL * (p - 1) / pieces)
-        held = self._held(p, split, replicas, pieces, 3 if free else zero)
-        return StrategyEstimate(period + exposed + update, least, held)
+        if at.free:
+            exposed = min(exposed, profile.products * 2 / p / at.width * (at.width - 1) / far.bytes_per_s)
+        update = profile.update / (p * at.tensor * (at.zero if zero else 1))
+        arithmetic = profile.arithmetic + again.arithmetic
+        least = arithmetic / (p * at.width) / self._pace() * (1 + FILL * (p - 1) / pieces)
+        return StrategyEstimate(period + exposed + update, least, self._held(strategy, at, crowded))
 
-    def _pace(self, balanced: bool) -> float:
-        """How fast the devices are by as many of speed 1: where they wait for the slowest, or are ``balanced``."""
+    def _inside(self, strategy: Strategy, at: _Shares, skew: float) -> float:
+        """Seconds in which activations are exchanged among the devices of a stage that share samples or experts."""
+        profile, p, found = self.profile, strategy.stages or 1, 0.0
+        for size, nbytes in (
+            (at.tensor, profile.products),
+            (at.sequence, KEYS_MOVED * profile.sequence.keys),
+            (at.experts, ROWS_MOVED * profile.experts.rows),
+        ):
+            if size > 1:
+                near = self.hardware.link(tuple(range(size)))
+                moved = nbytes * skew / (p * at.width / size) * (size - 1) / size
+                repeated = profile.again(strategy).seconds / profile.seconds if profile.seconds else 0.0
+                found += moved * (1 + repeated) / near.bytes_per_s + 2 * strategy.micro_batches * near.latency_s
+        return found
+
+    def _crowding(self, strategy: Strategy, at: _Shares) -> float:
+        """How many times as many samples as on average the device with most has; 1 where layouts are free."""
+        piece = self.profile.batch / strategy.micro_batches
+        return 1.0 if at.free else math.ceil(piece / at.samples) * at.samples / piece
+
+    def _pace(self, strategy: Strategy | None = None) -> float:
+        """How fast the devices are by as many of speed 1: where they wait for the slowest, or are balanced.
+
+        They are where the strategy has weights or stages; without a strategy as fast as can be.
+        """
         speeds = [self.hardware.speed(rank) for rank in range(self.world)]
+        balanced = strategy is None or strategy.weights or (strategy.stages or 1) > 1
         return sum(speeds) / len(speeds) if balanced else min(speeds)
 
-    def _held(self, stages: int, split: int, replicas: int, pieces: int, zero: int) -> float:
+    def _held(self, strategy: Strategy, at: _Shares, crowded: float) -> float:
         """Bytes that a device of the first stage holds."""
-        profile = self.profile
+        profile, stages, pieces = self.profile, strategy.stages or 1, strategy.micro_batches
+        zero = 3 if at.free else strategy.zero or 0
+        once = 1 - 1 / at.experts  # of experts, that this device does not hold
+        state = profile.state - once * profile.experts.state
+        parameters = profile.parameters - once * profile.experts.parameters
         held = 0.0
-        for nbytes, from_stage in ((profile.state, 1), (profile.parameters, 2), (profile.parameters, 3)):
-            held += nbytes / (replicas if zero >= from_stage else 1)
-        kept = profile.activations / (replicas * pieces) * min(pieces, stages)
-        return (held + kept) / (stages * split)
+        for nbytes, from_stage in ((state, 1), (parameters, 2), (parameters, 3)):
+            held += nbytes / (at.zero if zero >= from_stage else 1)
+        again = profile.again(strategy)
+        left = 1 - again.saved / profile.kept if profile.kept else 1.0
+        kept = crowded * profile.activations / (at.replicas * pieces) * min(pieces, stages) * left
+        largest = crowded * again.kept / (at.replicas * pieces) * stages  # one at a time, in each stage
+        return (held + kept + largest) / (stages * at.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Among how many devices of a stage what is shared."""
+
+    width: int  # devices of a stage
+    tensor: int  # that split weights
+    sequence: int
+    experts: int
+    zero: int  # among which ZeRO splits state
+    samples: int
+    free: bool  # layouts are chosen for each op
+
+    @staticmethod
+    def of(strategy: Strategy, width: int) -> _Shares:
+        mesh, modes = strategy.mesh or (width,), strategy.modes or (ParallelMode.DATA,)
+        axes = [*zip(mesh, modes, strict=False)]
+        of = {mode: math.prod(size for size, one in axes if one == mode) for mode in ParallelMode}
+        free = ParallelMode.AUTO in modes
+        samples = math.prod(size for size, mode in axes if mode in BY_SAMPLES)
+        first = mesh[0] if modes[0] != ParallelMode.TENSOR else 1
+        return _Shares(
+            math.prod(mesh),
+            of[ParallelMode.TENSOR],
+            of[ParallelMode.SEQUENCE],
+            of[ParallelMode.EXPERT],
+            first,
+            samples,
+            free,
+        )
+
+    @property
+    def replicas(self) -> int:
+        """Devices that share the samples and their positions, with a copy of each dense parameter."""
+        return self.width // self.tensor

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from actorflow.auto_parallel.strategy import ORIGIN
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, Split
+from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.hints.hints import StagesHint
+from actorflow_compiler.infer.expert_axis import expert_dims
+from actorflow_compiler.plan.plan import Variable, VariableKind
 
 
 def following(captured: Capture, request: StepRequest) -> StepRequest:
@@ -32,7 +37,29 @@ def following(captured: Capture, request: StepRequest) -> StepRequest:
         if place.size != request.devices.world:
             return request
         goal = replace(goal, mesh=place.hierarchy, weights=place.weights)
+    goal = replace(goal, modes=_modes(captured, fixed, goal.modes))
     return replace(request, preferences=replace(asked, goal=goal, hints=hints))
+
+
+def _modes(
+    captured: Capture, fixed: Mapping[str, Variable], asked: tuple[ParallelMode, ...]
+) -> tuple[ParallelMode, ...]:
+    """The modes of the mesh's axes: as ``asked``, but for an axis along which experts are split, and no other weight.
+
+    On the axis of a plan for experts, rows go to the devices of their experts, whose weights are never gathered.
+    """
+    experts, _ = expert_dims(captured.graph)
+    held = [fixed[name] for name, kind in captured.kinds.items() if kind == VariableKind.PARAMETER and name in fixed]
+    if not experts or not held:
+        return asked
+    along: list[ParallelMode] = []
+    for axis in range(len(held[0].sbp)):
+        split = {v.name for v in held if v.sbp[axis] != B}
+        whole = (
+            any(v.sbp[axis] == Split(experts[v.name]) for v in held if v.name in experts) and split <= experts.keys()
+        )
+        along.append(ParallelMode.EXPERT if whole else asked[min(axis, len(asked) - 1)])
+    return tuple(along) if ParallelMode.EXPERT in along else asked
 
 
 def _are_stages(places: tuple[Placement, ...]) -> bool:

@@ -10,10 +10,11 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
-from actorflow.auto_parallel.estimate import Estimator, StepProfile, StrategyEstimate
-from actorflow.auto_parallel.space import OpenChoices, parameters_of, strategies
-from actorflow.auto_parallel.strategy import Strategy
+from actorflow.auto_parallel.estimate import IN_DOUBT, Estimator, StepProfile, StrategyEstimate
+from actorflow.auto_parallel.space import ZERO, OpenChoices, levels, parameters_of, strategies
+from actorflow.auto_parallel.strategy import NOTHING, Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.core.errors import CallError, LayoutError, PlanError
@@ -21,6 +22,7 @@ from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.plan.folded import FoldedPlan
+from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts, find_parts
 from actorflow_scheduler.cost import moved_by_all
 from actorflow_scheduler.forecast import Forecast, forecast
 
@@ -67,6 +69,7 @@ class Choice:
     others: tuple[Compared, ...]
     possible: int  # strategies that there were
     seconds: float  # that the search took
+    again: str = ""  # what is computed again
     stopped: str = ""  # why it ended before its time
     schedule: ScheduleName = ScheduleName.AUTO  # of the plan that is to be made
 
@@ -88,6 +91,7 @@ class PlanSearch:
     budget: float | None
     beside: bool
     doing: Callable[[str], None] = lambda _: None
+    parts: ModelParts = NO_PARTS  # of the model, which may be computed again
     least: int = 1  # strategies that are compiled even if they cannot be the best, so that people can compare them
     may_stop: bool = False  # an interrupt (Ctrl-C) ends the search with the best so far, and not the process
     enough: float = ENOUGH  # seconds after which no further strategy is compiled
@@ -106,6 +110,7 @@ class PlanSearch:
         try:
             self._compare_shapes(order)
             self._vary(order)
+            self._compute_less_again()
             self._settle_schedules()
             self._compare_more(order)
         except KeyboardInterrupt:
@@ -122,13 +127,18 @@ class PlanSearch:
         return Choice(
             best,
             self.request_of(best.strategy),
-            best.strategy.captured(self.captured),
+            self.captured_for(best.strategy),
             tuple(others),
             len(order),
             time.monotonic() - self.begun,
+            self._again(best.strategy),
             stopped,
             best.schedule if late else self.request.preferences.schedule,  # late: no time to search for orders
         )
+
+    def captured_for(self, strategy: Strategy) -> Capture:
+        """The captured step as a strategy needs it."""
+        return strategy.captured(self.captured, self.parts)
 
     def request_of(self, strategy: Strategy) -> StepRequest:
         """The request for the step with a strategy's preferences."""
@@ -141,11 +151,17 @@ class PlanSearch:
     def _estimated(self) -> list[Strategy]:
         """All strategies, those that seem to fit first, by their estimates."""
         devices, asked = self.request.devices, self.request.preferences
-        profile = StepProfile.of(self.captured, devices.hardware)
+        self.parts = find_parts(self.captured.graph) if self.choices.again else NO_PARTS
+        profile = StepProfile.of(self.captured, devices.hardware, self.parts)
         estimator = Estimator(profile, devices.hardware, devices.world, self.beside)
-        parts = len(profile.units)
-        for s in strategies(self.choices, asked, devices.hardware, devices.world, profile.batch, parts):
+        special = profile.special_axes(devices.world, self.budget)
+        units = len(profile.units)
+        for s in strategies(self.choices, asked, devices.hardware, devices.world, profile.batch, units, special):
             self.estimates[s] = estimator.of(s)
+            if self.budget is not None and self.estimates[s].nbytes > self.budget / IN_DOUBT:
+                for again in levels(self.parts):
+                    more = replace(s, again=again)
+                    self.estimates[more] = estimator.of(more)
         return sorted(self.estimates, key=lambda s: (self._seems_over(s), self.estimates[s].seconds, s))
 
     def _seems_over(self, strategy: Strategy) -> float:
@@ -200,6 +216,28 @@ class PlanSearch:
             if self._best() is best:
                 return
 
+    def _compute_less_again(self) -> None:
+        """Compile the best strategy with less that is computed again, as long as that may fit: least comes first."""
+        best = self._best()
+        if best is None or best.strategy.again == NOTHING or self.budget is None:
+            return
+        wrong = best.nbytes / max(self.estimates[best.strategy].nbytes, 1.0)
+        for again in self._less_again(best.strategy):
+            one = replace(best.strategy, again=again)
+            if wrong * self.estimates[one].nbytes > (1 + NEAR) * self.budget or one in self.compared:
+                continue
+            if self._is_late() or not self.compare(one).refused:
+                return
+
+    def _less_again(self, strategy: Strategy) -> Iterator[tuple[int, int]]:
+        """What a strategy might compute again that is less, the least first."""
+        return (again for again in (NOTHING, *levels(self.parts)) if again < strategy.again)
+
+    def _is_in_vain(self, strategy: Strategy) -> bool:
+        """Whether a strategy computes more again than its memory demands."""
+        less = (self.compared.get(replace(strategy, again=again)) for again in self._less_again(strategy))
+        return any(one is not None and not one.refused for one in less)
+
     def _compare_more(self, order: Sequence[Strategy]) -> None:
         """Compile further ones, up to the number that is to be compared in any case."""
         for s in order:
@@ -210,13 +248,13 @@ class PlanSearch:
 
     def _neighbours(self, of: Strategy, order: Iterable[Strategy]) -> Iterator[Strategy]:
         """The strategies that differ in one step of micro-batches or in ZeRO, in the order of estimates."""
-        pieces = sorted({s.micro_batches for s in self.estimates if replace(s, micro_batches=of.micro_batches) == of})
-        at = pieces.index(of.micro_batches)
-        counts = set(pieces[max(0, at - 1) : at + 2])
-        for s in order:
-            others = s.micro_batches in counts and replace(s, micro_batches=of.micro_batches) == of
-            if s != of and (others or replace(s, zero=of.zero) == of):
-                yield s
+        near: set[Strategy] = {replace(of, zero=z) for z in (of.zero, *ZERO)}
+        for name in ("micro_batches", "again"):
+            one = {name: getattr(of, name)}
+            alike = sorted((s for s in self.estimates if replace(s, **one) == of), key=attrgetter(name))
+            at = alike.index(of)
+            near.update(alike[max(0, at - 1) : at + 2])
+        yield from (s for s in order if s != of and s in near)
 
     def _settle_schedules(self) -> None:
         """Forecast the best pipelines again, with the schedules that the search of orders finds for them."""
@@ -240,7 +278,7 @@ class PlanSearch:
         else:
             name = ScheduleName.ONE_F_ONE_B
         try:
-            plan, hardware = self.schedule(strategy.captured(self.captured), request, name)
+            plan, hardware = self.schedule(self.captured_for(strategy), request, name)
             found = forecast(plan, hardware)
             moved = moved_by_all(plan)
             over = self.budget is not None and max(rank.total for rank in found.ranks) > self.budget
@@ -252,8 +290,8 @@ class PlanSearch:
         return result
 
     def _best(self) -> Compared | None:
-        """The fastest that fits."""
-        fit = [c for c in self.compared.values() if not c.refused]
+        """The fastest that fits, and computes nothing again in vain: estimates of what that takes are rather low."""
+        fit = [c for c in self.compared.values() if not c.refused and not self._is_in_vain(c.strategy)]
         return min(fit, key=lambda c: (c.seconds, c.nbytes, c.strategy), default=None)
 
     def _nearest(self) -> Compared | None:
@@ -263,8 +301,18 @@ class PlanSearch:
         return min(made, key=lambda c: (c.nbytes, c.seconds, c.strategy), default=None)
 
     def _is_worse(self, strategy: Strategy, best: Compared) -> bool:
-        """Whether a strategy need not be compiled, as it cannot be better than the best one."""
+        """Whether a strategy need not be compiled, as it cannot be better than the best one.
+
+        It cannot if it differs from one that fits in that it computes more again.
+        """
+        if self._is_in_vain(strategy):
+            return True
         return len(self.compared) >= self.least and self.estimates[strategy].least >= best.seconds
+
+    def _again(self, strategy: Strategy) -> str:
+        """The parts that a strategy computes again, by the modules that they begin with."""
+        chosen = sorted(self.parts.order[: strategy.again[0]])
+        return ", ".join(self.parts.parts[k].name or "the step's own ops" for k in chosen)
 
     def _is_late(self) -> bool:
         """Whether the time is over, or would be if one more plan takes as long as those before did."""
@@ -273,13 +321,17 @@ class PlanSearch:
 
     def _refusal(self) -> str:
         """The text of an error that says why there is no plan: of the plan that needs least, what it needs."""
-        count = f"{len(self.compared)} plan{'s' * (len(self.compared) != 1)}"
+        count = len(self.compared)
+        none, fits, is_possible = (
+            (f"none of {count} plans that were tried", "fits", "is possible")
+            if count > 1
+            else ("the only plan that was tried", "does not fit", "is not possible")
+        )
         least = min((c for c in self.compared.values() if c.forecast is not None), key=lambda c: c.nbytes, default=None)
         if least is not None:
             return (
-                f"none of {count} fits {bytes_text(int(self.budget or 0))} on each device; the least that was found "
-                f"needs {bytes_text(least.nbytes)} ({least.strategy}); use more devices, a smaller batch, or a larger "
-                f"budget"
+                f"{none} {fits} {bytes_text(int(self.budget or 0))} on each device; the least that was found needs "
+                f"{bytes_text(least.nbytes)} ({least.strategy}); use more devices, a smaller batch, or a larger budget"
             )
         smallest = min(self.compared, key=lambda s: self.estimates[s].nbytes)
-        return f"none of {count} that were tried is possible; {smallest}: {self.compared[smallest].refused}"
+        return f"{none} {is_possible}; {smallest}: {self.compared[smallest].refused}"

@@ -12,11 +12,13 @@ from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import Preferences, StepRequest
 from actorflow_compiler.core.hardware import Hardware, balanced_weights
 from actorflow_compiler.graph.graph import InputKind
-from actorflow_compiler.hints.goal import ParallelMode
+from actorflow_compiler.hints.goal import WHOLE_VARIABLES, ParallelMode
 from actorflow_compiler.hints.packing import MARKERS
 from actorflow_compiler.plan.plan import VariableKind
+from actorflow_compiler.rewriting.model_parts import ModelParts
 
 ZERO = (0, 1, 2, 3)
+LEVELS = 4  # of how much is computed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +29,20 @@ class OpenChoices:
     stages: bool
     zero: bool
     micro_batches: bool
+    again: bool = False  # what the backward pass computes again, where memory demands it
 
     @property
     def any(self) -> bool:
         """Whether there is something to choose."""
-        return self.mesh or self.stages or self.zero or self.micro_batches
+        return self.mesh or self.stages or self.zero or self.micro_batches or self.again
 
 
-def open_choices(captured: Capture, request: StepRequest, micro_batches: bool) -> OpenChoices:
+def open_choices(
+    captured: Capture, request: StepRequest, micro_batches: bool, budget: float | None = None
+) -> OpenChoices:
     """What is open: what neither hints, nor earlier plans, nor arguments of the job have decided.
 
-    ``micro_batches`` says whether their number is left to the compiler.
+    ``micro_batches`` says whether their number is left to the compiler, ``budget`` how many bytes a device may hold.
     """
     asked, graph = request.preferences, captured.graph
     placed = bool(asked.hints.placements or asked.hints.homes) or any(n.placement is not None for n in graph.nodes)
@@ -51,6 +56,7 @@ def open_choices(captured: Capture, request: StepRequest, micro_batches: bool) -
         stages=free and asked.hints.stages is None,
         zero=free and may_split_state(asked, request),
         micro_batches=micro_batches and batched and not markers and not request.mirrored,
+        again=budget is not None and asked.goal.search and request.step.train and not request.mirrored,
     )
 
 
@@ -79,10 +85,32 @@ def parameters_of(request: StepRequest) -> tuple[str, ...]:
     return tuple(n for n, held in request.step.state.held.items() if held.kind == VariableKind.PARAMETER)
 
 
+@dataclass(frozen=True, slots=True)
+class SpecialAxes:
+    """The mesh axes beside those for data and tensors that are worth trying for a step, and their most devices."""
+
+    experts: int = 0  # of the step; 0: none
+    sequence: int = 0  # devices that its longest sequence is enough for; 0: there is none, or samples need no splitting
+
+    def sizes(self, each: int) -> Iterator[tuple[ParallelMode, int]]:
+        """The special axes on ``each`` devices."""
+        for mode, most in ((ParallelMode.EXPERT, self.experts), (ParallelMode.SEQUENCE, self.sequence)):
+            yield from ((mode, size) for size in divisors(each)[1:] if size <= most)
+
+
+NO_AXES = SpecialAxes()
+
+
 def strategies(
-    choices: OpenChoices, asked: Preferences, hardware: Hardware, world: int, batch: int, parts: int
+    choices: OpenChoices,
+    asked: Preferences,
+    hardware: Hardware,
+    world: int,
+    batch: int,
+    parts: int,
+    special: SpecialAxes = NO_AXES,
 ) -> Iterator[Strategy]:
-    """All strategies that the open choices allow.
+    """All strategies that the open choices allow, but for what is computed again.
 
     ``batch`` is the number of samples that are cut into micro-batches, ``parts`` the number of the parts of the model
     that stages may be made of.
@@ -97,16 +125,18 @@ def strategies(
             continue
         each = max(1, world // stages)
         said = stages if given is None else None
-        for mesh, modes in _meshes(each, hardware):
-            zero = ZERO if choices.zero and modes[0] == ParallelMode.DATA and mesh[0] > 1 else (0,)
+        for mesh, modes in _meshes(each, hardware, special):
+            zero = ZERO if choices.zero and modes[0] in WHOLE_VARIABLES and mesh[0] > 1 else (0,)
             shares = {(), _weights(mesh, hardware)} if stages == 1 else {()}
             for weights, z, m in itertools.product(sorted(shares), zero, pieces):
                 found = Strategy(said, mesh, modes, z if choices.zero else None, m, weights)
-                if m == 1 or batch // m >= found.replicas:
+                if (m == 1 and ParallelMode.SEQUENCE not in modes) or batch // m >= found.replicas:
                     yield found
 
 
-def _meshes(each: int, hardware: Hardware) -> Iterator[tuple[tuple[int, ...], tuple[ParallelMode, ...]]]:
+def _meshes(
+    each: int, hardware: Hardware, special: SpecialAxes
+) -> Iterator[tuple[tuple[int, ...], tuple[ParallelMode, ...]]]:
     """The meshes of ``each`` devices, and what their axes share; tensors are split within a node."""
     yield (each,), (ParallelMode.DATA,)
     if each == 1:
@@ -120,6 +150,11 @@ def _meshes(each: int, hardware: Hardware) -> Iterator[tuple[tuple[int, ...], tu
             yield (inner,), (ParallelMode.TENSOR,)
         else:
             yield (each // inner, inner), (ParallelMode.DATA, ParallelMode.TENSOR)
+    for mode, inner in special.sizes(each):
+        if inner == each:
+            yield (inner,), (mode,)
+        else:
+            yield (each // inner, inner), (ParallelMode.DATA, mode)
 
 
 def _weights(mesh: tuple[int, ...], hardware: Hardware) -> tuple[tuple[int, ...], ...]:
@@ -132,6 +167,13 @@ def _weights(mesh: tuple[int, ...], hardware: Hardware) -> tuple[tuple[int, ...]
     slowest = [min(group, key=hardware.speed) for group in groups]
     weights = balanced_weights(hardware, slowest)
     return () if weights is None else (weights, *((1,) * size for size in mesh[1:]))
+
+
+def levels(parts: ModelParts) -> tuple[tuple[int, int], ...]:
+    """How many parts may be computed again: about a fourth, a half, three fourths, and all that are worth it."""
+    most = len(parts.order)
+    counts = sorted({math.ceil(most * k / LEVELS) for k in range(1, LEVELS + 1)} - {0})
+    return tuple((count, len(parts.parts)) for count in counts)
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,8 +13,12 @@ from actorflow_compiler.hints.constrain import CONSTRAIN
 from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.hints.hints import StagesHint, ZeroHint
 from actorflow_compiler.hints.zero import GRADIENT
+from actorflow_compiler.rewriting.compute_again import compute_again
+from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts
 
 ORIGIN = 'parallel="auto"'  # of the hints that a strategy gives
+BY_SAMPLES = frozenset({ParallelMode.DATA, ParallelMode.AUTO, ParallelMode.EXPERT})  # axes that may split samples
+NOTHING = (0, 0)  # is computed again
 MARKED = 2  # the ZeRO stage from which gradients are marked while a step is captured
 
 
@@ -30,6 +35,7 @@ class Strategy:
     zero: int | None = None  # stage of ZeRO on the first axis, 0 to 3
     micro_batches: int = 1
     weights: tuple[tuple[int, ...], ...] = ()  # of the mesh's axes, by which unequal devices share; (): all alike
+    again: tuple[int, int] = NOTHING  # parts of the forward pass that the backward pass computes again, and of how many
 
     def preferences(self, given: Preferences, parameters: Collection[str], budget: float | None) -> Preferences:
         """The request's preferences with this strategy in place of what they leave open.
@@ -46,17 +52,22 @@ class Strategy:
             hints = replace(hints, zero=zero_hints(parameters, self.zero))
         return replace(given, goal=goal, hints=hints, micro_batches=self.micro_batches)
 
-    def captured(self, marked: Capture) -> Capture:
-        """The step without the marks on gradients that were made while it was captured, unless they are needed."""
-        if self.zero is None or self.zero >= MARKED:
-            return marked
-        graph = without(marked.graph, lambda n: n.op == CONSTRAIN and n.args[1].startswith(GRADIENT))
-        return replace(marked, graph=graph)
+    def captured(self, marked: Capture, parts: ModelParts = NO_PARTS) -> Capture:
+        """The step as it is compiled: it computes again what this says of its ``parts``.
+
+        Marks on gradients that were made while it was captured are left out, unless they are needed.
+        """
+        graph = marked.graph
+        if self.zero is not None and self.zero < MARKED:
+            graph = without(graph, lambda n: n.op == CONSTRAIN and n.args[1].startswith(GRADIENT))
+        if self.again[0]:
+            graph = compute_again(graph, parts, parts.order[: self.again[0]])
+        return marked if graph is marked.graph else replace(marked, graph=graph)
 
     @property
     def replicas(self) -> int:
-        """Into how many parts the batch is split at the same time, as far as this says."""
-        return self.mesh[0] if self.mesh and self.modes[0] != ParallelMode.TENSOR else 1
+        """Into how many parts the samples of a batch are split at the same time, as far as this says."""
+        return math.prod(n for mode, n in zip(self.modes, self.mesh or (), strict=False) if mode in BY_SAMPLES)
 
     def __str__(self) -> str:
         said = [f"{self.stages} stages"] if self.stages and self.stages > 1 else []
@@ -68,6 +79,8 @@ class Strategy:
             said.append(f"ZeRO {self.zero}")
         if self.micro_batches > 1:
             said.append(f"{self.micro_batches} micro-batches")
+        if self.again[0]:
+            said.append("{} of {} parts computed again".format(*self.again))
         return ", ".join(said) or "one device"
 
 

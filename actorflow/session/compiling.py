@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from actorflow.auto_parallel.comparison import SHOWN, choice_note, considered
+from actorflow.auto_parallel.comparison import SHOWN, again_notes, choice_note, considered
 from actorflow.auto_parallel.follow import following
 from actorflow.auto_parallel.search import ALIKE, PlanSearch
 from actorflow.auto_parallel.space import marked_for_zero, may_split_state, open_choices
@@ -383,7 +383,8 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     It depends on what ``_plan_depends_on`` gives, on ``captured`` and ``asked``, and on nothing else.
     """
     asked = following(captured, asked)
-    open_to_choice = open_choices(captured, asked, request.micro_batches is None)
+    budget = memory_limit(request.goal.budget, asked.devices.hardware.memory_bytes)
+    open_to_choice = open_choices(captured, asked, request.micro_batches is None, budget)
     if may_split_state(asked.preferences, asked) and not open_to_choice.zero:  # they were marked in vain
         captured = UNMARKED.captured(captured)
     if not open_to_choice.any:
@@ -394,7 +395,7 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
         silent,
         open_to_choice,
         partial(_folded, request, draft=True),
-        memory_limit(request.goal.budget, asked.devices.hardware.memory_bytes),
+        budget,
         request.beside,
         doing,
         least=1 + SHOWN if request.looked_at else 1,
@@ -404,11 +405,12 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
         choice = search.run()
     chosen = replace(choice.request, listeners=asked.listeners)
     made = _made(request, choice.captured, chosen, choice.schedule, doing)
-    plan = replace(made.plan, notes=(*made.plan.notes, choice_note(choice)), considered=considered(choice))
+    notes = (*made.plan.notes, choice_note(choice), *again_notes(choice))
+    plan = replace(made.plan, notes=notes, considered=considered(choice))
     others: list[Plan | None] = []
     for one in choice.others[:SHOWN] if request.looked_at is LookedAt.ALL else ():
         doing(f"the page of {one.strategy}")
-        wanted, marked = search.request_of(one.strategy), one.strategy.captured(captured)
+        wanted, marked = search.request_of(one.strategy), search.captured_for(one.strategy)
         drawn = one.forecast and _scheduled(request, marked, wanted, request.schedule, wanted.listeners.doing)[0]
         others.append(drawn or None)
     return replace(made, plan=plan, others=tuple(others))
