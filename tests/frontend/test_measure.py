@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import warm
 from actorflow.runtime import measured_costs as costs
 from actorflow.runtime.measured_costs import Place, Target, measure
 from actorflow_compiler.core.hardware import CPU_CORE
@@ -25,8 +28,10 @@ from actorflow_compiler.plan.plan import (
     OfVariable,
     Operand,
     Plan,
+    Plane,
     Read,
     Register,
+    Send,
     Step,
     TensorSpec,
     Variable,
@@ -141,3 +146,38 @@ def test_the_number_of_threads_is_restored() -> None:
     before = torch.get_num_threads()
     measure([plan_of(product())], "cpu", before + 1)
     assert torch.get_num_threads() == before
+
+
+def sending() -> Plan:
+    """A plan in which rank 0 sends a row to rank 1."""
+    plan = plan_of(product())
+    spec = TensorSpec((WIDTH,), "float32", "B")
+    there = Register(1, 2, (), (spec,))
+    send = Actor(
+        2, "send", 0, "compute", "boxing", operands=(FromRegister(0, 0),), targets=(FromRegister(1, 0),),
+        comm=Send(0, 0, 1, Plane.SHARED),
+    )  # fmt: skip
+    return replace(plan, actors=(*plan.actors, send), registers=(*plan.registers, there))
+
+
+def test_sends_are_measured_between_two_ranks_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", warm.python())
+    hardware = measure([sending()], "cpu", 1)
+    assert 1e-7 < hardware.latency_s < 1
+    assert hardware.latency_s != CPU_CORE.latency_s
+    assert 1e6 < hardware.bytes_per_s < 1e13
+    assert hardware.bytes_per_s != CPU_CORE.bytes_per_s
+    monkeypatch.setattr(costs, "_probe", lambda: pytest.fail("it was measured before"))
+    assert measure([sending()], "cpu", 1) == hardware
+
+
+def test_that_sends_cannot_be_measured_is_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    script = tmp_path / "fails.py"
+    script.write_text("raise RuntimeError('no way')")
+    monkeypatch.setattr(costs, "PROBE", script)
+    monkeypatch.setattr(sys, "executable", warm.python())
+    with pytest.warns(UserWarning, match=r"could not be measured \(.*\); they are taken to be as fast as"):
+        hardware = measure([sending()], "cpu", 1)
+    assert hardware.bytes_per_s == CPU_CORE.bytes_per_s
