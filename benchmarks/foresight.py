@@ -28,6 +28,7 @@ from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import capture_step, fold_captured
 from actorflow_compiler.core.errors import ActorflowError
+from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.folded import FoldedPlan
@@ -148,11 +149,17 @@ class Published:
     figure: float  # TFLOP/s of a device
     remark: str = ""
     zero: int = 0  # stage of ZeRO
+    chunks: int = 1  # stages of each device, between which others come (interleaving)
 
     @property
     def pieces(self) -> int:
         """The number of micro-batches."""
         return self.batch // (self.data * self.micro_batch)
+
+    def placements(self) -> list[Placement]:
+        """The devices of each stage, a mesh of data × tensor."""
+        ranks = torch.arange(self.devices).reshape(self.stages, self.data, self.tensor)
+        return [flow.placement("cpu", each.tolist()) for each in ranks]
 
 
 def megatron(
@@ -166,7 +173,7 @@ def megatron(
     return Published(
         f"Megatron {size}", "arXiv:2104.04473, table 1", "a100x8.toml", devices, devices // (tensor * stages), tensor,
         stages, batch, micro, length, lambda: Gpt(layers, width, heads, vocabulary, length, stages == 1), flops, figure,
-        f"interleaved there, {chunks} chunks a device" if chunks > 1 else "",
+        f"interleaved, {chunks} chunks a device" if chunks > 1 else "", chunks=chunks,
     )  # fmt: skip
 
 
@@ -207,7 +214,9 @@ def foreseen(row: Published, told: Callable[[str], None]) -> Forecast:
     hardware = read_hardware(ROOT / "examples" / "clusters" / row.hardware)
     with flow.deferred_init():
         model = row.model().train()
-    if row.stages > 1:
+    if row.chunks > 1:
+        flow.place(model, row.placements() * row.chunks)
+    elif row.stages > 1:
         flow.place(model, stages=row.stages)
     if row.tensor > 1:
         flow.distribute(model, MEGATRON)
@@ -240,7 +249,8 @@ def foreseen(row: Published, told: Callable[[str], None]) -> Forecast:
     def make(variant: Variant) -> FoldedPlan:
         return replace(step.cut(variant), plane=Plane.NCCL)
 
-    folded = schedule_folded(make, hardware, name="auto" if row.stages == 1 else "1f1b")
+    name = "auto" if row.stages == 1 else "1f1b" if row.chunks == 1 else "interleaved"
+    folded = schedule_folded(make, hardware, name=name)
     found = forecast(folded, hardware)
     told(f"planned {time.perf_counter() - began:.0f} s, {len(folded.rank_classes)} classes of ranks")
     return found
