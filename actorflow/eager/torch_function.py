@@ -94,12 +94,23 @@ def _without_chunks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return func(*args, **(kwargs | {"options": None} if kwargs.get("reduction") == "none" else kwargs))
 
 
+def _copied_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``plain.copy_(x)`` of a global tensor of its shape: the whole value, as ``load_state_dict`` asks; collective."""
+    plain, x = args[0], args[1] if len(args) > 1 else kwargs.get("src")
+    if isinstance(plain, GlobalTensor) or not isinstance(x, GlobalTensor) or plain.shape != x.shape:
+        return func(*args, **kwargs)
+    if torch.is_grad_enabled() and (x.requires_grad or plain.requires_grad):
+        return func(*args, **kwargs)  # the gradients would be a plain tensor's and a global one's
+    return plain.copy_(x.whole())
+
+
 # function of torch → how it is called
 _PREPARED: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     # read the values of an argument, the places to cut at, before they call an op
     torch.tensor_split: _by_value,
     Tensor.tensor_split: _by_value,
     torch.nn.functional.embedding_bag: _with_its_own,  # offsets
+    Tensor.copy_: _copied_out,
 }
 if hasattr(torch.nn.functional, "linear_cross_entropy"):  # torch 2.13
     _PREPARED[torch.nn.functional.linear_cross_entropy] = _without_chunks

@@ -52,6 +52,10 @@ _LIKE = {  # they need no values; optimizers and code that makes hidden states u
 }  # fmt: skip
 _NUMBERS = {"item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "__index__"}  # results without a graph
 _ALIKE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.expand_as}  # read metadata of the second
+_COPIES = {  # what they give has the same value, and is as whole
+    torch.clone, Tensor.clone, Tensor.contiguous, Tensor.cpu, Tensor.cuda, Tensor.to, Tensor.type,
+    Tensor.bfloat16, Tensor.double, Tensor.float, Tensor.half,
+}  # fmt: skip
 _SHARES = {Tensor.detach, Tensor.detach_, _DATA.__get__, Tensor.requires_grad_}
 _ADDRESSES = {  # they would expose the address of a copy, or hand it to code that may write to it
     "data_ptr", "untyped_storage", "storage", "set_", "resize_", "share_memory_", "is_shared", "as_subclass",
@@ -572,7 +576,7 @@ class DetachedTensor(Tensor):
                 return func(*(args if func not in _OF_GRAPHS else (args[0]._plain,)), **kwargs)
         plain_args, plain_kwargs = pytree.tree_map_only(DetachedTensor, lambda d: d.plain, (args, kwargs))
         if not in_place(func, kwargs):
-            found = func(*plain_args, **plain_kwargs)
+            found = _noted(func, func(*plain_args, **plain_kwargs))
             if isinstance(found, np.ndarray):  # the array has the copy's memory, and writes to it would be lost
                 found.flags.writeable = False
             one = args[0] if args and isinstance(args[0], DetachedTensor) else None
@@ -639,7 +643,7 @@ def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
         return tensor
 
     plain_args, plain_kwargs = pytree.tree_map_only(OwnedTensor, value, (args, kwargs))
-    found = func(*plain_args, **plain_kwargs)
+    found = _noted(func, func(*plain_args, **plain_kwargs))
     for owned, copy, version, before in copies.values():
         if copy._version != version or (before is not None and not torch.equal(copy, before)):
             owned._owner.write(owned.name_in_plan, copy)
@@ -679,7 +683,7 @@ def real_value(tensor: Tensor) -> Tensor:
 
 
 def stands_for_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is known to be whole on every rank: what a plan owns, or its copy in a state dict."""
+    """Whether a tensor is known to be whole on every rank: what a plan owns, a copy of it, or that in a state dict."""
     return isinstance(tensor, OwnedTensor | DetachedTensor) or tensor in _saved
 
 
@@ -687,6 +691,11 @@ def note_whole(tensor: Tensor) -> Tensor:
     """Let ``stands_for_whole`` be true of a plain tensor, for as long as it lives."""
     _saved[tensor] = True
     return tensor
+
+
+def _noted(func: Any, found: Any) -> Any:
+    """What a function has given of a tensor that is whole on every rank; a copy is known to be whole, too."""
+    return note_whole(found) if func in _COPIES and _is_plain(found) else found
 
 
 def saved_value(tensor: Tensor) -> Tensor:

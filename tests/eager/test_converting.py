@@ -170,6 +170,23 @@ def test_a_modules_parameters_are_whole_values_of_the_first_rank(two: ThreadRank
     torch.testing.assert_close(bias, torch.full((4,), 7.0))
 
 
+def test_a_plain_module_loads_the_whole_values_of_a_global_one(two: ThreadRanks) -> None:
+    def on_a_rank() -> Tensor:
+        model: Any = nn.Linear(3, 4, bias=False)
+        plain = nn.Linear(3, 4, bias=False)
+        model.load_state_dict({"weight": whole})
+        plain.load_state_dict(model.to_global(PAIR, S(0)).state_dict())
+        with pytest.raises(LayoutError, match="a plain tensor was to be changed"), torch.no_grad():
+            torch.zeros(2, 3).copy_(model.weight)  # of the shape of a part
+        with pytest.raises(LayoutError, match="a plain tensor was to be changed"):
+            torch.zeros(4, 3).copy_(model.weight)  # with a gradient
+        return plain.weight.detach()
+
+    whole = torch.arange(12.0).view(4, 3)
+    for weight in two.run(on_a_rank):
+        assert torch.equal(weight, whole)
+
+
 def test_a_global_module_changes_its_dtype_and_runs_without_gradients(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         model = flow.to_global(nn.Linear(4, 4), PAIR, {"weight": S(1)})

@@ -34,7 +34,7 @@ def test_a_job_trains_a_global_module_in_its_layouts_as_one_device_does(world: i
             assert lies["second.weight"] == [place, "B"], name
             assert lies["scale"] == [place, "B"], name
         states = found["states"]
-        assert [*states["parts"].values()] == [[8 // world, 8]] * 4, states["parts"]
+        assert [*states["parts"].values()] == [[8 // world, 8]] * 7, states["parts"]
         assert states["same"]
         assert states["eager"] == ["(flow.sbp.split(0),)", True]
         assert states["again"] == pytest.approx([states["again"][0]] * 2, rel=1e-6)

@@ -57,7 +57,8 @@ def states() -> dict[str, Any]:
     weight = model.first.weight
     owned = {
         "parameter": weight, "detached": weight.detach(), "in a state": model.state_dict()["first.weight"],
-        "of Adam": optimizer.state_dict()["state"][0]["exp_avg"],
+        "of Adam": optimizer.state_dict()["state"][0]["exp_avg"], "copied": weight.detach().clone(),
+        "copied as it is": weight.clone(), "in another dtype": weight.detach().double(),
     }  # fmt: skip
     parts = {name: list(t.to_global(EVERYWHERE, S(0)).to_local().shape) for name, t in owned.items()}
     with torch.no_grad():
