@@ -11,6 +11,7 @@ import io
 import json
 import os
 import stat
+import struct
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -251,12 +252,22 @@ def _archive(file: Any, mode: Any) -> Iterator[zipfile.ZipFile | None]:
         yield opened
 
 
+# what torch raises for a file that is cut off, or another program's; of pickle's errors it says itself what to do
+_NO_FILE = EOFError, IndexError, KeyError, RuntimeError, UnicodeDecodeError, struct.error
+
+
 def _read(f: File, map_location: Any, options: Mapping[str, Any]) -> tuple[Any, dict[int, Any]]:
     """What torch reads of a file, and the layouts of what were global tensors, by the leaf's number."""
     if isinstance(f, str | os.PathLike) and os.path.isdir(f):
         raise StateError(f"{_name_of(f)} is a folder; a file was expected: flow.checkpoint.load reads folders")
     start = None if isinstance(f, str | os.PathLike) or not f.seekable() else f.tell()
-    tree = torch.load(f, map_location=map_location, **options)
+    try:
+        tree = torch.load(f, map_location=map_location, **options)
+    except _NO_FILE as error:
+        raise StateError(
+            f"{_name_of(f)} was not read; a whole file of flow.save or torch.save was expected: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not isinstance(f, str | os.PathLike):
         if start is None:
             return tree, {}

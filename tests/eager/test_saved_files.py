@@ -83,6 +83,8 @@ def test_one_rank_reads_for_all_and_what_it_cannot_read_is_told_to_all(two: Thre
     x = torch.randn(6, 4)
     torch.save({"x": x, "list": [x, 1]}, tmp_path / "0.pt")
     torch.save({"f": print}, tmp_path / "odd.pt")
+    (tmp_path / "junk.pt").write_text("junk")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "0.pt").read_bytes()[:300])
 
     def on_a_rank() -> list[str]:
         rank = int(flow.zeros(2, placement=PAIR, sbp=S(0))._spec.comm.rank)  # type: ignore[attr-defined]
@@ -99,6 +101,8 @@ def test_one_rank_reads_for_all_and_what_it_cannot_read_is_told_to_all(two: Thre
             lambda: flow.load(tmp_path, global_src_rank=0),
             lambda: flow.save(tree(x), tmp_path / "none" / "x.pt", global_dst_rank=1),
             lambda: flow.save(tree(x), tmp_path / "none" / "x.pt" if rank else io.BytesIO()),
+            lambda: flow.load(tmp_path / "junk.pt", global_src_rank=0),
+            lambda: flow.load(tmp_path / "cut.pt"),
         ]
         for one in work:
             with pytest.raises((OSError, StateError)) as error:
@@ -114,6 +118,8 @@ def test_one_rank_reads_for_all_and_what_it_cannot_read_is_told_to_all(two: Thre
         assert "has objects that rank 1 cannot tell the other ranks of" in said[2]
         assert "is a folder; a file was expected: flow.checkpoint.load reads folders" in said[3]
         assert said[4].startswith("FileNotFoundError") == said[5].startswith("FileNotFoundError") is True
+        assert "junk.pt was not read; a whole file of flow.save or torch.save was expected: error: unpack" in said[6]
+        assert "cut.pt was not read; a whole file of flow.save or torch.save was expected: RuntimeError" in said[7]
 
 
 def test_files_of_python_hold_layouts_too_and_tied_tensors_are_written_once(two: ThreadRanks) -> None:
