@@ -22,7 +22,7 @@ from actorflow.rendezvous.options import DeviceType
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.collective_waits import in_collective
 from actorflow.transport.nccl import nccl_host
-from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.errors import CallError, ClusterError
 from actorflow_compiler.core.torch_internals import store_of_default_group
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ __all__ = ["default_group", "rank", "standing_for", "use_own_device", "world"]
 
 DATA_TIMEOUT = timedelta(days=1)  # of torch.distributed; a peer that fails is noticed by the control plane
 PATIENCE = 0.1  # seconds for threads of the group to free their tensors
-_watched = False  # whether somebody sees where this rank waits for ever
+_process = 0  # the process that is this rank, once it has used the group
 
 
 def default_group() -> ProcessGroup:
@@ -45,18 +45,23 @@ def default_group() -> ProcessGroup:
     - alone nowhere: the group has one member.
 
     A group that the script has made itself is used as it is.  A group made here is closed when the process
-    ends.  Raises ClusterError if the ranks do not meet, and in a pretended cluster (``actorflow plan``), which
-    has no other ranks.
+    ends.  Raises CallError in a process that was forked from a rank, ClusterError if the ranks do not meet, and in a
+    pretended cluster (``actorflow plan``), which has no other ranks.
     """
-    global _watched
+    global _process
+    if _process not in (0, os.getpid()):
+        raise CallError(
+            f"a collective was called in process {os.getpid()}, which was forked from this rank, process {_process}, "
+            f"and is no rank: others would not come. Expected: the collective in the rank itself"
+        )
     if not distributed.is_initialized():
         place = cluster.process_settings()
         others = tuple(rank for rank in range(place.world) if rank != place.rank)
         with in_collective("the first collective, for which all ranks meet", others, "the first collective"):
             _make(place)
         atexit.register(_close)
-    if not _watched:
-        _watched = True
+    if not _process:
+        _process = os.getpid()
         _watch()
     group = distributed.group.WORLD
     assert group is not None

@@ -8,6 +8,7 @@ over Gloo that they are in the same op; between ranks that share a GPU or have n
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ class GroupCommunicator(EagerCommunicator):
         silent: float = SILENT,
     ) -> None:
         super().__init__(rank, world)
+        self._process = os.getpid()
         self._pairs = pairs
         first = "the first op on global tensors"
         with in_collective(f"{first}, for which all ranks meet", tuple(r for r in range(world) if r != rank), first):
@@ -96,6 +98,12 @@ class GroupCommunicator(EagerCommunicator):
     def _transfer(
         self, waiting: CollectiveWait, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
     ) -> list[Tensor | None]:
+        if os.getpid() != self._process:
+            raise CallError(
+                f"{waiting.what}: rank {self.rank} is process {self._process}, and this is process {os.getpid()}, "
+                f"which was forked from it and is no rank: others would not come. Expected: plain tensors in it, such "
+                f"as x.numpy() or x.to_local() of before the fork"
+            )
         pairs = self._pairs if self._pairs is not None and like.device.type == self._pairs.kind else None
         if pairs is not None:
             waiting = replace(waiting, what=f"{waiting.what}, between {pairs.kind} devices")

@@ -21,6 +21,7 @@ from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wra
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.partwise import CALLS, UNKNOWN, PartwiseCall, examine_call, fill, leaves
 from actorflow.eager.plain_tensors import plain_as_whole
+from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.core.torch_internals import (
     end_of_graph,
     gradients,
@@ -101,7 +102,7 @@ def _copied_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return func(*args, **kwargs)
     if torch.is_grad_enabled() and (x.requires_grad or plain.requires_grad):
         return func(*args, **kwargs)  # the gradients would be a plain tensor's and a global one's
-    return plain.copy_(x.whole())
+    return plain.copy_(real_value(x))
 
 
 # function of torch → how it is called

@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import actorflow as flow
 import warm
+from actorflow.distributed import group
 from actorflow.eager import mismatch_watch
 from actorflow.eager.communicator import CollectiveLabel
 from actorflow.eager.group_communicator import GroupCommunicator
@@ -143,6 +145,21 @@ def test_gloo_brings_one_element_of_several(pair: Callable[..., list[Any]]) -> N
 
     for whole in pair(on_a_rank):
         assert torch.equal(whole, torch.tensor([0.0, 1.0]))
+
+
+def test_a_process_that_is_forked_from_a_rank_is_none(
+    pair: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_rank(comm: GroupCommunicator) -> None:
+        comm._process = -1  # as in a fork: the rank is another process
+        summed(comm)
+
+    for error in pair(on_a_rank):
+        assert "rank" in str(error)
+        assert "which was forked from it and is no rank" in str(error)
+    monkeypatch.setattr(group, "_process", -1)
+    with pytest.raises(CallError, match="which was forked from this rank, process -1, and is no rank"):
+        flow.comm.barrier()
 
 
 def test_gloo_brings_every_part_where_it_belongs(pair: Callable[..., list[Any]]) -> None:
