@@ -351,7 +351,7 @@ class Cluster:
     def end(self, code: int = 1) -> None:
         """After a failure, with all output printed: end the process with this status as soon as peers are notified."""
         self._ending.release(code)
-        self._ending.wait()
+        self.await_end()
 
     def await_end(self) -> None:
         """After a failure: block until the process ends, so that the script has time to raise and print its error."""

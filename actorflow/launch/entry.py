@@ -169,7 +169,7 @@ def _give_way_to(folder: Path) -> None:
 
 def _end(run: Cluster | Alone, code: int) -> int:
     """Exit after a failure; with peers, the process ends in here once they have been notified."""
-    if isinstance(run, Cluster) and run.failed.is_set():
+    if isinstance(run, Cluster) and run.failure is not None:
         run.end(code)
     return code
 

@@ -9,12 +9,13 @@ import pytest
 
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Cluster
+from actorflow.launch import entry
 from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous import failure as failures
 from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
-from cluster.ranks import LIMIT, Ranks
+from cluster.ranks import LIMIT, Ranks, until
 
 Joined = Callable[..., Ranks]
 BOOM = "raised ValueError: boom (train.py:12)"
@@ -131,3 +132,23 @@ def test_what_releases_the_end_gives_the_status_with_which_the_process_ends(join
     two.end(143)
     two.await_end()
     assert ranks.exits[1] == [143]
+
+
+def test_a_process_that_has_just_heard_of_a_failure_does_not_go_before_it_has_begun_to_end(
+    joined: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = joined(2)
+    one, two = ranks.clusters
+    goes_on = threading.Event()
+    begin = one._control_plane._on_failure
+    monkeypatch.setattr(one._control_plane, "_on_failure", lambda failure: (goes_on.wait(LIMIT), begin(failure)))
+    written = []
+    one.at_failure(lambda: written.append("trace"))
+    two.abort(FailureKind.ENDED, "was interrupted (Ctrl-C)")
+    until(lambda: one.failure is not None)
+    main = threading.Thread(target=entry._end, args=(one, 130))
+    main.start()
+    goes_on.set()
+    main.join(LIMIT)
+    assert ranks.exits[0] == [130]
+    assert written == ["trace"]

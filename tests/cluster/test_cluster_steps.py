@@ -140,7 +140,8 @@ def test_a_differing_call_ends_every_rank_with_both_texts(joined: Joined) -> Non
     assert [type(e) for e in results] == [CallError] * 3
     for part in ("train_step(f32[8, 4])", "train_step(f32[7, 4])", "rank 2 made call 1"):
         assert part in str(results[1])
-    assert [one.get(timeout=LIMIT).rank for one in told] == [2] * 3  # perhaps after a script's call has raised
+    blamed = {one.get(timeout=LIMIT).rank for one in told}  # perhaps after a script's call has raised
+    assert len(blamed) == 1  # whichever of those that differ is heard of last
     assert all(one.empty() for one in told)
 
 

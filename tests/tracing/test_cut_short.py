@@ -120,7 +120,7 @@ def test_an_interrupted_run_leaves_its_trace(script: Path, tmp_path: Path, devic
     _, shown = done.communicate(timeout=250)
     assert done.returncode == 130
     assert "Traceback" not in shown
-    assert f"the trace up to then is in {out}" in shown
+    assert f"the trace up to then is in {out};" in shown, shown  # of all ranks
     assert all(steps_of(out, rank) >= STEPS for rank in range(devices))
     merge_rank_traces(str(out))
     assert "interrupted (Ctrl-C)" in folder.read(str(out)).cut
