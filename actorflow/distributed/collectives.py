@@ -41,7 +41,10 @@ def _with_default_group(function: Callable[P, T]) -> Callable[P, T]:
         check_arguments(name, *args, **kwargs)
         default_group()
         if signature is None:
-            return function(*args, **kwargs)
+            found = function(*args, **kwargs)
+            if name == "batch_isend_irecv":
+                _count(*args, **kwargs)
+            return found
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:  # which the function tells
@@ -55,23 +58,35 @@ def _with_default_group(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-# functions that return when other ranks have called them, too
+# functions that other ranks must call, too: most return when these have, others are counted
 _MEETINGS = frozenset({
     "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
-    "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "new_group", "recv", "reduce",
-    "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
+    "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "irecv", "isend", "new_group", "recv",
+    "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
 })  # fmt: skip
+
+
+def _count(p2p_op_list: Any) -> None:
+    """Count the operations of a batch, which have been issued."""
+    for op in p2p_op_list:
+        way = "dst" if op.op.__name__ == "isend" else "src"
+        with in_collective(*_meeting(op.op.__name__, {way: op.peer, "group": op.group, "tag": op.tag})):
+            pass
 
 
 def _meeting(name: str, given: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str, str]:
     """A call in words, the ranks that it needs, what is equal on all that are in it, and its channel."""
     me = dist.get_rank()
-    ranks = dist.get_process_group_ranks(given.get("group") or dist.group.WORLD)
-    if name in ("send", "recv"):
-        other = given.get("dst") if name == "send" else given.get("src")
-        if other is None:  # of any rank, or told by its number in the group
+    group: Any = given.get("group") or dist.group.WORLD
+    ranks = dist.get_process_group_ranks(group)
+    if name in ("send", "isend", "recv", "irecv"):
+        sends = name.endswith("send")
+        other = given.get("dst" if sends else "src")
+        if (in_group := given.get("group_dst" if sends else "group_src")) is not None:
+            other = dist.get_global_rank(group, in_group)
+        if other is None:  # of any rank
             return name, (), "", ""
-        way = f"{me}>{other}" if name == "send" else f"{other}>{me}"
+        way = f"{me}>{other}" if sends else f"{other}>{me}"
         return f"{name} with rank {other}", (other,), way, f"{way}, tag {given.get('tag') or 0}"
     text = f"{name} of ranks {ranks}"
     return text, tuple(rank for rank in ranks if rank != me), text, f"ranks {ranks}"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import warm
-from actorflow.distributed import group, wait_watch
+from actorflow.distributed import collectives, group, wait_watch
 from actorflow.distributed.wait_watch import StandingWait, standing_circle
 from actorflow.support.collective_waits import (
     CollectiveInProgress,
@@ -96,6 +100,29 @@ def test_calls_of_a_channel_are_counted_where_they_have_been_made() -> None:
     made = calls()
     assert made is not None
     assert [made.differs(number, "sum") for number in range(3)] == [False, True, None]
+
+
+def test_what_is_sent_and_received_meanwhile_counts_as_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def isend(tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> None:
+        assert in_progress() is not None
+
+    def batch_isend_irecv(p2p_op_list: list[Any]) -> None:
+        pass
+
+    monkeypatch.setattr(collectives, "default_group", lambda: None)
+    monkeypatch.setattr(dist, "get_rank", lambda: 4)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [4, 6])
+    monkeypatch.setattr(dist, "get_global_rank", lambda _, number: [4, 6][number])
+    send, together = map(collectives._with_default_group, (isend, batch_isend_irecv))
+    send(torch.ones(1), 6)
+    send(torch.ones(1), group_dst=1)
+    ops = (SimpleNamespace(op=op, peer=6, group=None, tag=7) for op in (dist.isend, dist.irecv))
+    together(list(ops))
+    counts = {channel: made.count for channel, made in calls_made().items() if "tag" in channel}
+    assert counts == {"4>6, tag 0": 2, "4>6, tag 7": 1, "6>4, tag 7": 1}
+    sent = StandingWait("barrier", (6,), "barrier", "ranks [4, 6]", 0, calls_made(), 1, "t.py:2", 1)
+    receives = StandingWait("recv", (4,), "4>6", "4>6, tag 0", 1, {}, 1, "t.py:3", 1)
+    assert not receives.waits_for(sent)  # which may take its time on its way
 
 
 def test_a_rank_that_waits_for_others_to_meet_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
