@@ -28,7 +28,8 @@ def edges(standings: Mapping[int, RankStatus]) -> dict[int, dict[int, str]]:
                     found[rank].setdefault(late.rank, f"call {late.calls}, which it has not made")
         for wait in standing.waits:
             for other in wait.ranks:
-                if not wait.meets or (other, wait.meets) not in inside:
+                comes = wait.meets and (other, wait.meets) in inside
+                if not comes and not (other in standings and standings[other].has_made(wait)):
                     found[rank].setdefault(other, f"{wait.actor} {wait.why}")
     return found
 

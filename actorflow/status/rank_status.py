@@ -7,10 +7,10 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from actorflow.support.collective_waits import collectives_entered, in_progress
+from actorflow.support.collective_waits import MadeCalls, calls_made, collectives_entered, in_progress
 from actorflow.support.refusals import REFUSALS
 from actorflow.support.requests import Request
 from actorflow_compiler.plan.plan import Collective, Send
@@ -65,6 +65,8 @@ class QueueWait:
     why: str  # as text: waits for register 3 (empty) filled by send F0 of rank 0
     ranks: tuple[int, ...]  # the ranks that could end the wait
     meets: str = ""  # id of the collective that it is in: it does not wait for ``ranks`` that are in it, too
+    channel: str = ""  # of the collective, where its calls are counted …
+    number: int = 0  # … and which of them it is: it does not wait for ``ranks`` that have made it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class RankStatus:
     moved: int = 0  # grows with every event of the rank (``Worker.moved``)
     waits: tuple[QueueWait, ...] = ()
     text: str = ""  # ``Worker.explain``
+    made: Mapping[str, MadeCalls] = field(default_factory=dict, hash=False)  # of each channel of collectives
 
     def to_json(self) -> dict[str, Any]:
         """The status as JSON data."""
@@ -91,8 +94,14 @@ class RankStatus:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> RankStatus:
         """The status from its JSON data."""
-        waits = tuple(QueueWait(w["actor"], w["why"], tuple(w["ranks"]), w["meets"]) for w in found["waits"])
-        return cls(**{**found, "waits": waits})
+        waits = tuple(QueueWait(**{**wait, "ranks": tuple(wait["ranks"])}) for wait in found["waits"])
+        made = {channel: MadeCalls(one["count"], tuple(one["last"])) for channel, one in found["made"].items()}
+        return cls(**{**found, "waits": waits, "made": made})
+
+    def has_made(self, call: QueueWait) -> bool:
+        """Whether this rank has been in the collective that another one is in."""
+        made = self.made.get(call.channel) if call.channel else None
+        return made is not None and made.differs(call.number, call.meets) is False
 
 
 def observe_session(observed: Callable[[], ObservedSession | None]) -> None:
@@ -113,7 +122,8 @@ def own_status(rank: int) -> RankStatus:
     entered, own = collectives_entered(), tuple(_in_collective())
     if session is None or session.worker is None:
         text = "\n".join(filter(None, ("no job is compiled yet", REFUSALS.text())))
-        return RankStatus(*here, 0 if session is None else session.calls, moved=entered, waits=own, text=text)
+        calls = 0 if session is None else session.calls
+        return RankStatus(*here, calls, moved=entered, waits=own, text=text, made=calls_made())
     worker = session.worker
     job, early, doing = worker.standing()
     moved = worker.moved() + entered
@@ -123,14 +133,14 @@ def own_status(rank: int) -> RankStatus:
     busy = bool(doing) or bool(rows) or (job is not None and _sends(job))
     early = early or bool(worker.missing_calls)
     text = "\n".join(filter(None, (worker.explain(), REFUSALS.text())))
-    return RankStatus(*here, session.calls, early, doing, busy, rows, moved, waits, text)
+    return RankStatus(*here, session.calls, early, doing, busy, rows, moved, waits, text, calls_made())
 
 
 def _in_collective() -> Iterator[QueueWait]:
     """The collective of global tensors or of ``flow.comm`` that the script is in."""
     now = in_progress()
     if now is not None:
-        yield QueueWait("the script", f"is in {now.what}", now.peers, now.meets)
+        yield QueueWait("the script", f"is in {now.what}", now.peers, now.meets, now.channel, now.number)
 
 
 def own_wait(rank: int, other: int) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import warm
 from actorflow.status.graph import standing_circle, verdict
 from actorflow.status.rank_status import QueueWait, RankStatus, own_status
-from actorflow.support.collective_waits import in_collective
+from actorflow.support.collective_waits import MadeCalls, checksum, in_collective
 from second.launching import command, run
 
 APART = """
@@ -68,7 +70,10 @@ def test_the_status_of_a_process_has_the_collective_that_it_is_in() -> None:
     with in_collective("all_reduce of ranks [0, 1]", (1,), "here"):
         inside = own_status(0)
     after = own_status(0)
-    assert inside.waits == (QueueWait("the script", "is in all_reduce of ranks [0, 1]", (1,), "here"),)
+    (wait,) = inside.waits
+    assert wait == QueueWait("the script", "is in all_reduce of ranks [0, 1]", (1,), "here", "here", wait.number)
+    assert (before.has_made(wait), inside.has_made(wait), after.has_made(wait)) == (False, False, True)
+    assert RankStatus.from_json(json.loads(json.dumps(after.to_json()))) == after
     assert before.waits == after.waits == ()
     assert before.moved < inside.moved < after.moved
 
@@ -90,6 +95,10 @@ def test_only_ranks_that_stand_in_collectives_apart_make_a_circle() -> None:
     assert standing_circle(apart(), apart(moved=2)) == []  # something has happened on rank 2
     together = {rank: in_one(rank, 1 - rank, meets="sum") for rank in range(2)}
     assert standing_circle(together, together) == []
+    sent = {0: in_one(0, 1, meets="barrier"), 1: in_one(1, 0, meets="0>1")}
+    sent[0] = replace(sent[0], made={"0>1, tag 0": MadeCalls(1, (checksum("0>1"),))})
+    sent[1] = replace(sent[1], waits=(replace(sent[1].waits[0], channel="0>1, tag 0"),))
+    assert standing_circle(sent, sent) == []  # what rank 0 has sent may take its time
     computes = {0: in_one(0, 1, meets="sum"), 1: RankStatus(1, "here", 1, "t.py:9")}
     assert standing_circle(computes, computes) == []
     assert verdict(2, computes) == "rank 0 waits for rank 1, which waits for no other rank: it is at t.py:9"
