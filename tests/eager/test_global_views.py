@@ -117,7 +117,7 @@ def test_a_tensor_keeps_its_shape_and_its_kind(two: ThreadRanks) -> None:
         spread(torch.ones(4), PAIR, S(0)).resize_(8)
 
     def into_a_plain_one() -> None:
-        torch.empty(4).copy_(spread(torch.ones(4), PAIR, S(0)))
+        torch.empty(2).copy_(spread(torch.ones(4), PAIR, S(0)))  # which is as large as a part
 
     with pytest.raises(LayoutError, match="another shape"):
         two.run(resized)
