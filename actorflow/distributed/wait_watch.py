@@ -17,7 +17,15 @@ from typing import Any
 
 from actorflow.script_state.user_code import line_of
 from actorflow.support import background
-from actorflow.support.collective_waits import MadeCalls, calls_made, collectives_entered, in_progress
+from actorflow.support.collective_waits import (
+    MadeCalls,
+    calls_made,
+    collectives_entered,
+    has_made,
+    in_progress,
+    made_of_json,
+    told_circle,
+)
 from actorflow.support.terminal import say
 from actorflow_scheduler.wait_graph import shortest_cycle
 
@@ -45,15 +53,13 @@ class StandingWait:
         """Whether one of its peers has neither come to its collective nor been there."""
         if (self.channel, self.number, self.meets) == (other.channel, other.number, other.meets):
             return False
-        made = other.made.get(self.channel)
-        return made is None or made.differs(self.number, self.meets) is not False
+        return not has_made(other.made, self.channel, self.number, self.meets)
 
     @classmethod
     def from_json(cls, text: str) -> StandingWait:
         """What was written by ``json.dumps(asdict(…))``."""
         plain = json.loads(text)
-        made = {channel: MadeCalls(one["count"], tuple(one["last"])) for channel, one in plain["made"].items()}
-        return cls(**{**plain, "peers": tuple(plain["peers"]), "made": made})
+        return cls(**{**plain, "peers": tuple(plain["peers"]), "made": made_of_json(plain["made"])})
 
 
 def watch_waits_over(store: Any, rank: int) -> None:
@@ -96,7 +102,7 @@ def _circle_around(board: Any, rank: int, closed: threading.Event) -> str | None
         found = _standing(board, rank, mine)
         circle = standing_circle(seen, found)
         if rank in circle and in_progress() is now:
-            return told(circle, found)
+            return told_circle(circle, [f"the script is in {found[r].what} ({found[r].line})" for r in circle])
         seen = found
     return None
 
@@ -131,19 +137,6 @@ def standing_circle(before: Mapping[int, StandingWait], now: Mapping[int, Standi
 def _has_lived(before: StandingWait, now: StandingWait) -> bool:
     """Whether a rank is where it was, and has said so anew."""
     return before.moved == now.moved and before.beat < now.beat
-
-
-def told(circle: list[int], waits: Mapping[int, StandingWait]) -> str:
-    """What is said of a circle of ranks."""
-    lines = [
-        f"  rank {rank} waits for rank {other}: the script is in {waits[rank].what} ({waits[rank].line})"
-        for rank, other in zip(circle, [*circle[1:], circle[0]], strict=True)
-    ]
-    who = " and ".join(f"rank {rank}" for rank in circle)
-    return (
-        f"{who} wait for each other in different collectives, for ever: all ranks of a group have to call the same "
-        f"ones in the same order\n" + "\n".join(lines)
-    )
 
 
 def _key(rank: int) -> str:

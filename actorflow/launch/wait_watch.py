@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 
 from actorflow.control.cluster import Cluster
@@ -13,7 +12,7 @@ from actorflow.rendezvous.failure import FailureKind
 from actorflow.status.graph import edges, standing_circle
 from actorflow.status.rank_status import RankStatus, StatusRequest
 from actorflow.support import background
-from actorflow.support.collective_waits import in_progress
+from actorflow.support.collective_waits import in_progress, told_circle
 from actorflow_compiler.core.errors import ActorflowError
 
 __all__ = ["watch_waits"]
@@ -42,7 +41,10 @@ def _watch(run: Cluster, closed: threading.Event) -> None:
         after = _standings(run)
         circle = standing_circle(before, after)
         if run.rank in circle and in_progress() is now:
-            run.abort(FailureKind.CALL, _told(circle, after))
+            graph = edges(after)
+            steps = zip(circle, [*circle[1:], circle[0]], strict=True)
+            reasons = [f"{graph[rank][other]} ({after[rank].line})" for rank, other in steps]
+            run.abort(FailureKind.CALL, told_circle(circle, reasons))
             return
 
 
@@ -58,15 +60,3 @@ def _standings(run: Cluster) -> dict[int, RankStatus]:
             found[rank] = RankStatus.from_json(json.loads(run.pull(rank, StatusRequest())))
             wanted += {other for wait in found[rank].waits for other in wait.ranks}
     return found
-
-
-def _told(circle: list[int], standings: Mapping[int, RankStatus]) -> str:
-    graph = edges(standings)
-    lines = []
-    for rank, other in zip(circle, [*circle[1:], circle[0]], strict=True):
-        lines.append(f"  rank {rank} waits for rank {other}: {graph[rank][other]} ({standings[rank].line})")
-    who = " and ".join(f"rank {rank}" for rank in circle)
-    return (
-        f"{who} wait for each other in different collectives, for ever: all ranks of a group have to call the same "
-        f"ones in the same order\n" + "\n".join(lines)
-    )

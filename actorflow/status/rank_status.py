@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from actorflow.support.collective_waits import MadeCalls, calls_made, collectives_entered, in_progress
+from actorflow.support.collective_waits import (
+    MadeCalls,
+    calls_made,
+    collectives_entered,
+    has_made,
+    in_progress,
+    made_of_json,
+)
 from actorflow.support.refusals import REFUSALS
 from actorflow.support.requests import Request
 from actorflow_compiler.plan.plan import Collective, Send
@@ -95,13 +102,11 @@ class RankStatus:
     def from_json(cls, found: Mapping[str, Any]) -> RankStatus:
         """The status from its JSON data."""
         waits = tuple(QueueWait(**{**wait, "ranks": tuple(wait["ranks"])}) for wait in found["waits"])
-        made = {channel: MadeCalls(one["count"], tuple(one["last"])) for channel, one in found["made"].items()}
-        return cls(**{**found, "waits": waits, "made": made})
+        return cls(**{**found, "waits": waits, "made": made_of_json(found["made"])})
 
     def has_made(self, call: QueueWait) -> bool:
         """Whether this rank has been in the collective that another one is in."""
-        made = self.made.get(call.channel) if call.channel else None
-        return made is not None and made.differs(call.number, call.meets) is False
+        return has_made(self.made, call.channel, call.number, call.meets)
 
 
 def observe_session(observed: Callable[[], ObservedSession | None]) -> None:

@@ -6,10 +6,14 @@ import contextlib
 import time
 import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["CollectiveInProgress", "MadeCalls", "calls_made", "collectives_entered", "in_collective", "in_progress"]
+__all__ = [
+    "CollectiveInProgress", "MadeCalls", "calls_made", "collectives_entered", "has_made", "in_collective",
+    "in_progress", "made_of_json", "told_circle",
+]  # fmt: skip
 
 REMEMBERED = 16  # calls of a channel
 
@@ -39,6 +43,30 @@ class MadeCalls:
             return None
         back = self.count - number
         return back <= len(self.last) and self.last[-back] != checksum(meets)
+
+
+def made_of_json(found: Mapping[str, Any]) -> dict[str, MadeCalls]:
+    """The calls of each channel, from what ``dataclasses.asdict`` makes of them as JSON data."""
+    return {channel: MadeCalls(one["count"], tuple(one["last"])) for channel, one in found.items()}
+
+
+def has_made(made: Mapping[str, MadeCalls], channel: str, number: int, meets: str) -> bool:
+    """Whether a rank that has made these calls has made the one of this number in a channel; False for no channel."""
+    calls = made.get(channel) if channel else None
+    return calls is not None and calls.differs(number, meets) is False
+
+
+def told_circle(circle: Sequence[int], reasons: Sequence[str]) -> str:
+    """What is said of ranks that wait for each other in a circle, each for the next, with the reason of each."""
+    lines = [
+        f"  rank {rank} waits for rank {other}: {reason}"
+        for rank, other, reason in zip(circle, [*circle[1:], circle[0]], reasons, strict=True)
+    ]
+    who = " and ".join(f"rank {rank}" for rank in circle)
+    return (
+        f"{who} wait for each other in different collectives, for ever: all ranks of a group have to call the same "
+        f"ones in the same order\n" + "\n".join(lines)
+    )
 
 
 _now: list[CollectiveInProgress] = []  # the innermost last; only the script's thread changes it
