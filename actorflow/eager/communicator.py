@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from actorflow.eager.lineage import Lineage
 from actorflow.eager.mismatch import CollectiveWait
 from actorflow_compiler.core.errors import CallError, LayoutError
 from actorflow_compiler.core.placement import Placement
@@ -39,6 +40,7 @@ class CollectiveLabel:
 
     text: str  # "aten.mm.default: float32[4,5], S(0) on cpu:[0,1] -> B on cpu:[0,1]"
     digest: int
+    lineage: Lineage = 0  # of the tensor that is moved; 0: does not matter
 
     @classmethod
     def of(cls, text: str) -> CollectiveLabel:
@@ -63,6 +65,7 @@ class EagerCommunicator(ABC):
         self.checks = int(os.environ.get(CHECK, "0") not in ("", "0"))  # number of users that want every op compared
         self.generator: torch.Generator | None = None  # of random global tensors; None: torch's default one
         self.drawn = 0  # random ops so far
+        self.pass_lineage: Lineage = 0  # of the gradients of the backward pass that this rank is in
         self._entered: dict[tuple[int, ...], int] = {}
         self._known: set[Placement] = set()
         self.agreed: set[str] = set()  # kinds of calls whose layouts rank 0 has given to all ranks
@@ -93,7 +96,8 @@ class EagerCommunicator(ABC):
         self._entered[ranks] = number + 1
         if not peers:
             return [None] * len(ranks)
-        return self._transfer(CollectiveWait(ranks, number, label.text, peers), label.digest, send, receive, like)
+        waiting = CollectiveWait(ranks, number, label.text, peers, label.lineage)
+        return self._transfer(waiting, label.digest ^ label.lineage, send, receive, like)
 
     def all_reduce(self, label: CollectiveLabel, ranks: tuple[int, ...], tensor: Tensor) -> Tensor:
         """The sum of the tensors of all ``ranks``, equal bit for bit on each of them; a new tensor."""
@@ -132,15 +136,22 @@ class EagerCommunicator(ABC):
         found = self.exchange(label, ranks, _but(me, [data if payload else None] * count), sizes, data)
         return [payload if i == me else b"" if t is None else t.numpy().tobytes() for i, t in enumerate(found)]
 
-    def compare(self, what: str) -> None:
-        """Raise a CallError that shows each rank's ``what``, unless it is the same on all ranks."""
-        found = [text.decode() for text in self.gather(_COMPARE, self.all_ranks, what.encode())]
-        if len(set(found)) > 1:
-            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(found))
+    def compare(self, what: str, lineages: Sequence[Lineage] = ()) -> None:
+        """Raise a CallError that shows each rank's ``what``, unless it and the operands' lineages are equal."""
+        mine = f"{hash(tuple(lineages))} {what}"
+        found = [text.decode().partition(" ") for text in self.gather(_COMPARE, self.all_ranks, mine.encode())]
+        if len(set(found)) == 1:
+            return
+        lines = "\n".join(f"  rank {rank}: {text}" for rank, (*_, text) in enumerate(found))
+        if len({text for *_, text in found}) > 1:
             raise CallError(
                 f"the ranks are about to run different ops on global tensors; the same on all of them was expected\n"
                 f"{lines}"
             )
+        raise CallError(
+            f"the ranks are about to run one op on global tensors that they have made in different ways, before ops "
+            f"were compared; the same ops, with the same numbers, were expected on all of them\n{lines}"
+        )
 
     def device(self, placement: Placement) -> torch.device:
         """The device on which this rank holds its part of a tensor on ``placement``."""

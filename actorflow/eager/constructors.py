@@ -18,6 +18,7 @@ from actorflow.eager.current import current
 from actorflow.eager.global_mode import like, placed
 from actorflow.eager.global_tensor import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, everywhere, layout_of, local_shape
+from actorflow.eager.lineage import code_of, code_of_value
 from actorflow.eager.random import LocalNumbers, keeps_terms, without_terms
 from actorflow.eager.redistribution import redistribute
 from actorflow.support.nearest_names import NAMES_PAGE, misspelled
@@ -60,7 +61,7 @@ def tensor(data: Any, *, placement: Any = None, sbp: Any = None, **options: Any)
             f"flow.tensor: a global tensor ({data._spec}) was found; data were expected: write "
             f"x.to_global(placement=…, sbp=…).clone().detach()"
         )
-    return cut_out("tensor", torch.tensor(data, dtype=dtype), placement, sbp, requires_grad, compare=True)
+    return cut_out("tensor", (), torch.tensor(data, dtype=dtype), placement, sbp, requires_grad, compare=True)
 
 
 @placed
@@ -173,9 +174,12 @@ def arange(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any)
                 ]
                 return torch.cat(parts) if parts else torch.empty(0, dtype=like.dtype, device=device)
 
-            return _parts("arange", tuple(like.shape), make, like.dtype, placement, sbp, requires_grad)
+            return _parts(
+                "arange", (start, end, step), tuple(like.shape), make, like.dtype, placement, sbp, requires_grad
+            )
     # rounding depends on how many elements are made at once: floats are cut out of the whole
-    return cut_out("arange", torch.arange(start, end, step, dtype=dtype), placement, sbp, requires_grad)
+    whole = torch.arange(start, end, step, dtype=dtype)
+    return cut_out("arange", (start, end, step), whole, placement, sbp, requires_grad)
 
 
 @placed
@@ -194,7 +198,7 @@ def eye(n: int, m: int | None = None, *, placement: Any = None, sbp: Any = None,
         )
         return (rows.unsqueeze(1) == columns).to(dtype)
 
-    return _parts("eye", (n, n if m is None else m), make, dtype, placement, sbp, requires_grad)
+    return _parts("eye", (n, m), (n, n if m is None else m), make, dtype, placement, sbp, requires_grad)
 
 
 # ---- like another tensor
@@ -355,9 +359,14 @@ def _where(name: str, shape: Shape, placement: Any, sbp: Any) -> tuple[EagerComm
 
 
 def _wrapped(
-    comm: EagerCommunicator, layout: Layout, shape: Shape, local: Tensor, dtype: torch.dtype, requires_grad: bool
-) -> Tensor:
-    made = wrap(local, spec_of(comm, layout, shape, None, dtype, comm.device(layout.placement)))
+    comm: EagerCommunicator, layout: Layout, shape: Shape, local: Tensor, dtype: torch.dtype, requires_grad: bool,
+    name: str, *given: Any,
+) -> Tensor:  # fmt: skip
+    """This rank's part as a global tensor, made by a function of a name, of these arguments."""
+    spec = spec_of(comm, layout, shape, None, dtype, comm.device(layout.placement))
+    if comm.checks:
+        comm.compare(f"flow.{name}({', '.join(map(str, given))}): {spec}")
+    made = wrap(local, spec, hash((code_of(name), code_of_value(given), spec.lineage)))
     return made.requires_grad_() if requires_grad else made
 
 
@@ -368,7 +377,7 @@ def _filled(name: str, shape: Shape, value: Any, placement: Any, sbp: Any, optio
     outside = comm.rank not in layout.placement
     here = value if outside or keeps_terms(layout, comm.rank) else 0
     local = torch.full(local_shape(layout, shape, comm.rank), here, dtype=dtype, device=comm.device(layout.placement))
-    return _wrapped(comm, layout, shape, local, dtype, requires_grad)
+    return _wrapped(comm, layout, shape, local, dtype, requires_grad, name, value)
 
 
 def _drawn(name: str, given: dict[str, Any], placement: Any, sbp: Any, options: dict[str, Any]) -> Tensor:
@@ -381,11 +390,12 @@ def _drawn(name: str, given: dict[str, Any], placement: Any, sbp: Any, options: 
     local = RULES[name](numbers, {**given, "dtype": dtype, "generator": generator})
     if comm.rank in layout.placement and not keeps_terms(layout, comm.rank):
         local.zero_()
-    return _wrapped(comm, layout, shape, local, local.dtype, requires_grad)
+    return _wrapped(comm, layout, shape, local, local.dtype, requires_grad, name, *given.values())
 
 
 def _parts(
     name: str,
+    given: Sequence[Any],
     shape: Shape,
     make: Callable[[Shape, Any, torch.device], Tensor],
     dtype: torch.dtype,
@@ -393,7 +403,7 @@ def _parts(
     sbp: Any,
     requires_grad: bool,
 ) -> Tensor:
-    """A global tensor whose part ``make`` builds from this rank's runs of indices."""
+    """A global tensor whose part ``make`` builds from this rank's runs of indices; ``given`` are its arguments."""
     comm, layout = _where(name, shape, placement, sbp)
     device = comm.device(layout.placement)
     if comm.rank not in layout.placement:
@@ -403,13 +413,13 @@ def _parts(
         local = make(shape, region(shape, layout.sbp, layout.placement, index), device)
         if not keeps_terms(layout, comm.rank):
             local.zero_()
-    return _wrapped(comm, layout, shape, local, dtype, requires_grad)
+    return _wrapped(comm, layout, shape, local, dtype, requires_grad, name, *given)
 
 
 def cut_out(
-    name: str, whole: Tensor, placement: Any, sbp: Any, requires_grad: bool, compare: bool = False
+    name: str, given: Sequence[Any], whole: Tensor, placement: Any, sbp: Any, requires_grad: bool, compare: bool = False
 ) -> Tensor:
-    """A global tensor cut out of a tensor that every rank has whole.
+    """A global tensor cut out of a tensor that every rank has whole, made by a function of a name, of ``given``.
 
     With ``compare`` raises CallError where the ranks of the placement have different ones.
     """
@@ -422,7 +432,7 @@ def cut_out(
     else:
         local = whole.new_empty(NOWHERE)
     local = local.to(comm.device(layout.placement))
-    return _wrapped(comm, layout, shape, local, whole.dtype, requires_grad)
+    return _wrapped(comm, layout, shape, local, whole.dtype, requires_grad, name, *given)
 
 
 _COMPARED = CollectiveLabel.of("comparison of the data of a new tensor")

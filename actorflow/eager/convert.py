@@ -15,7 +15,7 @@ from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wra
 from actorflow.eager.job_results import ResultTensor
 from actorflow.eager.layout import NOWHERE, Layout, has_terms, layout_of, local_shape
 from actorflow.eager.linked_views import LinkedView, refresh
-from actorflow.eager.redistribution import redistribute
+from actorflow.eager.redistribution import part_in, redistribute
 from actorflow.standins.lazy_tensor import LazyTensor
 from actorflow.standins.owned_tensor import real_value, stands_for_whole
 from actorflow_compiler.core.errors import CallError, LayoutError, NotGlobal
@@ -161,9 +161,11 @@ def moved(x: GlobalTensor, target: Layout, why: str = "to_global") -> GlobalTens
     if isinstance(x, LinkedView):
         refresh(x)
     spec = x._spec
-    part = redistribute(x._local, spec.shape, spec.layout, target, spec.comm, why)
+    part = part_in(x, target, why)
     device = spec.device if target.placement.type == spec.layout.placement.type else spec.comm.device(target.placement)
-    return wrap(part, spec_of(spec.comm, target, spec.shape, spec.strides, spec.dtype, device))
+    made = spec_of(spec.comm, target, spec.shape, spec.strides, spec.dtype, device)
+    # ranks outside of the placement that it comes from may have made theirs in another way
+    return wrap(part, made, x._lineage if target.placement.ranks == spec.layout.placement.ranks else None)
 
 
 def moved_gradient(g: GlobalTensor, target: Layout, why: str) -> GlobalTensor:
@@ -189,7 +191,7 @@ class _Redistribution(torch.autograd.Function):
         ctx.back = without_terms(x._spec.layout)
         ctx.grad = grad
         if target is x._spec.layout:
-            return wrap(x._local, x._spec)
+            return wrap(x._local, x._spec, x._lineage)
         return moved(x, target)
 
     @staticmethod
@@ -242,7 +244,7 @@ class _ToPart(torch.autograd.Function):
         made = spec_of(spec.comm, without_terms(spec.layout), spec.shape, None, g.dtype, spec.device)
         if torch.is_grad_enabled() and g.requires_grad:
             return _FromParts.apply(g, made, False, None)  # type: ignore[no-untyped-call]
-        return wrap(g, made)
+        return wrap(g, made, spec.comm.pass_lineage)
 
 
 def _first_of_copies(part: Tensor, spec: GlobalSpec) -> Tensor:

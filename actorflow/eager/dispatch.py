@@ -18,8 +18,9 @@ from torch import Tensor
 from actorflow.eager import random
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, wrap
 from actorflow.eager.in_place import run_in_place, written_tensors
+from actorflow.eager.lineage import Lineage, code_of_op, is_as_written, lineage_of, of_output
 from actorflow.eager.linked_views import LinkedView, refresh
-from actorflow.eager.op_cache import CACHE, call_key
+from actorflow.eager.op_cache import CACHE, MadeOf, call_key
 from actorflow.eager.op_plans import op_name
 from actorflow.eager.perform import perform
 from actorflow.eager.plain_tensors import check, count_references, flat, plain_at
@@ -40,7 +41,7 @@ def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dic
         watcher = _watchers.pop(threading.get_ident(), None)
         if watcher is not None:
             return _watched(watcher, func, args, kwargs)
-    key, parts = call_key(func, args, kwargs)
+    key, parts, made_of = call_key(func, args, kwargs)
     try:
         found = _lookup(key)
     except TypeError:  # an argument without a hash
@@ -52,14 +53,21 @@ def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dic
             pass
         else:
             spec = found.outs
+            lineage = lineage_of(found.code, made_of, found.comm.pass_lineage)
             if type(spec) is GlobalSpec:
                 made = spec.make()
                 made._local = local
                 made._spec = spec
+                made._lineage = lineage
                 return made
-            return args[0] if spec is None else _several(local, spec)
+            if spec is None:
+                _change_lineage(args[0], found.code, lineage)
+                return args[0]
+            return _several(local, spec, lineage)
     parts = None  # only the arguments may refer to plain tensors: ``plain_tensors.py`` counts references
-    return carry_out(func, args, kwargs or {})
+    result = carry_out(func, args, kwargs or {})
+    _give_lineage(result, func, args, made_of)
+    return result
 
 
 # ---- recording the ops that a function is made of
@@ -91,14 +99,47 @@ def _watched(watcher: Watcher, func: Any, args: tuple[Any, ...], kwargs: dict[st
         _watchers[threading.get_ident()] = watcher
 
 
-def _several(parts: Any, specs: Any) -> Any:
+def _several(parts: Any, specs: Any, lineage: Lineage) -> Any:
     """Wrap the outputs of an op that returns a list or tuple as global tensors."""
     return type(parts)(
         [
-            part if spec is None or not isinstance(part, Tensor) else wrap(part, spec)
-            for part, spec in zip(parts, specs, strict=True)
+            part if spec is None or not isinstance(part, Tensor) else wrap(part, spec, of_output(lineage, i))
+            for i, (part, spec) in enumerate(zip(parts, specs, strict=True))
         ]
     )
+
+
+# ---- lineages
+
+
+def _give_lineage(made: Any, func: Any, args: tuple[Any, ...], made_of: MadeOf) -> None:
+    """Set the lineage of an op's results, or of the tensor that it has changed."""
+    outputs = made if isinstance(made, list | tuple) else (made,)
+    first = next((t for t in outputs if isinstance(t, GlobalTensor)), None)
+    if first is None:
+        return
+    code = code_of_op(func)
+    lineage = lineage_of(code, made_of, first._spec.comm.pass_lineage)
+    if made is not first:
+        for i, t in enumerate(outputs):
+            if isinstance(t, GlobalTensor):
+                t._lineage = of_output(lineage, i)
+    elif func._schema.is_mutable and made is args[0]:
+        _change_lineage(made, code, lineage)
+    elif not any(made is a for a in args):
+        made._lineage = lineage
+
+
+_base: Any = Tensor._base
+_base_of: Callable[[Tensor], Tensor | None] = _base.__get__  # past ``__torch_function__`` where it is off already
+
+
+def _change_lineage(changed: GlobalTensor, code: int, lineage: Lineage) -> None:
+    """Set the lineage of a tensor that an op has changed; the tensor that it is a view of has changed as well."""
+    changed._lineage = lineage
+    base = _base_of(changed)
+    if isinstance(base, GlobalTensor):
+        base._lineage = lineage_of(abs(code), (base._lineage, lineage), base._spec.comm.pass_lineage)
 
 
 def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -151,7 +192,16 @@ def _begin(func: Any, leaves: Sequence[Any]) -> None:
         if isinstance(t, LinkedView):
             refresh(t)
     if operands and operands[0]._spec.comm.checks:
-        operands[0]._spec.comm.compare(f"{func}({'; '.join(str(t._spec) for t in operands)})")
+        given = "; ".join(str(x._spec if isinstance(x, GlobalTensor) else x) for x in leaves if _is_shown(x))
+        operands[0]._spec.comm.compare(f"{func}({given})", [t._lineage for t in operands])
+
+
+def _is_shown(argument: Any) -> bool:
+    """Whether an argument of an op is compared: tensors and numbers, but no numbers that were computed."""
+    return isinstance(argument, GlobalTensor) or (isinstance(argument, _NUMBERS) and is_as_written(argument))
+
+
+_NUMBERS = (bool, int, float, str, torch.dtype)
 
 
 GlobalTensor.__torch_dispatch__ = classmethod(run)  # type: ignore[method-assign, assignment]
@@ -178,6 +228,7 @@ def _arithmetic(name: str, func: Any) -> None:
                     made = spec.make()
                     made._local = found.direct(self._local, other._local)
                     made._spec = spec
+                    made._lineage = lineage_of(found.code, (self._lineage, other._lineage), found.comm.pass_lineage)
                     return made
             return usual(self, other)
 

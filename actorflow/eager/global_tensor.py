@@ -12,6 +12,7 @@ from torch import Tensor
 
 from actorflow.eager.communicator import EagerCommunicator
 from actorflow.eager.layout import Layout
+from actorflow.eager.lineage import Lineage, code_of
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.torch_internals import make_wrapper, no_torch_function
 
@@ -34,6 +35,7 @@ class GlobalSpec:
     make: Callable[[], Any] = field(init=False)  # makes a tensor of this kind, without its part
     size: torch.Size = field(init=False)  # the shape as torch gives it
     here: bool = field(init=False)  # whether this rank is in the placement
+    lineage: Lineage = field(init=False)  # of a tensor of which nothing else is known
 
     def __post_init__(self) -> None:
         about: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
@@ -42,6 +44,7 @@ class GlobalSpec:
         object.__setattr__(self, "make", partial(make_wrapper, GlobalTensor, self.shape, **about))
         object.__setattr__(self, "size", torch.Size(self.shape))
         object.__setattr__(self, "here", self.comm.rank in self.layout.placement)
+        object.__setattr__(self, "lineage", code_of(str(self)))
 
     @property
     def meta(self) -> Meta:
@@ -93,9 +96,10 @@ class GlobalTensor(torch.Tensor):
 
     _local: Tensor
     _spec: GlobalSpec
+    _lineage: Lineage  # how it was made: see ``lineage.py``
     _leaf: tuple[Tensor, Tensor]  # this part, and the same as a leaf of a graph of parts; set when first needed
 
-    __slots__ = ("_leaf", "_local", "_spec")
+    __slots__ = ("_leaf", "_lineage", "_local", "_spec")
     __torch_function__ = no_torch_function  # replaced by ``torch_function.py``
 
     @classmethod
@@ -106,9 +110,13 @@ class GlobalTensor(torch.Tensor):
         raise NotImplementedError(func)
 
 
-def wrap(local: Tensor, spec: GlobalSpec) -> GlobalTensor:
-    """The global tensor of which ``local`` is this rank's part; nothing is checked, nothing is differentiated."""
+def wrap(local: Tensor, spec: GlobalSpec, lineage: Lineage | None = None) -> GlobalTensor:
+    """The global tensor of which ``local`` is this rank's part; nothing is checked, nothing is differentiated.
+
+    Its lineage is that of its spec unless it is given.
+    """
     made: GlobalTensor = spec.make()
     made._local = local
     made._spec = spec
+    made._lineage = spec.lineage if lineage is None else lineage
     return made

@@ -13,7 +13,7 @@ from actorflow.eager.layout import everywhere
 from actorflow.eager.linked_views import LinkedView, write_back
 from actorflow.eager.op_plans import device_of, direct
 from actorflow.eager.perform import operands_of, perform, spec_seen
-from actorflow.eager.redistribution import redistribute
+from actorflow.eager.redistribution import part_in
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.torch_internals import without_dispatch
 
@@ -45,18 +45,16 @@ def _reshaped(func: Any, computes: Any, args: tuple[Any, ...], kwargs: dict[str,
         )
     with without_dispatch():
         func(*args, **kwargs)
-    self._local, self._spec = new._local, new._spec
+    self._local, self._spec = new._local, new._spec  # its lineage becomes that of the op
     return self
 
 
 def assign(self: GlobalTensor, value: GlobalTensor) -> None:
     """Copy the values of ``value`` into ``self``, which keeps its layout and dtype; their shapes are equal."""
     spec, new = self._spec, value._spec
-    part = value._local
     if new.dtype != spec.dtype and new.layout is not spec.layout:
         value = torch.ops.aten._to_copy.default(value, dtype=spec.dtype)
-        new, part = value._spec, value._local
-    part = redistribute(part, spec.shape, new.layout, spec.layout, spec.comm, "a change in place")
+    part = part_in(value, spec.layout, "a change in place")
     if spec.here:
         self._local.copy_(part)
     if isinstance(self, LinkedView):
@@ -118,7 +116,7 @@ def _change_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], chan
     target = everywhere(place)
     parts = []
     for t in operands:
-        part = redistribute(t._local, t._spec.shape, t._spec.layout, target, t._spec.comm, str(func))
+        part = part_in(t, target, str(func))
         parts.append(part.clone() if any(t is c for c in changed) else part)
     made = direct(func)(parts, args, kwargs)
     where = {id(t): part for t, part in zip(operands, parts, strict=True)}

@@ -82,7 +82,7 @@ def _spec(handle: LazyTensor, layout: Layout, comm: Any) -> GlobalSpec:
 
 def _made(part: Tensor, spec: GlobalSpec) -> GlobalTensor:
     made: ResultTensor = make_wrapper(ResultTensor, spec.shape, dtype=spec.dtype, device=spec.device)
-    made._spec = spec
+    made._spec, made._lineage = spec, spec.lineage
     if isinstance(part, LazyTensor):
         made._future = part
     else:

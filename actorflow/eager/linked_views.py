@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor
-from actorflow.eager.redistribution import redistribute
+from actorflow.eager.redistribution import part_in
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.torch_internals import make_wrapper
 
@@ -38,7 +38,7 @@ def link_view(
 ) -> LinkedView:  # fmt: skip
     """The view that ``func`` makes of ``parent``; ``local`` is a copy."""
     made: LinkedView = make_wrapper(LinkedView, spec.shape, strides=spec.strides, dtype=spec.dtype, device=spec.device)
-    made._local, made._spec, made._parent = local, spec, parent
+    made._local, made._spec, made._lineage, made._parent = local, spec, parent._lineage, parent
     made._func, made._args, made._kwargs, made._index, made._moved = func, args[1:], kwargs, index, moved
     made._seen = _version(parent)
     return made
@@ -55,8 +55,7 @@ def refresh(view: LinkedView) -> None:
     with torch.no_grad():
         made = view._func(parent, *view._args, **view._kwargs)
     found = made if view._index is None else made[view._index]
-    spec = found._spec
-    view._local = redistribute(found._local, spec.shape, spec.layout, view._spec.layout, spec.comm, str(view._func))
+    view._local = part_in(found, view._spec.layout, str(view._func))
     view._seen = now
 
 
@@ -78,8 +77,7 @@ def write_back(view: LinkedView) -> None:
             )
         with torch.no_grad():
             new = put(parent, view, view._args, view._index or 0)
-        spec = new._spec
-        local = redistribute(new._local, spec.shape, spec.layout, parent._spec.layout, spec.comm, str(view._func))
+        local = part_in(new, parent._spec.layout, str(view._func))
         if parent._spec.here:
             parent._local.copy_(local)
     if isinstance(parent, LinkedView):

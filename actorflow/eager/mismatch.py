@@ -12,7 +12,16 @@ from dataclasses import asdict, dataclass, field
 
 from actorflow_scheduler.wait_graph import shortest_cycle
 
-__all__ = ["ScriptEnd", "RankState", "CollectiveWait", "find_mismatch", "decode_state", "show_rank", "encode_state"]
+__all__ = [
+    "ScriptEnd",
+    "RankState",
+    "CollectiveWait",
+    "MADE_OTHERWISE",
+    "find_mismatch",
+    "decode_state",
+    "show_rank",
+    "encode_state",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +32,11 @@ class CollectiveWait:
     number: int  # of the collective, among those of the same ranks
     what: str  # "aten.mm.default: float32[4,5], S(0) on cpu:[0,1] -> B on cpu:[0,1]"
     peers: tuple[int, ...]  # that this rank sends to or receives from
-    where: str = ""  # the line of the user's script
+    lineage: int = 0  # of the tensor that is moved
+
+    def is_of(self, other: CollectiveWait) -> bool:
+        """Whether two ranks are in one collective, perhaps with tensors that they have made in different ways."""
+        return (self.ranks, self.number, self.what) == (other.ranks, other.number, other.what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,13 @@ class RankState:
     def is_in(self, other: CollectiveWait) -> bool:
         """Whether this rank is in the same collective."""
         d = self.doing
-        return isinstance(d, CollectiveWait) and (d.ranks, d.number, d.what) == (other.ranks, other.number, other.what)
+        return isinstance(d, CollectiveWait) and d.is_of(other) and d.lineage == other.lineage
+
+
+MADE_OTHERWISE = (
+    "are to exchange tensors that they have made in different ways: all ranks have to run the same ops on global "
+    "tensors, with the same numbers; ACTORFLOW_CHECK_PACE=1 shows the first one that differs"
+)
 
 
 def find_mismatch(states: Mapping[int, RankState]) -> str | None:
@@ -77,6 +96,9 @@ def find_mismatch(states: Mapping[int, RankState]) -> str | None:
         return None
     who = " and ".join(f"rank {rank}" for rank in cycle)
     lines = "\n".join(show_rank(rank, states[rank]) for rank in cycle)
+    doings = [state.doing for rank in cycle if isinstance((state := states[rank]).doing, CollectiveWait)]
+    if all(doing.is_of(doings[0]) for doing in doings):
+        return f"{who} {MADE_OTHERWISE}\n{lines}"
     return (
         f"{who} wait for each other in different ops, for ever: all ranks have to run the same ops on global tensors "
         f"in the same order\n{lines}"

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from actorflow.eager.communicator import EagerCommunicator
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor
+from actorflow.eager.lineage import code_of_op, code_of_scalar, code_of_value, known_code
 from actorflow.eager.op_plans import OpPlan
 
 __all__ = ["CACHE", "CachedOp", "OpCache", "call_key"]
 
 CallKey = tuple[Any, ...]
+MadeOf = tuple[Any, ...]  # lineages of tensors and codes of other arguments, in order
 
 # pointwise ops without torch's tag
 _POINTWISE = frozenset({"aten::addcdiv_", "aten::addcmul_", "aten::lerp_", "aten::add_", "aten::mul_", "aten::div_"})
@@ -38,6 +40,7 @@ class CachedOp:
 
     func: Any  # keeps the op alive, since keys have its id
     comm: EagerCommunicator  # of the operands
+    code: int  # of the op: see ``lineage.py``
     plan: OpPlan | None = None
     direct: Callable[..., Any] | None = None  # takes the arguments, tensors being parts; None where a plan is needed
     outs: GlobalSpec | tuple[GlobalSpec | None, ...] | None = (
@@ -89,15 +92,18 @@ class OpCache:
         if found is None:
             if len(self._entries) >= self._size:
                 self._entries.clear()
-            found = self._entries[key] = CachedOp(func, comm)
+            found = self._entries[key] = CachedOp(func, comm, code_of_op(func))
         return found
 
 
 CACHE = OpCache(1 << 16)
 
 
-def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[CallKey, Sequence[Any] | None]:
-    """The key of a call, equal for calls that share a plan, and the arguments with parts in place of tensors.
+def call_key(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> tuple[CallKey, Sequence[Any] | None, MadeOf]:
+    """The key of a call, equal for calls that share a plan, the arguments with parts in place of tensors, and what the
+    lineage of the result is made of.
 
     Global tensors enter the key by their specs, plain ones by shape, strides and dtype, other arguments by type and
     value.  The parts are None where a tensor is no plain ``GlobalTensor`` of its own or comes by name, so that there is
@@ -107,76 +113,87 @@ def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) ->
         if len(args) == 2:
             a, b = args
             if type(a) is GlobalTensor and type(b) is GlobalTensor:
-                return (id(func), a._spec, b._spec), (a._local, b._local)
+                return (id(func), a._spec, b._spec), (a._local, b._local), (a._lineage, b._lineage)
         elif len(args) == 1:
             a = args[0]
             if type(a) is GlobalTensor:
-                return (id(func), a._spec), (a._local,)
+                return (id(func), a._spec), (a._local,), (a._lineage,)
     any_float = CACHE.takes_any_float(func)
     key: list[Any] = [id(func)]
     parts: list[Any] | None = []
+    made_of: list[Any] = []
     for a in args:
         t = type(a)
         if t is GlobalTensor:
             key.append(a._spec)
+            made_of.append(a._lineage)
             a = a._local
         elif t is list or t is tuple:
             if a and type(a[0]) is int and {*map(type, a)} == _ONLY_INTS:  # sizes, dims
-                key.append(tuple(a))
+                numbers = tuple(a)
+                key.append(numbers)
+                made_of.append(known_code(numbers) or code_of_value(numbers))
             else:
-                listed, a = _listed(a)
+                listed, a = _listed(a, made_of)
                 key.append(listed)
                 if a is None:
                     parts = None
         elif t in _VALUES:
             key.append((t, _FLOAT_KEYS[not a] if any_float and t is float else a))
+            made_of.append(known_code(a) or code_of_value(a))
         elif isinstance(a, Tensor):
-            key.append(_tensor_key(a))
+            key.append(_tensor_key(a, made_of))
             parts = None
         else:
             key.append((t, a))
         if parts is not None:
             parts.append(a)
-    if kwargs and _add_named(key, kwargs, any_float):
+    if kwargs and _add_named(key, made_of, kwargs, any_float):
         parts = None
-    return tuple(key), parts
+    return tuple(key), parts, tuple(made_of)
 
 
-def _add_named(key: list[Any], kwargs: dict[str, Any], any_float: bool) -> bool:
-    """Add arguments by name to the key; returns whether there may be tensors among them."""
+def _add_named(key: list[Any], made_of: list[Any], kwargs: dict[str, Any], any_float: bool) -> bool:
+    """Add arguments by name to the key and the lineage; returns whether there may be tensors among them."""
     tensors = False
     for name, a in kwargs.items():
         t = type(a)
         if t in _VALUES:
             key.append((name, t, _FLOAT_KEYS[not a] if any_float and t is float else a))
+            made_of.append(known_code(a) or code_of_value(a))
         elif t is list or t is tuple:
-            key.append((name, _listed(a)[0]))
+            key.append((name, _listed(a, made_of)[0]))
             tensors = True
         elif isinstance(a, Tensor):
-            key.append((name, _tensor_key(a)))
+            key.append((name, _tensor_key(a, made_of)))
             tensors = True
         else:
             key.append((name, t, a))
     return tensors
 
 
-def _tensor_key(tensor: Tensor) -> Any:
+def _tensor_key(tensor: Tensor, made_of: list[Any]) -> Any:
     if isinstance(tensor, GlobalTensor):
+        made_of.append(tensor._lineage)
         return tensor._spec
+    if not tensor.dim():
+        made_of.append(code_of_scalar(tensor))
     return (Tensor, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 
-def _listed(values: Sequence[Any]) -> tuple[CallKey, list[Any] | None]:
+def _listed(values: Sequence[Any], made_of: list[Any]) -> tuple[CallKey, list[Any] | None]:
     """A list's part of the key, and the list with parts; None where a tensor is no ``GlobalTensor`` of its own."""
     key: list[Any] = []
     parts: list[Any] = []
     for v in values:
         if type(v) is GlobalTensor:
             key.append(v._spec)
+            made_of.append(v._lineage)
             parts.append(v._local)
         elif isinstance(v, Tensor):
-            key.append(_tensor_key(v))
+            key.append(_tensor_key(v, made_of))
         else:
             key.append((type(v), v))
+            made_of.append(code_of_value(v))
             parts.append(v)
     return tuple(key), parts if len(parts) == len(key) else None

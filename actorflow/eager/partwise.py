@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from actorflow.eager import dispatch
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of
 from actorflow.eager.layout import Layout, local_shape
+from actorflow.eager.lineage import code_of
 from actorflow.eager.op_plans import RESHAPES
 from actorflow.eager.perform import plan_of
 from actorflow.eager.plain_tensors import flat
@@ -50,6 +51,7 @@ class PartwiseCall:
     grads: tuple[GlobalSpec, ...]  # specs that the gradients of the operands then have
     kept_ins: tuple[int, ...] = ()  # operands whose memory the autograd graph of the parts saves
     kept_outs: tuple[int, ...] = ()  # results whose memory it saves
+    code: int = 0  # of the function: see ``lineage.py``
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,7 @@ def _partwise_call(
     found = PartwiseCall(
         func, tuple(OperandRef(next(numbers)) if isinstance(a, Tensor) else a for a in args),
         {k: OperandRef(next(numbers)) if isinstance(a, Tensor) else a for k, a in kwargs.items()},
-        form, tuple(results), tuple(layouts[0]), grads,
+        form, tuple(results), tuple(layouts[0]), grads, code=code_of(getattr(func, "__name__", str(type(func)))),
     )  # fmt: skip
     return _same_on_parts(found, recorder, operands, outs, recorded)
 

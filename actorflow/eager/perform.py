@@ -18,7 +18,7 @@ from actorflow.eager.linked_views import LinkedView, link_view
 from actorflow.eager.op_cache import CACHE, call_key
 from actorflow.eager.op_plans import OpPlan, make_plan, unknown_call
 from actorflow.eager.plain_tensors import flat
-from actorflow.eager.redistribution import redistribute
+from actorflow.eager.redistribution import part_in
 from actorflow_compiler.core.torch_internals import memory_of
 from actorflow_compiler.signatures.discovery import learn, rules_of
 from actorflow_compiler.signatures.discovery.rules import from_json, structure, to_json
@@ -33,7 +33,7 @@ def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: A
     """
     operands, small = operands_of(args, kwargs)
     op = func if changed is None else changed
-    key, direct = call_key(op, args, kwargs)
+    key, direct, _ = call_key(op, args, kwargs)
     try:
         found = CACHE.get(key)
         hashable = True
@@ -47,8 +47,7 @@ def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: A
             CACHE.add_plan(key, op, operands[0]._spec.comm, plan, direct is not None)
     parts = [t._local for t in operands]
     for i, target in plan.moves:
-        spec = operands[i]._spec
-        parts[i] = redistribute(parts[i], spec.shape, spec.layout, target, spec.comm, str(func))
+        parts[i] = part_in(operands[i], target, str(func))
     made = plan.run(parts, args, kwargs)
     if changed is not None and plan.in_place:
         return operands[0]

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from actorflow.eager.communicator import WIDE, CollectiveLabel, EagerCommunicator
+from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.layout import NOWHERE, Layout
+from actorflow.eager.lineage import Lineage
 from actorflow.transport.redistribution import cut, cut_like, run_of, split_run
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, route
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.plan.plan import Box
 from actorflow_compiler.plan.region import device_shape
 
-__all__ = ["redistribute"]
+__all__ = ["part_in", "redistribute"]
 
 Shape = tuple[int, ...]
 
@@ -37,15 +39,23 @@ class HopStep:
     add: bool
 
 
+def part_in(x: GlobalTensor, target: Layout, why: str) -> Tensor:
+    """The part of a global tensor that this rank has in another layout: see ``redistribute``."""
+    spec = x._spec
+    return redistribute(x._local, spec.shape, spec.layout, target, spec.comm, why, x._lineage)
+
+
 def redistribute(
-    local: Tensor, shape: Shape, source: Layout, target: Layout, comm: EagerCommunicator, why: str = ""
-) -> Tensor:
+    local: Tensor, shape: Shape, source: Layout, target: Layout, comm: EagerCommunicator, why: str = "",
+    lineage: Lineage = 0,
+) -> Tensor:  # fmt: skip
     """The part of a tensor of logical ``shape`` that this rank has in ``target``, given its part in ``source``.
 
     Collective: every rank of both placements calls it, with the same arguments but for ``local``; on others it does
     nothing.  A rank outside of a placement has a part of shape ``(0,)``, of the right dtype.  The result shares
     memory with ``local`` only where the layouts are the same; no gradient flows.  ``why`` names the op that
-    needs it, for errors.  Raises LayoutError for a split that does not fit the shape.
+    needs it, for errors.  Ranks that have parts of the tensor must give the same ``lineage``, if they exchange them.
+    Raises LayoutError for a split that does not fit the shape.
 
     >>> redistribute(torch.ones(2), (2,), Layout(both, (P,)), Layout(both, (S(0),)), comm)  # on each of two ranks
     tensor([2.])
@@ -57,8 +67,10 @@ def redistribute(
     steps = hop_steps(shape, source, target, comm.rank)
     if not steps:
         return local  # a rank outside of both
-    label = _label(why, local.dtype, shape, source, target)
+    text, digest = _label(why, local.dtype, shape, source, target)
     for step in steps:
+        among = all(rank in source.placement for rank in step.ranks)
+        label = CollectiveLabel(text, digest, lineage if among else 0)
         if step.kind is HopKind.ALL_REDUCE:
             local = comm.all_reduce(label, step.ranks, local)
         else:
@@ -141,7 +153,9 @@ def _flat(local: Tensor, boxes: tuple[Box, ...]) -> Tensor | None:
 
 
 @lru_cache(maxsize=1 << 14)
-def _label(why: str, dtype: torch.dtype, shape: Shape, source: Layout, target: Layout) -> CollectiveLabel:
+def _label(why: str, dtype: torch.dtype, shape: Shape, source: Layout, target: Layout) -> tuple[str, int]:
+    """The text of a label, and its digest."""
     size = ",".join(map(str, shape))
     moves = f"{str(dtype).removeprefix('torch.')}[{size}], {source} -> {target}"
-    return CollectiveLabel.of(f"{why}: {moves}" if why else moves)
+    label = CollectiveLabel.of(f"{why}: {moves}" if why else moves)
+    return label.text, label.digest

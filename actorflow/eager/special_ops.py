@@ -17,7 +17,7 @@ from actorflow.eager.linked_views import LinkedView, write_back
 from actorflow.eager.op_cache import CACHE
 from actorflow.eager.op_plans import is_spread
 from actorflow.eager.perform import as_whole, operands_of
-from actorflow.eager.redistribution import redistribute
+from actorflow.eager.redistribution import part_in
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P
@@ -45,7 +45,7 @@ def whole_part(x: GlobalTensor) -> Tensor:
     place = spec.layout.placement
     if any(rank not in place for rank in spec.comm.all_ranks):
         place = Placement(place.type, spec.comm.all_ranks, (spec.comm.world,))
-    return redistribute(x._local, spec.shape, spec.layout, everywhere(place), spec.comm, "reading the value")
+    return part_in(x, everywhere(place), "reading the value")
 
 
 # ---- values
@@ -324,7 +324,7 @@ def fused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             target = p._spec.layout if t.shape == p.shape else everywhere(p._spec.layout.placement)
             if has_terms(target):
                 raise LayoutError(f"a parameter that lies as {target} was given to {func}; split or broadcast expected")
-            row.append(redistribute(t._local, t._spec.shape, t._spec.layout, target, t._spec.comm, str(func)))
+            row.append(part_in(t, target, str(func)))
         parts.append(row)
     named = {k: whole_part(v) if isinstance(v, GlobalTensor) else v for k, v in kwargs.items()}
     func(*parts, **named)

@@ -15,6 +15,7 @@ from actorflow.eager.convert import moved_gradient, without_terms
 from actorflow.eager.current import current
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, Shape, spec_of, wrap
 from actorflow.eager.layout import Layout, is_whole
+from actorflow.eager.lineage import backward_pass
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.memory_access import refuse_access_to_memory
 from actorflow.eager.special_ops import whole_part
@@ -47,7 +48,7 @@ def _set_data(x: GlobalTensor, new: Tensor) -> None:
     if isinstance(new, LinkedView):
         refresh(new)
     _data.__set__(x, new)
-    x._local, x._spec = new._local, new._spec
+    x._local, x._spec, x._lineage = new._local, new._spec, new._lineage
 
 
 def _whole(x: GlobalTensor) -> Tensor:
@@ -106,7 +107,7 @@ def _deepcopy(x: GlobalTensor, memo: dict[int, Any]) -> Any:
         )
     if isinstance(x, LinkedView):
         refresh(x)
-    made: Any = wrap(x._local.detach().clone(), x._spec)
+    made: Any = wrap(x._local.detach().clone(), x._spec, x._lineage)
     torch.Tensor.requires_grad_(made, x.requires_grad)
     if x.requires_grad:
         keep_gradients_alike(made)
@@ -197,7 +198,9 @@ def _backward(
 
     Defined here so that hooks of the backward pass go through ``__torch_function__`` as well.
     """
-    torch.autograd.backward(x, gradient, retain_graph, create_graph, inputs=inputs)
+    given = (gradient._lineage,) if isinstance(gradient, GlobalTensor) else ()
+    with backward_pass(x._spec.comm, x._lineage, *given):
+        torch.autograd.backward(x, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _quickly(name: str) -> property:

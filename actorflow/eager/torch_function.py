@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from actorflow.eager.convert import moved
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
+from actorflow.eager.lineage import backward_pass, code_of_value, lineage_of, of_output
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.partwise import CALLS, UNKNOWN, PartwiseCall, examine_call, fill, leaves
 from actorflow.eager.plain_tensors import plain_as_whole
@@ -62,11 +64,26 @@ def call(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: di
         names = tuple(key)
         found = CALLS.get(names)
         if found is UNKNOWN:
-            return examine_call(names, func, args, kwargs or {}, operands, recorded)
-        made = NotImplemented if found is None else _run(found, operands, recorded)
-        if made is NotImplemented:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            made = examine_call(names, func, args, kwargs or {}, operands, recorded)
+            found = CALLS.get(names)
+        else:
+            made = NotImplemented if found is None else _run(found, operands, recorded)
+            if made is NotImplemented:
+                made = func(*args, **kwargs) if kwargs else func(*args)
+        if found is not None:
+            _give_lineage(made, found, (*args, *kwargs, *kwargs.values()) if kwargs else args)
         return made
+
+
+def _give_lineage(made: Any, partwise: PartwiseCall, given: Sequence[Any]) -> None:
+    """Set the lineage of the results, which is the same whether the call was made on the parts or op by op."""
+    made_of = tuple([a._lineage if type(a) is GlobalTensor else code_of_value(a) for a in given])
+    lineage = lineage_of(partwise.code, made_of, partwise.outs[0].comm.pass_lineage)
+    if partwise.form is None:
+        made._lineage = lineage
+    else:
+        for i, t in enumerate(made):
+            t._lineage = of_output(lineage, i)
 
 
 # types of arguments that enter the key of a call by their values
@@ -105,6 +122,15 @@ def _copied_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return plain.copy_(real_value(x))
 
 
+def _gradients(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.autograd.grad``."""
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, GlobalTensor)]
+    if not tensors:
+        return func(*args, **kwargs)
+    with backward_pass(tensors[0]._spec.comm, *[t._lineage for t in tensors]):
+        return func(*args, **kwargs)
+
+
 # function of torch → how it is called
 _PREPARED: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     # read the values of an argument, the places to cut at, before they call an op
@@ -112,6 +138,7 @@ _PREPARED: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     Tensor.tensor_split: _by_value,
     torch.nn.functional.embedding_bag: _with_its_own,  # offsets
     Tensor.copy_: _copied_out,
+    torch.autograd.grad: _gradients,
 }
 if hasattr(torch.nn.functional, "linear_cross_entropy"):  # torch 2.13
     _PREPARED[torch.nn.functional.linear_cross_entropy] = _without_chunks
@@ -213,7 +240,7 @@ def _wrapped(part: Tensor, spec: GlobalSpec) -> GlobalTensor:
                 strides[d] = step
                 step *= max(spec.shape[d], 1)
             spec = spec_of(spec.comm, spec.layout, spec.shape, tuple(strides), spec.dtype, spec.device)
-    return wrap(part, spec)
+    return wrap(part, spec, spec.comm.pass_lineage)
 
 
 def _operands(ctx: Any, kept: Sequence[Any]) -> list[Any]:

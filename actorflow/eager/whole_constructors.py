@@ -37,7 +37,7 @@ def _of_torch(name: str) -> Callable[..., Tensor]:
         common = {key: options.pop(key) for key in COMMON_OPTIONS & options.keys()}
         dtype, requires_grad = placed_options(name, common)
         whole = function(*args, **options, **({} if dtype is None else {"dtype": dtype}))
-        return cut_out(name, whole, placement, sbp, requires_grad)
+        return cut_out(name, (*args, *options.values()), whole, placement, sbp, requires_grad)
 
     made.__name__ = made.__qualname__ = name
     made.__doc__ = f"``torch.{name}``; with a placement a global tensor of the same values."
@@ -66,7 +66,7 @@ def randperm(n: int, *, placement: Any = None, sbp: Any = None, **options: Any) 
     generator = numbers_of(comm, given)
     drawn = torch.randperm(n, generator=generator, dtype=dtype or torch.int64, device=generator.device).cpu()
     check_alike(comm, zlib.crc32(contents(drawn)))
-    return cut_out("randperm", drawn, placement, sbp, requires_grad)
+    return cut_out("randperm", (n,), drawn, placement, sbp, requires_grad)
 
 
 @placed
@@ -83,4 +83,4 @@ def as_tensor(data: Any, *, placement: Any = None, sbp: Any = None, **options: A
     if placement is None:
         return torch.as_tensor(data, **plain_options("as_tensor", sbp, options))
     dtype, requires_grad = placed_options("as_tensor", options)
-    return cut_out("as_tensor", torch.as_tensor(data, dtype=dtype), placement, sbp, requires_grad, compare=True)
+    return cut_out("as_tensor", (), torch.as_tensor(data, dtype=dtype), placement, sbp, requires_grad, compare=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from actorflow.eager.communicator import EagerCommunicator
 from actorflow.eager.current import use
-from actorflow.eager.mismatch import CollectiveWait, RankState, ScriptEnd, find_mismatch, show_rank
+from actorflow.eager.mismatch import MADE_OTHERWISE, CollectiveWait, RankState, ScriptEnd, find_mismatch, show_rank
 from actorflow.script_state import seeds
 from actorflow.support import background
 from actorflow_compiler.core.errors import CallError
@@ -36,8 +35,8 @@ class _Hub:
         self.changed = threading.Condition()
         self.states = {rank: RankState(None) for rank in range(world)}
         self.posted: dict[
-            tuple[Key, int, int], tuple[str, Tensor | None]
-        ] = {}  # (collective, from, to) → label, tensor
+            tuple[Key, int, int], tuple[CollectiveWait, Tensor | None]
+        ] = {}  # (collective, from, to) → what the sender does, tensor
         self.verdict: str | None = None  # the mismatch that was found: all further collectives raise it
 
     def fail(self, why: str) -> None:
@@ -69,7 +68,7 @@ class ThreadCommunicator(EagerCommunicator):
         wanted = [r for r, n in zip(waiting.ranks, receive, strict=True) if n]
         with hub.changed:
             for peer, tensor in given:
-                hub.posted[key, me, peer] = (waiting.what, tensor)
+                hub.posted[key, me, peer] = (waiting, tensor)
             hub.states[me] = RankState(waiting, dict(self._entered))
             hub.changed.notify_all()
             while hub.verdict is None and not all((key, r, me) in hub.posted for r in wanted):
@@ -79,13 +78,15 @@ class ThreadCommunicator(EagerCommunicator):
                 hub.changed.wait()
             hub.check()
             taken = {r: hub.posted.pop((key, r, me)) for r in wanted}
-            for peer, (what, _) in taken.items():
-                if what != waiting.what:
-                    other = RankState(replace(waiting, what=what))
+            for peer, (other, _) in taken.items():
+                if (other.what, other.lineage) != (waiting.what, waiting.lineage):
+                    why = (
+                        "exchange tensors in different ops: all ranks have to run the same ops on global tensors in "
+                        "the same order"
+                    )
                     hub.fail(
-                        f"rank {me} and rank {peer} exchange tensors in different ops: all ranks have to run the same "
-                        f"ops on global tensors in the same order\n{show_rank(me, hub.states[me])}\n"
-                        f"{show_rank(peer, other)}"
+                        f"rank {me} and rank {peer} {MADE_OTHERWISE if other.what == waiting.what else why}\n"
+                        f"{show_rank(me, hub.states[me])}\n{show_rank(peer, RankState(other))}"
                     )
                     hub.check()
             hub.states[me] = RankState(None, dict(self._entered))

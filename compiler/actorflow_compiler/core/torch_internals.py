@@ -100,6 +100,7 @@ __all__ = [
     "hooks_made",
     "hooks_of",
     "in_backward",
+    "number_of_backward_pass",
     "in_transform",
     "is_composed",
     "is_fake",
@@ -871,9 +872,12 @@ def script_attributes(module: torch.jit.ScriptModule) -> tuple[Any, tuple[str, .
 # ---- autograd
 
 
+number_of_backward_pass: Callable[[], int] = torch._C._current_graph_task_id  # that this thread is in; -1: in none
+
+
 def in_backward() -> bool:
     """Whether this thread is in a backward pass."""
-    return int(torch._C._current_graph_task_id()) != -1
+    return number_of_backward_pass() != -1
 
 
 def keeps_graph() -> bool:

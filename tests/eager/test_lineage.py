@@ -1,0 +1,213 @@
+"""Ranks that have made a tensor in different ways learn of it when they exchange it; what one does for itself is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import actorflow as flow
+from actorflow.eager.current import checked, current
+from actorflow.eager.lineage import code_of_value
+from actorflow.testing.thread_ranks import ThreadRanks
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.core.placement import Placement
+
+LINE, FIRST, LAST = Placement("cpu", (0, 1), (2,)), Placement("cpu", (0,), (1,)), Placement("cpu", (1,), (1,))
+ROWS = {"placement": LINE, "sbp": flow.sbp.split(0)}
+WHOLE = {"placement": LINE, "sbp": flow.sbp.broadcast}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ThreadRanks]:
+    with ThreadRanks(2) as made:
+        yield made
+
+
+def me() -> int:
+    return current().rank
+
+
+def of_weights(loss: Callable[[Tensor], Tensor]) -> float:
+    w = flow.ones(4, 2, **WHOLE).requires_grad_()
+    loss(w * flow.ones(4, 2, **ROWS)).backward()
+    assert w.grad is not None
+    return w.grad.sum().item()
+
+
+def by_steps(rate: float) -> float:
+    w = flow.ones(4, **ROWS).requires_grad_()
+    optimizer = torch.optim.SGD([w], lr=rate)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (w * w).sum().backward()
+        optimizer.step()
+    return w.sum().item()
+
+
+def written_into(value: float, index: Any) -> float:
+    x = flow.zeros(4, 4, **ROWS)
+    x[index] = value
+    return x.sum().item()
+
+
+def by_autograd(factor: int) -> float:
+    w = flow.ones(4, 2, **WHOLE).requires_grad_()
+    (g,) = torch.autograd.grad((w * flow.ones(4, 2, **ROWS) * factor).sum(), [w])
+    return g.sum().item()
+
+
+# each gives the same on both ranks for one number, and must not give two values for two
+DIFFER: dict[str, Callable[[int], Any]] = {
+    "a constructor's size": lambda n: flow.ones(2 + n, **ROWS).sum().item(),
+    "a constructor's value": lambda n: flow.full((4,), n, **ROWS).sum().item(),
+    "the ends of arange": lambda n: flow.arange(n, 4.0 + n, **ROWS).sum().item(),
+    "an end of linspace": lambda n: flow.linspace(0, 1 + n, 5, **ROWS).sum().item(),
+    "a bound of random numbers": lambda n: flow.randint(0, 5 + n, (4,), **ROWS).sum().item(),
+    "a factor": lambda n: (flow.ones(4, **ROWS) * (1 + n)).sum().item(),
+    "a float": lambda n: (flow.ones(4, **ROWS) * (0.5 + n)).sum().item(),
+    "a negative dim": lambda n: flow.ones(4, 4, 4, **ROWS).cumsum(-1 - n).square().sum().item(),
+    "a probability": lambda n: F.dropout(flow.ones(64, **ROWS), 0.1 + 0.5 * n).sum().item(),
+    "an op": lambda n: (flow.ones(4, **ROWS).exp() if n else flow.ones(4, **ROWS).sin()).sum().item(),
+    "a function": lambda n: [F.gelu, F.silu][n](flow.ones(4, **ROWS)).sum().item(),
+    "an argument of a function": lambda n: F.gelu(flow.ones(4, **ROWS), approximate=["none", "tanh"][n]).sum().item(),
+    "the reduction of a loss": lambda n: of_weights(lambda x: x.sum() if n else x.mean()),
+    "a rate": lambda n: by_steps(0.25 + 0.25 * n),
+    "a value written by a mask": lambda n: flow.ones(4, **ROWS).masked_fill_(flow.ones(4, **ROWS) > 0, n).sum().item(),
+    "a value written into a column": lambda n: written_into(1.0 + n, (slice(None), 1)),
+    "a number of times": lambda n: sum([flow.ones(4, **ROWS)] * (1 + n), start=flow.zeros(4, **ROWS)).sum().item(),
+    "a gradient's factor": lambda n: by_autograd(1 + n),
+    "one of several outputs": lambda n: flow.rand(4, 4, **ROWS).chunk(2, 1)[n].sum().item(),
+}
+
+
+@pytest.mark.parametrize("what", DIFFER)
+def test_ranks_that_have_made_a_tensor_in_different_ways_are_told(ranks: ThreadRanks, what: str) -> None:
+    make = DIFFER[what]
+    one, other = ranks.run(lambda: make(1))
+    assert one == other
+    with pytest.raises(CallError, match="exchange tensors that they have made in different ways") as told:
+        ranks.run(lambda: make(me()))
+    assert "ACTORFLOW_CHECK_PACE=1" in str(told.value)
+    assert {line.split(" is in ")[0].strip() for line in str(told.value).splitlines()[1:]} == {"rank 0", "rank 1"}
+
+
+def test_in_the_checking_mode_the_number_that_differs_is_shown(ranks: ThreadRanks) -> None:
+    def factor() -> None:
+        with checked():
+            _ = flow.ones(4, **ROWS) * (2 + me())
+
+    with pytest.raises(CallError, match="about to run different ops") as told:
+        ranks.run(factor)
+    assert [line.rpartition("; ")[2] for line in str(told.value).splitlines()[1:]] == ["2)", "3)"]
+
+    def size() -> None:
+        with checked():
+            flow.ones(2 + me(), **ROWS)
+
+    with pytest.raises(CallError, match=r"rank 1: flow\.ones\(1\): float32\[3\]"):
+        ranks.run(size)
+
+    def before() -> None:
+        x = flow.ones(4, **ROWS) * (2 + me())
+        with checked():
+            x.relu()
+
+    with pytest.raises(CallError, match="made in different ways, before ops were compared"):
+        ranks.run(before)
+
+
+# ---- what a rank does for itself
+
+
+def trained(first: Callable[[Tensor, Tensor], Any]) -> list[float]:
+    """Gradients and results of a small model; ``first`` is called on rank 0 only, and exchanges nothing."""
+    w, b = (flow.ones(*s, **WHOLE).requires_grad_() for s in ((4, 2), (2,)))
+    x = flow.randn(4, 2, **ROWS)
+    seen = []
+    for _ in range(3):
+        if me() == 0:
+            first(w, x)
+        y = F.layer_norm(F.gelu(w * x + b), [2]).square().clone()
+        y.mean().backward()
+        assert w.grad is not None
+        seen += [w.grad.sum().item(), y.sum().item(), (w.grad + 1).to_global(sbp=flow.sbp.split(1)).sum().item()]
+    return seen
+
+
+def seen_by_a_hook(w: Tensor, x: Tensor) -> None:
+    kept: list[Tensor] = []
+    w.register_hook(kept.append)  # who keeps a gradient makes autograd copy it
+
+
+ALONE: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "computes with them": lambda w, x: (w * x + 5, F.gelu(w * x), F.layer_norm((w * x).detach(), [2])),
+    "goes backward": lambda w, x: F.layer_norm(F.gelu(x.detach().clone().requires_grad_() * 2), [2]).sum().backward(),
+    "keeps gradients": seen_by_a_hook,
+    "prints them": lambda w, x: (str(w), repr(x), w.to_local().sum().item()),
+    "copies them": lambda w, x: (w.detach().clone().mul_(5), x.clone().add_(w)),
+    "drops nothing of them": lambda w, x: (F.dropout(x, 0.0), F.dropout(w, 0.5, training=False)),
+}
+
+
+@pytest.mark.parametrize("what", ALONE)
+def test_what_a_rank_computes_for_itself_concerns_no_other(ranks: ThreadRanks, what: str) -> None:
+    def on_a_rank(first: Callable[[Tensor, Tensor], Any]) -> list[float]:
+        flow.manual_seed(3)
+        return trained(first)
+
+    expected = ranks.run(lambda: on_a_rank(lambda w, x: None))
+    assert ranks.run(lambda: on_a_rank(ALONE[what])) == expected
+
+
+def test_a_value_that_is_overwritten_is_forgotten(ranks: ThreadRanks) -> None:
+    def on_a_rank() -> float:
+        x = flow.empty(4, **ROWS)
+        if me() == 0:
+            x.fill_(7)
+        x.zero_()
+        if me() == 1:
+            x.mul_(3)
+        x.copy_(flow.ones(4, **ROWS))
+        return x.sum().item()
+
+    assert ranks.run(on_a_rank) == [4.0, 4.0]
+
+
+def test_ranks_outside_of_a_placement_may_stand_in_for_its_tensors(ranks: ThreadRanks) -> None:
+    def on_a_rank() -> float:
+        h = flow.ones(2, 4, placement=FIRST, sbp=flow.sbp.broadcast)
+        h = (h * 2 + 1).relu() if me() == 0 else flow.empty(2, 4, placement=FIRST, sbp=flow.sbp.broadcast)
+        y = h.to_global(placement=LAST, sbp=flow.sbp.broadcast) * 3
+        return (y.to_global(**WHOLE) + 1).to_global(sbp=flow.sbp.split(0)).sum().item()
+
+    assert ranks.run(on_a_rank) == [80.0, 80.0]
+
+
+def test_activation_checkpointing_goes_back_as_without(ranks: ThreadRanks) -> None:
+    def on_a_rank(again: bool) -> float:
+        def block(x: Tensor) -> Tensor:
+            return F.gelu(x * flow.ones(4, 2, **ROWS)).sum()
+
+        return of_weights(lambda x: checkpoint(block, x, use_reentrant=False) if again else block(x))
+
+    assert ranks.run(lambda: on_a_rank(True)) == ranks.run(lambda: on_a_rank(False))
+
+
+def test_numbers_that_were_computed_may_differ_in_their_last_bits(ranks: ThreadRanks) -> None:
+    def on_a_rank() -> float:
+        norm = 1.2345678901 + me() * 2e-16
+        return (flow.ones(4, **ROWS) / norm * float("nan")).isnan().sum().item()
+
+    assert ranks.run(on_a_rank) == [4, 4]
+
+
+def test_values_have_codes_that_differ_where_python_hashes_do_not() -> None:
+    values = [-1, -2, 0, 1, 2, 0.1, 0.2, -0.5, "none", "tanh", torch.float32, torch.float64, [-1], [-2], (3, 4), [4, 3]]
+    assert len({code_of_value(v) for v in values}) == len(values)
+    assert code_of_value(1 / 3) == code_of_value(2 / 3) == code_of_value(float("nan")) == code_of_value({})
