@@ -64,8 +64,16 @@ def to_local(self: Tensor, *, copy: bool = False) -> Tensor:
     return part.clone() if copy else part
 
 
+def _kept_layout(self: Tensor) -> Any:
+    from actorflow.standins.owned_tensor import kept_layout
+
+    return kept_layout(self)
+
+
 def _placement(self: Tensor) -> Any:
-    """The placement of a global tensor; raises NotGlobal for a plain tensor."""
+    """The placement of a global tensor, or of what was one until a job took it over; raises NotGlobal for others."""
+    if (kept := _kept_layout(self)) is not None:
+        return kept[0]
     raise NotGlobal("a plain tensor has no placement; a global tensor was expected: x.to_global(placement, sbp)")
 
 
@@ -74,6 +82,8 @@ def _sbp(self: Tensor) -> Any:
 
     Raises NotGlobal for a plain tensor.
     """
+    if (kept := _kept_layout(self)) is not None:
+        return kept[1]
     raise NotGlobal("a plain tensor has no sbp; a global tensor was expected: x.to_global(placement, sbp)")
 
 
@@ -169,7 +179,7 @@ def attach() -> None:
             setattr(tensor, name, _new(name, getattr(tensor, name)))
     tensor.to_global, tensor.to_local = to_global, to_local
     tensor.placement, tensor.sbp = property(_placement), property(_sbp)
-    tensor.is_global = property(lambda self: False)
+    tensor.is_global = property(lambda self: _kept_layout(self) is not None)
     tensor.is_local = property(lambda self: not self.is_global)
     tensor.local_to_global, tensor.global_to_global = local_to_global, global_to_global
     tensor.to_consistent, tensor.is_consistent = to_global, property(lambda self: self.is_global)  # older names

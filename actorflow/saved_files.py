@@ -61,7 +61,7 @@ def save(
         )
     _check_rank("flow.save", "global_dst_rank", global_dst_rank)
     leaves, form = pytree.tree_flatten(obj)
-    spread = [number for number, leaf in enumerate(leaves) if getattr(leaf, "is_global", False)]
+    spread = [number for number, leaf in enumerate(leaves) if getattr(leaf, "has_parts", False)]
     writes = global_dst_rank is None or group.rank() == global_dst_rank
     if not spread:
         if writes:

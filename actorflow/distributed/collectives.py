@@ -96,7 +96,7 @@ def check_arguments(name: str, *args: object, **kwargs: object) -> None:
     """Raise LayoutError for a global tensor among the arguments of a collective, CallError for what is no tensor."""
     for value in (*args, *kwargs.values()):
         for t in value if isinstance(value, list | tuple) else (value,):
-            if getattr(t.tensor if isinstance(t, dist.P2POp) else t, "is_global", False):
+            if getattr(t.tensor if isinstance(t, dist.P2POp) else t, "has_parts", False):
                 raise GlobalInCollective(name)
     if name not in _OF_TENSORS or not args:
         return

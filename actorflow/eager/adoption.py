@@ -18,6 +18,7 @@ from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.modules import OWN_ATTRIBUTES
 from actorflow.eager.plain_tensors import IS_GLOBAL
 from actorflow.standins.beside import WAS_GLOBAL, beside
+from actorflow.standins.owned_tensor import keep_layout
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.hints.hints import distribute, place
@@ -69,10 +70,14 @@ def _global_tensors(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _whole(tensor: Any) -> Tensor:
-    """The whole as a plain tensor of the same kind, with its gradient and what the script has attached to it."""
+    """The whole as a plain tensor of the same kind, with its gradient and what the script has attached to it.
+
+    How it lay is noted with it, for scripts that ask.
+    """
     whole: Tensor = tensor.whole().detach().clone()
     if isinstance(tensor, nn.Parameter):
         whole = nn.Parameter(whole, tensor.requires_grad)
+    keep_layout(whole, tensor.placement, tensor.sbp)
     if tensor.is_leaf and tensor.grad is not None:
         whole.grad = _whole(tensor.grad) if isinstance(tensor.grad, GlobalTensor) else tensor.grad
     for key, extra in tensor.__dict__.items():

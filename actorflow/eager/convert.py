@@ -17,7 +17,7 @@ from actorflow.eager.layout import NOWHERE, Layout, has_terms, layout_of, local_
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.redistribution import part_in, redistribute
 from actorflow.standins.lazy_tensor import LazyTensor
-from actorflow.standins.owned_tensor import real_value, stands_for_whole
+from actorflow.standins.owned_tensor import kept_layout, real_value, stands_for_whole
 from actorflow_compiler.core.errors import CallError, LayoutError, NotGlobal
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Split
@@ -45,7 +45,7 @@ def to_global(
 
     A job's result is whole on every rank, as is a parameter or buffer that a job works with, and what ``state_dict()``
     has of it; it becomes a global tensor of the same value, on all ranks without a ``placement``, whole without an
-    ``sbp``.
+    ``sbp``.  What was global before the job took it over lies again as it did.
     For a global tensor, a ``placement`` or ``sbp`` that is left out stays as it is.  ``grad_sbp`` is the layout of the
     gradient in the backward pass; without it, that of ``x``, but whole where ``x`` is a sum of terms.
 
@@ -104,8 +104,13 @@ def is_of_a_plan(x: Tensor) -> bool:
 def _of_a_plan(x: Tensor, placement: Placement | None, sbp: Any) -> Tensor:
     """A job's result, or what a plan owns, as a global tensor; every rank has the whole of it."""
     whole = real_value(x)
-    place = Placement(x.device.type, tuple(range(world())), (world(),)) if placement is None else placement
-    lies = [B] * len(place.hierarchy) if sbp is None and isinstance(place, Placement) else sbp
+    place, lies = placement, sbp
+    if place is None:
+        everywhere = (Placement(x.device.type, tuple(range(world())), (world(),)), None)
+        place, own = kept_layout(x) or everywhere
+        lies = own if lies is None else lies
+    if lies is None and isinstance(place, Placement):
+        lies = (B,) * len(place.hierarchy)
     layout = layout_of(place, lies, whole.shape, "a tensor of a job")
     return from_whole(whole, layout, from_first=not isinstance(x, LazyTensor))  # a script may change its copy
 
@@ -114,13 +119,15 @@ def to_local(x: Tensor) -> Tensor:
     """This rank's part of a global tensor; it shares the memory.  Raises NotGlobal for a plain tensor.
 
     The part of a job's plain result is all of it, as such results are whole on every rank; what a job gives as a global
-    tensor is waited for when the part is read.
+    tensor is waited for when the part is read.  The part of a parameter that a job has taken over is a copy.
 
     The gradient of the part becomes this rank's part of the gradient of the whole.  Along axes that are ``broadcast``
     or ``partial_sum`` it is taken as the whole gradient, equal on all ranks.
     """
     if isinstance(x, LazyTensor):
         return x
+    if not isinstance(x, GlobalTensor) and kept_layout(x) is not None:
+        x = to_global(x)
     if not isinstance(x, GlobalTensor):
         raise NotGlobal("to_local() was called on a plain tensor; a global tensor was expected: see x.is_global")
     if isinstance(x, ResultTensor) and not x.requires_grad and (pending := x.pending()) is not None:

@@ -94,6 +94,7 @@ class GlobalTensor(torch.Tensor):
     Every op on it runs on all ranks, on the part that each holds.  Ranks outside of the placement have an empty part.
     """
 
+    has_parts = True  # for code that does not import this module
     _local: Tensor
     _spec: GlobalSpec
     _lineage: Lineage  # how it was made: see ``lineage.py``

@@ -64,7 +64,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
 def _check(module: torch.nn.Module) -> None:
     state = [*module.named_parameters(), *module.named_buffers()]
-    found = [name for name, tensor in state if getattr(tensor, "is_global", False)]
+    found = [name for name, tensor in state if getattr(tensor, "has_parts", False)]
     if found:
         names = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
         raise LayoutError(

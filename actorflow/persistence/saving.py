@@ -251,7 +251,7 @@ def _contents(objects: Mapping[str, Any], table: VariableTable | None) -> _Conte
             raise StateError(
                 f"{name} is a {tensor.layout} tensor on {tensor.device}; a strided one that has values was expected"
             )
-        if getattr(tensor, "is_global", False):
+        if getattr(tensor, "has_parts", False):
             raise StateError(
                 f"{name} is a global tensor, which a checkpoint cannot hold; its whole value was expected: "
                 f"tensor.to_global(sbp=flow.sbp.broadcast).to_local()"

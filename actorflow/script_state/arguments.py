@@ -173,7 +173,7 @@ def flatten(
         if graph and isinstance(leaf, Tensor) and leaf.requires_grad:
             _refuse_gradients(name, path)
         tensor = _own_copy(leaf, room)
-        if getattr(leaf, "is_global", False):
+        if getattr(leaf, "has_parts", False):
             global_ones.append(GlobalArgument(tensor.shape[0] if tensor.ndim else -1, leaf.placement, tuple(leaf.sbp)))
         if tensor.ndim and batch < 0:
             batch = tensor.shape[0]
@@ -274,7 +274,7 @@ def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:
         if leaf.value is None:
             return leaf
         leaf = leaf.value  # the script has looked at it, and may have changed it
-    if getattr(leaf, "is_global", False):  # jobs take whole tensors
+    if getattr(leaf, "has_parts", False):  # jobs take whole tensors
         return leaf.whole().clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
     tensor = real_value(leaf).detach()
     plain = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"

@@ -61,7 +61,7 @@ def adopt_with(adopt: Adopt, as_global: AsGlobal) -> None:
 
 
 def _global_tensors(found: SearchResult) -> list[StateTensor]:
-    return [one for one in found.state.held.values() if getattr(one.tensor, "is_global", False)]
+    return [one for one in found.state.held.values() if getattr(one.tensor, "has_parts", False)]
 
 
 class SessionContext:

@@ -21,7 +21,10 @@ from actorflow.standins.logical_batch import BatchTensor
 from actorflow_compiler.capture.data_assignment import in_place
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.monkey_patches import original
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import NdSbp
 from actorflow_compiler.core.torch_internals import SHARES_SHAPE, memory_of, only_dispatch
+from actorflow_compiler.hints.tags import tracing
 from actorflow_compiler.values.variables import attributes_given
 
 __all__ = [
@@ -31,8 +34,10 @@ __all__ = [
     "ReleasedValue",
     "CompositeCopy",
     "SharedCopy",
+    "keep_layout",
     "keeping_stand_ins",
     "keeps_stand_ins",
+    "kept_layout",
     "note_whole",
     "real_value",
     "saved_value",
@@ -675,7 +680,7 @@ def real_value(tensor: Tensor) -> Tensor:
         return tensor.materialised()
     if isinstance(tensor, BatchTensor):
         return tensor.whole()
-    if getattr(tensor, "is_global", False):  # all ranks have it, and what a plan owns is written by all
+    if getattr(tensor, "has_parts", False):  # all ranks have it, and what a plan owns is written by all
         whole: Tensor = tensor.whole()  # type: ignore[attr-defined]
         return whole
     value: Tensor = wait_for_values(tensor) if isinstance(tensor, LazyTensor) else tensor
@@ -685,6 +690,19 @@ def real_value(tensor: Tensor) -> Tensor:
 def stands_for_whole(tensor: Tensor) -> bool:
     """Whether a tensor is known to be whole on every rank: what a plan owns, a copy of it, or that in a state dict."""
     return isinstance(tensor, OwnedTensor | DetachedTensor) or tensor in _saved
+
+
+_LAYOUT = "_actorflow_layout"  # an attribute of what was a global tensor; stand-ins get it with the script's own
+
+
+def keep_layout(tensor: Tensor, placement: Placement, sbp: NdSbp) -> None:
+    """Note with a whole tensor that it was a global one, which a job has taken over, and how that lay."""
+    vars(tensor)[_LAYOUT] = (placement, tuple(sbp))
+
+
+def kept_layout(tensor: Tensor) -> tuple[Placement, NdSbp] | None:
+    """How a tensor of a job lay that was a global one; None for any other tensor, and while a step is captured."""
+    return None if tracing() else vars(tensor).get(_LAYOUT)
 
 
 def note_whole(tensor: Tensor) -> Tensor:

@@ -33,6 +33,9 @@ def test_a_job_trains_a_global_module_in_its_layouts_as_one_device_does(world: i
             assert lies["first.weight"] == [place, rows], name
             assert lies["second.weight"] == [place, "B"], name
             assert lies["scale"] == [place, "B"], name
+            sbp = str((flow.sbp.broadcast if name == "on one" else flow.sbp.split(0),))
+            part = [8 // len(place), 8] if rank in place else [0]
+            assert found[name]["still"] == [True, False, sbp, place, sbp, True, part]
         states = found["states"]
         assert [*states["parts"].values()] == [[8 // world, 8]] * 7, states["parts"]
         assert states["same"]
@@ -56,4 +59,7 @@ def test_a_gradient_and_an_attribute_of_a_global_parameter_are_taken_over_too() 
     float(step(torch.ones(2, 4)))
     assert model.weight.grad.tolist() == [[4.0] * 4]
     assert model.weight.note == "mine"
-    assert not model.weight.is_global
+    assert model.weight.is_global  # for scripts that ask; it is a stand-in
+    assert model.weight.sbp == (flow.sbp.broadcast,)
+    assert model.weight.to_local().tolist() == model.weight.detach().tolist()
+    assert not model.weight.detach().is_global

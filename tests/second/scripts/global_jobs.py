@@ -89,7 +89,14 @@ def trained(model: Any, before: int) -> dict[str, Any]:
     losses += [float(job(x, y)) for x, y in BATCHES[before:]]
     assert job.plan is not None
     lies = {v.name: [list(v.placement.ranks), ",".join(map(str, v.sbp))] for v in job.plan.variables}
-    return {"losses": losses, "lies": lies, "kinds": sorted({type(p).__name__ for p in model.parameters()})}
+    first = model.first.weight
+    again = first.to_global()  # lies as it did
+    still = [first.is_global, first.is_local, str(first.sbp), list(first.placement.ranks)]
+    part = bool(torch.equal(first.to_local(), again.to_local()) and (again.numpy() == first.detach().numpy()).all())
+    return {
+        "losses": losses, "lies": lies, "kinds": sorted({type(p).__name__ for p in model.parameters()}),
+        "still": [*still, str(again.sbp), part, list(first.to_local().shape)],
+    }  # fmt: skip
 
 
 def plainly(before: int) -> list[float]:
