@@ -532,6 +532,8 @@ def test_a_pattern_whose_modules_a_training_step_does_not_call_is_named() -> Non
     with pytest.raises(LayoutError, match=r"\{'spare\.\*': cpu:\[1\]\}\): the step calls none .* no op"):
         laid(model)
     assert stages_of(laid(model, train=False).cut(), "forward") == {0: {0}}  # a prediction may need a part only
+    flow.place(model, {r"spare.*": RANKS[0]})  # where others are, so that no stage is without an op
+    assert stages_of(laid(model).cut(), "forward") == {0: {0}}
 
 
 def test_stages_of_a_rank_that_the_run_does_not_have_are_refused() -> None:

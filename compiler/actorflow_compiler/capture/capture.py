@@ -35,6 +35,7 @@ from actorflow_compiler.capture.optimizer_state import (
 from actorflow_compiler.capture.repeated_ops import RepeatedOps
 from actorflow_compiler.core.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.core.monkey_patches import UnpatchedMode
+from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import (
     DATA_DEPENDENT,
     DEPENDENT_SIZE,
@@ -279,7 +280,7 @@ class _Trace:
                     [*self.held.values(), *self.watch.inputs.values()], inputs
                 )
         if given.train:
-            _refuse_uncalled(hints.patterns, recorder.called)
+            _refuse_uncalled(hints, recorder.called)
         return raw
 
     def _function_modes(self, reads: ValueReadHandler) -> tuple[contextlib.AbstractContextManager[Any], ...]:
@@ -444,10 +445,14 @@ def _stand_in(mode: contextlib.AbstractContextManager[Any], device: torch.device
     return fake
 
 
-def _refuse_uncalled(patterns: Sequence[PlacementPattern], called: Set[int]) -> None:
-    """Raise LayoutError for a placement pattern of whose modules the step calls none."""
-    for pattern in patterns:
-        if not pattern.modules & called:
+def _refuse_uncalled(hints: ResolvedHints, called: Set[int]) -> None:
+    """Raise LayoutError for a placement pattern of whose modules the step calls none, nor others on their devices."""
+    def placements(pattern: PlacementPattern) -> set[Placement]:
+        return {hints.places[module] for module in pattern.modules if module in hints.places}
+
+    used = {place for pattern in hints.patterns if pattern.modules & called for place in placements(pattern)}
+    for pattern in hints.patterns:
+        if not pattern.modules & called and not placements(pattern) <= used:
             raise LayoutError(
                 f"{pattern.origin}: the step calls none of these modules, so that this stage would have no op; "
                 f"modules that the step calls (module(x), not module.weight) were expected: place those, or leave the "
