@@ -65,9 +65,12 @@ def to_local(self: Tensor, *, copy: bool = False) -> Tensor:
 
 
 def _kept_layout(self: Tensor) -> Any:
-    from actorflow.standins.owned_tensor import kept_layout
+    """How a tensor of a job lay that was a global one; None for any other tensor, and while a step is captured."""
+    from actorflow.standins.beside import LAYOUT
+    from actorflow_compiler.hints.tags import tracing
 
-    return kept_layout(self)
+    kept = vars(self).get(LAYOUT)
+    return None if kept is None or tracing() else kept
 
 
 def _placement(self: Tensor) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -41,14 +42,20 @@ def _with_default_group(function: Callable[P, T]) -> Callable[P, T]:
         check_arguments(name, *args, **kwargs)
         default_group()
         if signature is None:
+            given: tuple[Any, ...] = (*args, *kwargs.values()) if name == "batch_isend_irecv" else ()
+            batch = [op for ops in given for op in ops]
+            for op in batch:
+                check_peers(op.op.__name__, _of_batch(op))
             found = function(*args, **kwargs)
-            if name == "batch_isend_irecv":
-                _count(*args, **kwargs)
+            for op in batch:  # they have been issued
+                with in_collective(*_meeting(op.op.__name__, _of_batch(op))):
+                    pass
             return found
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:  # which the function tells
             return function(*args, **kwargs)
+        check_peers(name, bound.arguments)
         write_back = with_contiguous(name, bound.arguments)
         with in_collective(*_meeting(name, bound.arguments)):
             found = function(*bound.args, **bound.kwargs)
@@ -66,12 +73,22 @@ _MEETINGS = frozenset({
 })  # fmt: skip
 
 
-def _count(p2p_op_list: Any) -> None:
-    """Count the operations of a batch, which have been issued."""
-    for op in p2p_op_list:
-        way = "dst" if op.op.__name__ == "isend" else "src"
-        with in_collective(*_meeting(op.op.__name__, {way: op.peer, "group": op.group, "tag": op.tag})):
-            pass
+def _of_batch(op: Any) -> dict[str, Any]:
+    """The arguments of one operation of a batch."""
+    return {"dst" if op.op.__name__ == "isend" else "src": op.peer, "group": op.group, "tag": op.tag}
+
+
+def check_peers(name: str, given: Mapping[str, Any]) -> None:
+    """Raise CallError where a rank that a call names is none of its group's; torch would wait for it, or crash."""
+    group: Any = given.get("group") or dist.group.WORLD
+    ranks = dist.get_process_group_ranks(group)
+    for way in ("dst", "src", "group_dst", "group_src"):
+        peer = given.get(way)
+        among = [*range(len(ranks))] if way.startswith("group") else ranks
+        if peer is not None and (not isinstance(peer, Integral) or peer not in among):
+            raise CallError(
+                f"rank {dist.get_rank()} called {name} with {way}={peer!r}; one of the ranks {among} was expected"
+            )
 
 
 def _meeting(name: str, given: Mapping[str, Any]) -> tuple[str, tuple[int, ...], str, str]:

@@ -36,6 +36,7 @@ def send(
     if group is None and not tag and isinstance(dst, int) and isinstance(tensor, Tensor):
         collectives.check_arguments("send", tensor)
         default_group()
+        collectives.check_peers("send", {"dst": dst})
         tensor = tensor.contiguous()  # torch refuses others, and the receiver would wait with what it has been told
         if send_meta and dst != collectives.get_rank():
             meta = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actorflow.eager import optimizer_lineage as optimizer_lineage  # watches steps
 from actorflow.eager import optimizer_states as optimizer_states  # watches steps
 from actorflow.eager import special_ops as special_ops  # fills the table of ops
 from actorflow.eager import tensor_methods as tensor_methods  # completes the class

@@ -65,6 +65,7 @@ class EagerCommunicator(ABC):
         self.checks = int(os.environ.get(CHECK, "0") not in ("", "0"))  # number of users that want every op compared
         self.generator: torch.Generator | None = None  # of random global tensors; None: torch's default one
         self.drawn = 0  # random ops so far
+        self.last_drawn = 0  # the number of the last random op
         self.pass_lineage: Lineage = 0  # of the gradients of the backward pass that this rank is in
         self._entered: dict[tuple[int, ...], int] = {}
         self._known: set[Placement] = set()

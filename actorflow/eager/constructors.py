@@ -390,7 +390,7 @@ def _drawn(name: str, given: dict[str, Any], placement: Any, sbp: Any, options: 
     local = RULES[name](numbers, {**given, "dtype": dtype, "generator": generator})
     if comm.rank in layout.placement and not keeps_terms(layout, comm.rank):
         local.zero_()
-    return _wrapped(comm, layout, shape, local, local.dtype, requires_grad, name, *given.values())
+    return _wrapped(comm, layout, shape, local, local.dtype, requires_grad, name, *given.values(), comm.last_drawn)
 
 
 def _parts(

@@ -126,7 +126,7 @@ def to_local(x: Tensor) -> Tensor:
     """
     if isinstance(x, LazyTensor):
         return x
-    if not isinstance(x, GlobalTensor) and kept_layout(x) is not None:
+    if not isinstance(x, GlobalTensor) and kept_layout(x) is not None and not tracing():
         x = to_global(x)
     if not isinstance(x, GlobalTensor):
         raise NotGlobal("to_local() was called on a plain tensor; a global tensor was expected: see x.is_global")

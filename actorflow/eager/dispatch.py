@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,12 +17,12 @@ import torch
 from torch import Tensor
 
 from actorflow.eager import random
-from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, wrap
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, Sources, wrap
 from actorflow.eager.in_place import run_in_place, written_tensors
-from actorflow.eager.lineage import Lineage, code_of_op, is_as_written, lineage_of, of_output
+from actorflow.eager.lineage import COPY, Lineage, code_of, code_of_op, is_as_written, lineage_of, of_output
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.op_cache import CACHE, MadeOf, call_key
-from actorflow.eager.op_plans import op_name
+from actorflow.eager.op_plans import is_view, op_name
 from actorflow.eager.perform import perform
 from actorflow.eager.plain_tensors import check, count_references, flat, plain_at
 from actorflow_compiler.core.errors import GlobalInCollective, LayoutError
@@ -59,11 +60,13 @@ def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dic
                 made._local = local
                 made._spec = spec
                 made._lineage = lineage
+                if found.shares:
+                    made._sources = _sources_of(args[0])
                 return made
             if spec is None:
-                _change_lineage(args[0], found.code, lineage)
+                _change_lineage(args[0], lineage)
                 return args[0]
-            return _several(local, spec, lineage)
+            return _several(local, spec, lineage, _sources_of(args[0]) if found.shares else ())
     parts = None  # only the arguments may refer to plain tensors: ``plain_tensors.py`` counts references
     result = carry_out(func, args, kwargs or {})
     _give_lineage(result, func, args, made_of)
@@ -99,14 +102,17 @@ def _watched(watcher: Watcher, func: Any, args: tuple[Any, ...], kwargs: dict[st
         _watchers[threading.get_ident()] = watcher
 
 
-def _several(parts: Any, specs: Any, lineage: Lineage) -> Any:
-    """Wrap the outputs of an op that returns a list or tuple as global tensors."""
-    return type(parts)(
-        [
-            part if spec is None or not isinstance(part, Tensor) else wrap(part, spec, of_output(lineage, i))
-            for i, (part, spec) in enumerate(zip(parts, specs, strict=True))
-        ]
-    )
+def _several(parts: Any, specs: Any, lineage: Lineage, sources: Sources) -> Any:
+    """Wrap the outputs of an op that returns a list or tuple as global tensors, which may be views of ``sources``."""
+    made = []
+    for i, (part, spec) in enumerate(zip(parts, specs, strict=True)):
+        one = part
+        if spec is not None and isinstance(part, Tensor):
+            one = wrap(part, spec, of_output(lineage, i))
+            if sources:
+                one._sources = sources
+        made.append(one)
+    return type(parts)(made)
 
 
 # ---- lineages
@@ -118,28 +124,47 @@ def _give_lineage(made: Any, func: Any, args: tuple[Any, ...], made_of: MadeOf) 
     first = next((t for t in outputs if isinstance(t, GlobalTensor)), None)
     if first is None:
         return
+    comm = first._spec.comm
     code = code_of_op(func)
-    lineage = lineage_of(code, made_of, first._spec.comm.pass_lineage)
-    if made is not first:
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        made_of = (*made_of, comm.last_drawn)
+    lineage = lineage_of(code, made_of, comm.pass_lineage)
+    if func._schema.is_mutable and made is args[0]:
+        _change_lineage(made, lineage)
+        return
+    if made is first:
+        if any(made is a for a in args):
+            return
+        whole = is_view(func) and isinstance(args[0], GlobalTensor) and made._spec is args[0]._spec
+        made._lineage = lineage_of(COPY, made_of, comm.pass_lineage) if whole else lineage
+    else:
         for i, t in enumerate(outputs):
             if isinstance(t, GlobalTensor):
                 t._lineage = of_output(lineage, i)
-    elif func._schema.is_mutable and made is args[0]:
-        _change_lineage(made, code, lineage)
-    elif not any(made is a for a in args):
-        made._lineage = lineage
+    if is_view(func) and isinstance(args[0], GlobalTensor):
+        sources = _sources_of(args[0])
+        for t in outputs:
+            if isinstance(t, GlobalTensor):
+                t._sources = sources
 
 
-_base: Any = Tensor._base
-_base_of: Callable[[Tensor], Tensor | None] = _base.__get__  # past ``__torch_function__`` where it is off already
+def _sources_of(x: GlobalTensor) -> Sources:
+    """What a view of ``x`` is a view of: ``x`` itself, and what that is one of."""
+    before = getattr(x, "_sources", ())
+    return (weakref.ref(x), *[one for one in before if one() is not None])
 
 
-def _change_lineage(changed: GlobalTensor, code: int, lineage: Lineage) -> None:
-    """Set the lineage of a tensor that an op has changed; the tensor that it is a view of has changed as well."""
-    changed._lineage = lineage
-    base = _base_of(changed)
-    if isinstance(base, GlobalTensor):
-        base._lineage = lineage_of(abs(code), (base._lineage, lineage), base._spec.comm.pass_lineage)
+def _change_lineage(changed: GlobalTensor, lineage: Lineage) -> None:
+    """Set the lineage of a tensor that an op has changed; what it is a view of has changed as well, in that place."""
+    before, changed._lineage = changed._lineage, lineage
+    for source in getattr(changed, "_sources", ()):
+        viewed = source()
+        if viewed is not None:
+            made_of = (viewed._lineage, before, lineage)
+            viewed._lineage = lineage_of(_WRITTEN, made_of, viewed._spec.comm.pass_lineage)
+
+
+_WRITTEN = code_of("written through a view")
 
 
 def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,6 +89,9 @@ def dense_strides(shape: Shape) -> Shape:
     return tuple(reversed(out))
 
 
+Sources = tuple["weakref.ref[GlobalTensor]", ...]
+
+
 class GlobalTensor(torch.Tensor):
     """A tensor spread over the ranks of a placement; its shape is that of the whole.
 
@@ -98,9 +102,10 @@ class GlobalTensor(torch.Tensor):
     _local: Tensor
     _spec: GlobalSpec
     _lineage: Lineage  # how it was made: see ``lineage.py``
+    _sources: Sources  # of a view: what it is a view of, the nearest first, which changes with it
     _leaf: tuple[Tensor, Tensor]  # this part, and the same as a leaf of a graph of parts; set when first needed
 
-    __slots__ = ("_leaf", "_lineage", "_local", "_spec")
+    __slots__ = ("_leaf", "_lineage", "_local", "_sources", "_spec")
     __torch_function__ = no_torch_function  # replaced by ``torch_function.py``
 
     @classmethod

@@ -16,21 +16,28 @@ rank computes for itself and does not exchange concerns no other rank.
 from __future__ import annotations
 
 import contextlib
+import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from actorflow_compiler.core.tensor_bytes import contents
 from actorflow_compiler.core.torch_internals import in_transform, number_of_backward_pass
 
 __all__ = [
+    "COPY",
     "Lineage",
+    "LineageRecord",
+    "LineageRecorder",
     "backward_pass",
     "code_of",
     "code_of_op",
-    "code_of_scalar",
+    "code_of_plain",
     "code_of_value",
     "is_as_written",
     "known_code",
@@ -41,7 +48,7 @@ __all__ = [
 Lineage = int  # equal in all processes that have made a tensor in the same way
 
 COPY = 0  # the code of an op whose result is its first operand
-DIGITS, LARGE = 6, 1e6  # floats that count: digits after the point, and a bound
+DIGITS, LARGE = 6, 1e6  # floats that count: digits after the point; from this on, digits in all
 _SPREAD = 2654435761  # keeps -1 and -2 apart, which have one hash in Python
 OTHER = 2  # the code of values that do not count
 
@@ -80,43 +87,58 @@ def code_of_op(func: Any) -> int:
 
 def is_as_written(value: Any) -> bool:
     """Whether a number has as few digits as scripts write."""
-    return type(value) is not float or (-LARGE < value < LARGE and round(value, DIGITS) == value)  # NaN is not
+    if isinstance(value, complex):
+        return is_as_written(value.real) and is_as_written(value.imag)
+    if not isinstance(value, float) or math.isinf(value):
+        return True
+    return (round(value, DIGITS) if abs(value) < LARGE else float(f"{value:.{DIGITS}g}")) == value
 
 
 def code_of_value(value: Any) -> int:
     """What an argument that is no tensor adds; equal in all processes for equal values."""
     kind = type(value)
+    key = (kind, value if kind is not list else tuple(value))
     try:
-        found = _codes.get(value if kind is not list else tuple(value))
+        found = _codes.get(key)
     except TypeError:  # without a hash
         return OTHER
     if found is None:
         if len(_codes) >= MOST:
             _codes.clear()
-        found = _codes[value if kind is not list else tuple(value)] = _code_of(value)
+        found = _codes[key] = _code_of(value)
     return found
 
 
 def _code_of(value: Any) -> int:
-    kind = type(value)
-    if kind is list or kind is tuple:
+    if isinstance(value, list | tuple):
         return hash(tuple([_code_of(v) for v in value]))
-    if kind is float or kind is int or kind is bool:
-        return hash(value * _SPREAD + 1) if is_as_written(value) else OTHER
-    return code_of(str(value)) if kind in _NAMED else OTHER
+    if isinstance(value, complex):
+        return hash((_code_of(value.real), _code_of(value.imag)))
+    if isinstance(value, float):
+        return hash(float(value) * _SPREAD + 1) if is_as_written(value) else OTHER
+    if isinstance(value, Integral):
+        return hash(int(value) * _SPREAD + 1)
+    return code_of(str(value)) if isinstance(value, _NAMED) else OTHER
 
 
-_NAMED = frozenset({str, torch.dtype, torch.layout, torch.memory_format})  # not devices, whose numbers may differ
+_NAMED = (str, torch.dtype, torch.layout, torch.memory_format)  # not devices, whose numbers may differ
 MOST = 1 << 12  # values whose codes are known
-_codes: dict[Any, int] = {}
-known_code = _codes.get  # the code of a value with a hash; None where ``code_of_value`` was not asked for it
+_codes: dict[tuple[type, Any], int] = {}
+known_code = _codes.get  # the code of a type and a value with a hash; None where ``code_of_value`` was not asked for it
 
 
-def code_of_scalar(tensor: Tensor) -> Any:
-    """What a plain tensor without dims adds: its value where that is there to be read, in the memory of the CPU."""
+def code_of_plain(tensor: Tensor) -> int:
+    """What a plain tensor adds: the value of one without dims, the indices of one of integers; in the CPU's memory."""
     if type(tensor) is not Tensor or tensor.device.type != "cpu" or in_transform():
         return OTHER
-    return code_of_value(tensor.item())
+    if not tensor.dim():
+        return code_of_value(tensor.item())
+    if tensor.dtype not in _INTEGERS or tensor.numel() > MOST:
+        return OTHER
+    return zlib.crc32(contents(tensor)) + 1
+
+
+_INTEGERS = frozenset({torch.int64, torch.int32})
 
 
 def of_output(lineage: Lineage, number: int) -> Lineage:
@@ -135,6 +157,76 @@ def lineage_of(code: int, made_of: tuple[Any, ...], pass_lineage: Lineage) -> Li
     if code > 0:
         return hash((code, made_of))
     return made_of[0] if code == COPY else hash((code, made_of[1:]))
+
+
+# ---- the lineages that a function's results have, op by op
+
+
+class KnownLineage(int):
+    """A lineage of which it is known where it comes from, while a function's ops are recorded."""
+
+    index: int
+
+    @classmethod
+    def of(cls, lineage: Lineage, index: int) -> KnownLineage:
+        """The lineage number ``index`` of a recording."""
+        made = cls(lineage)
+        made.index = index
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class LineageRecord:
+    """How the lineages of a function's results come from those of its operands."""
+
+    steps: tuple[tuple[int, tuple[tuple[bool, int], ...]], ...]  # code, and what is mixed: (known, its index), or codes
+    results: tuple[int, ...]  # indices
+
+    def of(self, operands: Sequence[Lineage]) -> list[Lineage]:
+        """The lineages of the results."""
+        found = list(operands)
+        for code, mixed in self.steps:
+            made_of = tuple([found[n] if known else n for known, n in mixed])
+            found.append(hash((code, made_of)) if code else hash(made_of))
+        return [found[i] for i in self.results]
+
+
+class LineageRecorder:
+    """Records, while a function is called, how the lineages of its results come about.
+
+    The operands' lineages are known ones meanwhile: give each what ``operand`` returns.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[int, tuple[tuple[bool, int], ...]]] = []
+        self._known = 0
+
+    def operand(self, lineage: Lineage) -> KnownLineage:
+        """The lineage of the next operand as a known one."""
+        self._known += 1
+        return KnownLineage.of(lineage, self._known - 1)
+
+    def op(self, code: int, made_of: tuple[Any, ...], outputs: Sequence[Lineage], several: bool) -> list[Lineage]:
+        """The lineages of an op's outputs, as it has set them, as known ones; those of copies are known already."""
+        if all(isinstance(lineage, KnownLineage) for lineage in outputs):
+            return [*outputs]
+        one = self._step(code, made_of if code > 0 else made_of[1:], 0 if several else outputs[0])
+        return [self._step(COPY, (one, i), lineage) for i, lineage in enumerate(outputs)] if several else [one]
+
+    def record(self, results: Sequence[Lineage]) -> LineageRecord | None:
+        """The record; None where a result's lineage does not come from these ops alone."""
+        if not all(isinstance(r, KnownLineage) for r in results):
+            return None
+        return LineageRecord(tuple(self._steps), tuple(r.index for r in results if isinstance(r, KnownLineage)))
+
+    def _step(self, code: int, made_of: tuple[Any, ...], lineage: Lineage) -> KnownLineage:
+        mixed = tuple([(True, m.index) if isinstance(m, KnownLineage) else (False, m) for m in made_of])
+        self._steps.append((code, mixed))
+        self._known += 1
+        return KnownLineage.of(lineage, self._known - 1)
+
+
+# ---- backward passes
 
 
 class _Rank(Protocol):

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from actorflow.eager.communicator import EagerCommunicator
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor
-from actorflow.eager.lineage import code_of_op, code_of_scalar, code_of_value, known_code
-from actorflow.eager.op_plans import OpPlan
+from actorflow.eager.lineage import COPY, code_of_op, code_of_plain, code_of_value, known_code
+from actorflow.eager.op_plans import OpPlan, is_view
 
 __all__ = ["CACHE", "CachedOp", "OpCache", "call_key"]
 
@@ -41,6 +41,7 @@ class CachedOp:
     func: Any  # keeps the op alive, since keys have its id
     comm: EagerCommunicator  # of the operands
     code: int  # of the op: see ``lineage.py``
+    shares: bool  # whether its results are views
     plan: OpPlan | None = None
     direct: Callable[..., Any] | None = None  # takes the arguments, tensors being parts; None where a plan is needed
     outs: GlobalSpec | tuple[GlobalSpec | None, ...] | None = (
@@ -81,6 +82,8 @@ class OpCache:
                 entry.direct, entry.outs = plan.quick, None
         elif plan.outs is not None and (plan.form is not None or plan.outs[0] is not None):
             entry.direct, entry.outs = plan.quick, plan.outs[0] if plan.form is None else plan.outs
+            if entry.shares and entry.outs is key[1]:  # a view of all of the tensor
+                entry.code = COPY
 
     def add_direct(self, func: Any, x: GlobalTensor, direct: Callable[..., Any], outs: GlobalSpec) -> None:
         """From now on, call ``direct`` on the part for this op on such a tensor."""
@@ -92,7 +95,7 @@ class OpCache:
         if found is None:
             if len(self._entries) >= self._size:
                 self._entries.clear()
-            found = self._entries[key] = CachedOp(func, comm, code_of_op(func))
+            found = self._entries[key] = CachedOp(func, comm, code_of_op(func), is_view(func))
         return found
 
 
@@ -132,7 +135,7 @@ def call_key(
             if a and type(a[0]) is int and {*map(type, a)} == _ONLY_INTS:  # sizes, dims
                 numbers = tuple(a)
                 key.append(numbers)
-                made_of.append(known_code(numbers) or code_of_value(numbers))
+                made_of.append(known_code((tuple, numbers)) or code_of_value(numbers))
             else:
                 listed, a = _listed(a, made_of)
                 key.append(listed)
@@ -140,12 +143,13 @@ def call_key(
                     parts = None
         elif t in _VALUES:
             key.append((t, _FLOAT_KEYS[not a] if any_float and t is float else a))
-            made_of.append(known_code(a) or code_of_value(a))
+            made_of.append(known_code((t, a)) or code_of_value(a))
         elif isinstance(a, Tensor):
             key.append(_tensor_key(a, made_of))
             parts = None
         else:
             key.append((t, a))
+            made_of.append(code_of_value(a))
         if parts is not None:
             parts.append(a)
     if kwargs and _add_named(key, made_of, kwargs, any_float):
@@ -160,7 +164,7 @@ def _add_named(key: list[Any], made_of: list[Any], kwargs: dict[str, Any], any_f
         t = type(a)
         if t in _VALUES:
             key.append((name, t, _FLOAT_KEYS[not a] if any_float and t is float else a))
-            made_of.append(known_code(a) or code_of_value(a))
+            made_of.append(known_code((t, a)) or code_of_value(a))
         elif t is list or t is tuple:
             key.append((name, _listed(a, made_of)[0]))
             tensors = True
@@ -169,6 +173,7 @@ def _add_named(key: list[Any], made_of: list[Any], kwargs: dict[str, Any], any_f
             tensors = True
         else:
             key.append((name, t, a))
+            made_of.append(code_of_value(a))
     return tensors
 
 
@@ -176,8 +181,7 @@ def _tensor_key(tensor: Tensor, made_of: list[Any]) -> Any:
     if isinstance(tensor, GlobalTensor):
         made_of.append(tensor._lineage)
         return tensor._spec
-    if not tensor.dim():
-        made_of.append(code_of_scalar(tensor))
+    made_of.append(code_of_plain(tensor))
     return (Tensor, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 

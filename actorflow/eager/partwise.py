@@ -13,7 +13,8 @@ The answer depends on nothing that differs between ranks, since all have to make
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from actorflow.eager import dispatch
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of
 from actorflow.eager.layout import Layout, local_shape
-from actorflow.eager.lineage import code_of
+from actorflow.eager.lineage import LineageRecord, LineageRecorder, code_of_op
+from actorflow.eager.op_cache import call_key
 from actorflow.eager.op_plans import RESHAPES
 from actorflow.eager.perform import plan_of
 from actorflow.eager.plain_tensors import flat
@@ -49,9 +51,9 @@ class PartwiseCall:
     outs: tuple[GlobalSpec, ...]
     back: tuple[Layout, ...]  # layouts that the gradients of the results need
     grads: tuple[GlobalSpec, ...]  # specs that the gradients of the operands then have
+    lineages: LineageRecord  # of the results, as the ops would set them
     kept_ins: tuple[int, ...] = ()  # operands whose memory the autograd graph of the parts saves
     kept_outs: tuple[int, ...] = ()  # results whose memory it saves
-    code: int = 0  # of the function: see ``lineage.py``
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,13 @@ def examine_call(
 ) -> Any:  # fmt: skip
     """Run a call op by op, return its result, and cache whether it can run on the parts."""
     recorder = _OpRecorder()
-    with dispatch.watched_by(recorder.run):
-        made = func(*args, **kwargs)
-    found = _partwise_call(recorder, func, args, kwargs, operands, made, recorded)
+    with recorder.lineages_of(operands):
+        with dispatch.watched_by(recorder.run):
+            made = func(*args, **kwargs)
+        found = _partwise_call(recorder, func, args, kwargs, operands, made, recorded)
+    for t in made if isinstance(made, list | tuple) else (made,):
+        if isinstance(t, GlobalTensor):
+            t._lineage = int(t._lineage)
     CALLS.add(key, found)
     comm = operands[0]._spec.comm
     if found is not None:
@@ -146,11 +152,30 @@ class _OpRecorder:
     ops: list[_Op] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)  # plain tensors that the function made, in order of use
     alone: bool = True
+    lineages: LineageRecorder = field(default_factory=LineageRecorder)
+
+    @contextlib.contextmanager
+    def lineages_of(self, operands: Sequence[GlobalTensor]) -> Iterator[None]:
+        """Record in the body how lineages come from those of the operands."""
+        for t in operands:
+            t._lineage = self.lineages.operand(t._lineage)
+        try:
+            yield
+        finally:
+            for t in operands:
+                t._lineage = int(t._lineage)  # another one, where the function has changed the tensor
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
         """Record an op that has run."""
         if not self.alone or func is _DETACH:
             return
+        several = isinstance(made, list | tuple)
+        outputs = [t for t in (made if several else (made,)) if isinstance(t, GlobalTensor)]
+        if outputs:
+            known = [t._lineage for t in outputs]
+            found = self.lineages.op(code_of_op(func), call_key(func, args, kwargs)[2], known, several)
+            for t, lineage in zip(outputs, found, strict=True):
+                t._lineage = lineage
         op = self._seen(func, args, kwargs, made)
         if op is None or len(self.ops) == LIMIT:
             self.alone = False
@@ -224,6 +249,9 @@ def _partwise_call(
 ) -> PartwiseCall | None:  # fmt: skip
     form = type(made) if isinstance(made, list | tuple) else None
     outs: list[Any] = list(made) if form is not None else [made]
+    lineages = recorder.lineages.record([t._lineage for t in outs if isinstance(t, GlobalTensor)])
+    if lineages is None:
+        return None
     if not recorder.alone or len(recorder.ops) < LEAST or form not in (None, list, tuple):
         return None
     if not outs or any(type(t) is not GlobalTensor or t.requires_grad != recorded for t in outs):
@@ -241,7 +269,7 @@ def _partwise_call(
     found = PartwiseCall(
         func, tuple(OperandRef(next(numbers)) if isinstance(a, Tensor) else a for a in args),
         {k: OperandRef(next(numbers)) if isinstance(a, Tensor) else a for k, a in kwargs.items()},
-        form, tuple(results), tuple(layouts[0]), grads, code=code_of(getattr(func, "__name__", str(type(func)))),
+        form, tuple(results), tuple(layouts[0]), grads, lineages,
     )  # fmt: skip
     return _same_on_parts(found, recorder, operands, outs, recorded)
 

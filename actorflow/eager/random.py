@@ -126,6 +126,6 @@ def _next(comm: EagerCommunicator, given: torch.Generator | None) -> float:
     tensors.  Raises CallError if the ranks' generators turn out to be in different states.
     """
     generator = numbers_of(comm, given)
-    number = int(torch.randint(2**53, (), generator=generator, device=generator.device))
+    number = comm.last_drawn = int(torch.randint(2**53, (), generator=generator, device=generator.device))
     check_alike(comm, number)
     return float(number)

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow.eager.convert import moved
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
-from actorflow.eager.lineage import backward_pass, code_of_value, lineage_of, of_output
+from actorflow.eager.lineage import backward_pass
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.partwise import CALLS, UNKNOWN, PartwiseCall, examine_call, fill, leaves
 from actorflow.eager.plain_tensors import plain_as_whole
@@ -27,6 +27,7 @@ from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.core.torch_internals import (
     end_of_graph,
     gradients,
+    in_backward,
     in_transform,
     keeps_graph,
     only_dispatch,
@@ -61,29 +62,16 @@ def call(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: di
                 key.append((kind, *map(type, value), *value))
             else:
                 return func(*args, **kwargs) if kwargs else func(*args)
+        if len(operands) > 1 and len(ids := [*map(id, operands)]) > len({*ids}):  # one tensor in several places
+            key += map(ids.index, ids)
         names = tuple(key)
         found = CALLS.get(names)
         if found is UNKNOWN:
-            made = examine_call(names, func, args, kwargs or {}, operands, recorded)
-            found = CALLS.get(names)
-        else:
-            made = NotImplemented if found is None else _run(found, operands, recorded)
-            if made is NotImplemented:
-                made = func(*args, **kwargs) if kwargs else func(*args)
-        if found is not None:
-            _give_lineage(made, found, (*args, *kwargs, *kwargs.values()) if kwargs else args)
+            return examine_call(names, func, args, kwargs or {}, operands, recorded)
+        made = NotImplemented if found is None else _run(found, operands, recorded)
+        if made is NotImplemented:
+            return func(*args, **kwargs) if kwargs else func(*args)
         return made
-
-
-def _give_lineage(made: Any, partwise: PartwiseCall, given: Sequence[Any]) -> None:
-    """Set the lineage of the results, which is the same whether the call was made on the parts or op by op."""
-    made_of = tuple([a._lineage if type(a) is GlobalTensor else code_of_value(a) for a in given])
-    lineage = lineage_of(partwise.code, made_of, partwise.outs[0].comm.pass_lineage)
-    if partwise.form is None:
-        made._lineage = lineage
-    else:
-        for i, t in enumerate(made):
-            t._lineage = of_output(lineage, i)
 
 
 # types of arguments that enter the key of a call by their values
@@ -161,6 +149,10 @@ def _run(partwise: PartwiseCall, operands: list[GlobalTensor], recorded: bool) -
         wrapped = _call(_RecordedCall(partwise, parts, outs), *operands)
     else:
         wrapped = tuple([wrap(t, spec) for t, spec in zip(outs, partwise.outs, strict=True)])
+    known = partwise.lineages.of([t._lineage for t in operands])
+    passes = in_backward()
+    for t, lineage in zip(wrapped, known, strict=True):
+        t._lineage = t._spec.comm.pass_lineage if passes else lineage
     return wrapped[0] if partwise.form is None else partwise.form(wrapped)
 
 

@@ -14,11 +14,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["BESIDE", "CONFIG", "WAS_GLOBAL", "beside", "beside_parts", "is_noted"]
+__all__ = ["BESIDE", "CONFIG", "LAYOUT", "WAS_GLOBAL", "beside", "beside_parts", "is_noted"]
 
 BESIDE = "_actorflow_beside"  # the attribute of the object that holds the dictionary
 CONFIG = "config"  # the key of what makes ``module.config`` of a module that has none of its own
 WAS_GLOBAL = "was global"  # the key of a module whose global tensors a job has taken over
+LAYOUT = "_actorflow_layout"  # the attribute of what was a global tensor; stand-ins get it with the script's own
 MANY = 1000  # most objects that are visited in search of modules
 
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from actorflow.deferred.tensor import DeferredTensor
+from actorflow.standins.beside import LAYOUT
 from actorflow.standins.lazy_tensor import METADATA, LazyTensor, wait_for_values
 from actorflow.standins.logical_batch import BatchTensor
 from actorflow_compiler.capture.data_assignment import in_place
@@ -24,7 +25,6 @@ from actorflow_compiler.core.monkey_patches import original
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp
 from actorflow_compiler.core.torch_internals import SHARES_SHAPE, memory_of, only_dispatch
-from actorflow_compiler.hints.tags import tracing
 from actorflow_compiler.values.variables import attributes_given
 
 __all__ = [
@@ -692,17 +692,14 @@ def stands_for_whole(tensor: Tensor) -> bool:
     return isinstance(tensor, OwnedTensor | DetachedTensor) or tensor in _saved
 
 
-_LAYOUT = "_actorflow_layout"  # an attribute of what was a global tensor; stand-ins get it with the script's own
-
-
 def keep_layout(tensor: Tensor, placement: Placement, sbp: NdSbp) -> None:
     """Note with a whole tensor that it was a global one, which a job has taken over, and how that lay."""
-    vars(tensor)[_LAYOUT] = (placement, tuple(sbp))
+    vars(tensor)[LAYOUT] = (placement, tuple(sbp))
 
 
 def kept_layout(tensor: Tensor) -> tuple[Placement, NdSbp] | None:
-    """How a tensor of a job lay that was a global one; None for any other tensor, and while a step is captured."""
-    return None if tracing() else vars(tensor).get(_LAYOUT)
+    """How a tensor of a job lay that was a global one; None for any other tensor."""
+    return vars(tensor).get(LAYOUT)
 
 
 def note_whole(tensor: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Ranks that have made a tensor in different ways learn of it when they exchange it; what one does for itself is free."""
+"""Ranks that have made a tensor in different ways learn of it when they exchange it; what one does alone is free."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
 from actorflow.eager.current import checked, current
-from actorflow.eager.lineage import code_of_value
+from actorflow.eager.lineage import _codes, code_of_value
 from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.placement import Placement
@@ -40,9 +41,9 @@ def of_weights(loss: Callable[[Tensor], Tensor]) -> float:
     return w.grad.sum().item()
 
 
-def by_steps(rate: float) -> float:
+def by_steps(rate: float, kind: Any = torch.optim.SGD, **options: Any) -> float:
     w = flow.ones(4, **ROWS).requires_grad_()
-    optimizer = torch.optim.SGD([w], lr=rate)
+    optimizer = kind([w], lr=rate, **options)
     for _ in range(2):
         optimizer.zero_grad()
         (w * w).sum().backward()
@@ -50,10 +51,22 @@ def by_steps(rate: float) -> float:
     return w.sum().item()
 
 
-def written_into(value: float, index: Any) -> float:
-    x = flow.zeros(4, 4, **ROWS)
-    x[index] = value
-    return x.sum().item()
+def changed(change: Callable[[Any], Any], **where: Any) -> float:
+    x: Any = torch.nn.Parameter(flow.ones(4, 4, **(where or ROWS)), requires_grad=False)
+    change(x)
+    return x.to_global(sbp=flow.sbp.split(1)).sum().item()
+
+
+def drawn(seed: int) -> float:
+    state = current().generator
+    assert state is not None
+    before = state.get_state()
+    for _ in range(5):
+        F.dropout(flow.ones(4, **ROWS))  # what is drawn is compared at the 1st, 2nd, 4th, 8th … time
+    state.manual_seed(seed)
+    found = F.dropout(flow.ones(64, **ROWS))
+    state.set_state(before)
+    return found.sum().item()
 
 
 def by_autograd(factor: int) -> float:
@@ -79,7 +92,24 @@ DIFFER: dict[str, Callable[[int], Any]] = {
     "the reduction of a loss": lambda n: of_weights(lambda x: x.sum() if n else x.mean()),
     "a rate": lambda n: by_steps(0.25 + 0.25 * n),
     "a value written by a mask": lambda n: flow.ones(4, **ROWS).masked_fill_(flow.ones(4, **ROWS) > 0, n).sum().item(),
-    "a value written into a column": lambda n: written_into(1.0 + n, (slice(None), 1)),
+    "a value written into a column": lambda n: changed(lambda x: x.__setitem__((slice(None), 1), 2.0 + n)),
+    "a row that is written to": lambda n: changed(lambda x: x.__setitem__(n, 5.0), **WHOLE),
+    "a row of another rank that is written to": lambda n: changed(lambda x: x[3 * n].zero_()),
+    "a part that is added to": lambda n: changed(lambda x: x.narrow(1, n, 1).add_(1)),
+    "a change through a view of a view": lambda n: changed(lambda x: x[1:][n][2:].mul_(3), **WHOLE),
+    "a change past autograd": lambda n: changed(lambda x: x.data.mul_(2 + n)),
+    "a change of what was detached": lambda n: changed(lambda x: x.detach().mul_(2 + n)),
+    "a list of indices": lambda n: flow.rand(4, 4, **WHOLE)[[0, n]].to_global(sbp=flow.sbp.split(1)).sum().item(),
+    "an imaginary part": lambda n: (
+        (flow.ones(4, **ROWS) * complex(0, 1 + n)).abs().to_global(sbp=flow.sbp.split(0)).sum().item()
+    ),
+    "a large float": lambda n: (flow.ones(4, **ROWS) * (1e7 * (1 + n))).sum().item(),
+    "infinity": lambda n: flow.ones(4, **ROWS).clamp_(max=[2.0, float("inf")][n]).sum().item(),
+    "a plain number": lambda n: (flow.ones(4, **ROWS) * torch.tensor(1 + n)).sum().item(),
+    "a seed": drawn,
+    "a rate of Adam": lambda n: by_steps(0.001 * (1 + n), torch.optim.Adam),
+    "a rate of a fused optimizer": lambda n: by_steps(0.001 * (1 + n), torch.optim.AdamW, fused=True),
+    "momentum": lambda n: by_steps(0.1, momentum=0.5 + 0.25 * n),
     "a number of times": lambda n: sum([flow.ones(4, **ROWS)] * (1 + n), start=flow.zeros(4, **ROWS)).sum().item(),
     "a gradient's factor": lambda n: by_autograd(1 + n),
     "one of several outputs": lambda n: flow.rand(4, 4, **ROWS).chunk(2, 1)[n].sum().item(),
@@ -145,12 +175,23 @@ def seen_by_a_hook(w: Tensor, x: Tensor) -> None:
     w.register_hook(kept.append)  # who keeps a gradient makes autograd copy it
 
 
+def looked_at(w: Tensor, x: Tensor) -> None:
+    """Hooks make views of what they are given, and those of saved tensors let nothing run on the parts at once."""
+    module = torch.nn.Sequential(torch.nn.GELU(), torch.nn.LayerNorm(2, elementwise_affine=False))
+    module.register_full_backward_hook(lambda *a: None)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        module(x.detach().requires_grad_()).sum().backward()
+
+
 ALONE: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "computes with them": lambda w, x: (w * x + 5, F.gelu(w * x), F.layer_norm((w * x).detach(), [2])),
     "goes backward": lambda w, x: F.layer_norm(F.gelu(x.detach().clone().requires_grad_() * 2), [2]).sum().backward(),
     "keeps gradients": seen_by_a_hook,
     "prints them": lambda w, x: (str(w), repr(x), w.to_local().sum().item()),
     "copies them": lambda w, x: (w.detach().clone().mul_(5), x.clone().add_(w)),
+    "counts in large floats": lambda w, x: (x * 1e7, w * float(2**20)),
+    "changes copies": lambda w, x: (w.detach().clone()[0].mul_(3), x.clone().data.zero_()),
+    "looks at its modules": looked_at,
     "drops nothing of them": lambda w, x: (F.dropout(x, 0.0), F.dropout(w, 0.5, training=False)),
 }
 
@@ -199,6 +240,32 @@ def test_activation_checkpointing_goes_back_as_without(ranks: ThreadRanks) -> No
     assert ranks.run(lambda: on_a_rank(True)) == ranks.run(lambda: on_a_rank(False))
 
 
+def test_hooks_of_one_rank_change_nothing_of_the_lineages_of_a_model(ranks: ThreadRanks) -> None:
+    def on_a_rank(hooks: bool) -> list[float]:
+        w = flow.ones(4, 2, **WHOLE).requires_grad_()
+        gelu = torch.nn.GELU()
+        if hooks and me() == 0:
+            gelu.register_full_backward_hook(lambda *a: None)
+        keep = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+        with keep if hooks and me() == 0 else nullcontext():
+            y = F.layer_norm(gelu(w * flow.ones(4, 2, **ROWS)), [2])
+        y.square().sum().backward()
+        assert w.grad is not None
+        return [y.exp().sum().item(), (w.grad + 1).to_global(sbp=flow.sbp.split(1)).sum().item()]
+
+    assert ranks.run(lambda: on_a_rank(True)) == ranks.run(lambda: on_a_rank(False))
+
+
+def test_a_function_of_one_tensor_twice_is_none_of_two(ranks: ThreadRanks) -> None:
+    def on_a_rank() -> float:
+        x, y = flow.ones(4, 2, **ROWS), flow.zeros(4, 2, **ROWS)
+        if me() == 0:
+            F.mse_loss(x, x, reduction="none")
+        return F.mse_loss(x, y * 3, reduction="none").sum().item()
+
+    assert ranks.run(on_a_rank) == [8.0, 8.0]
+
+
 def test_numbers_that_were_computed_may_differ_in_their_last_bits(ranks: ThreadRanks) -> None:
     def on_a_rank() -> float:
         norm = 1.2345678901 + me() * 2e-16
@@ -208,6 +275,13 @@ def test_numbers_that_were_computed_may_differ_in_their_last_bits(ranks: ThreadR
 
 
 def test_values_have_codes_that_differ_where_python_hashes_do_not() -> None:
-    values = [-1, -2, 0, 1, 2, 0.1, 0.2, -0.5, "none", "tanh", torch.float32, torch.float64, [-1], [-2], (3, 4), [4, 3]]
+    values = [
+        -1, -2, 0, 1, 2, 0.1, 0.2, -0.5, "none", "tanh", torch.float32, torch.float64, [-1], [-2], (3, 4), [4, 3],
+        1e7, 2e7, float("inf"), -float("inf"), 1j, 2j,
+    ]  # fmt: skip
     assert len({code_of_value(v) for v in values}) == len(values)
+    number = code_of_value(10**8)
+    _codes.clear()
+    code_of_value(1e8)
+    assert code_of_value(10**8) == number, "what a rank has computed with before makes no difference"
     assert code_of_value(1 / 3) == code_of_value(2 / 3) == code_of_value(float("nan")) == code_of_value({})

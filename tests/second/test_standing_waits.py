@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import actorflow as flow
 import warm
-from actorflow.distributed import collectives, group, wait_watch
+from actorflow.distributed import collectives, group, point_to_point, wait_watch
 from actorflow.distributed.wait_watch import StandingWait, standing_circle
 from actorflow.support.collective_waits import (
     CollectiveInProgress,
@@ -24,7 +25,7 @@ from actorflow.support.collective_waits import (
     in_collective,
     in_progress,
 )
-from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.errors import CallError, ClusterError
 from second.launching import command, run
 
 ALL = "ranks [0, 1]"
@@ -123,6 +124,37 @@ def test_what_is_sent_and_received_meanwhile_counts_as_called(monkeypatch: pytes
     sent = StandingWait("barrier", (6,), "barrier", "ranks [4, 6]", 0, calls_made(), 1, "t.py:2", 1)
     receives = StandingWait("recv", (4,), "4>6", "4>6, tag 0", 1, {}, 1, "t.py:3", 1)
     assert not receives.waits_for(sent)  # which may take its time on its way
+
+
+def test_a_rank_that_is_none_of_the_group_is_refused_before_torch_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(tensor: Tensor, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> None:
+        pytest.fail("torch was called")
+
+    def broadcast(tensor: Tensor, src: Any = None, group: Any = None) -> None:
+        pytest.fail("torch was called")
+
+    def batch_isend_irecv(p2p_op_list: list[Any]) -> None:
+        pytest.fail("torch was called")
+
+    monkeypatch.setattr(collectives, "default_group", lambda: None)
+    monkeypatch.setattr(point_to_point, "default_group", lambda: None)
+    monkeypatch.setattr(collectives, "get_rank", lambda: 4)
+    monkeypatch.setattr(dist, "get_rank", lambda: 4)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [4, 6])
+    sends, broadcasts, together = map(collectives._with_default_group, (send, broadcast, batch_isend_irecv))
+    x = torch.ones(1)
+    one = SimpleNamespace(op=dist.isend, peer=9, group=None, tag=0)
+    for name, call in {
+        "send with dst=5": lambda: sends(x, 5),
+        "send with dst=-1": lambda: sends(x, -1),
+        "send with dst='6'": lambda: sends(x, "6"),
+        "send with group_dst=2": lambda: sends(x, group_dst=2),
+        "broadcast with src=0": lambda: broadcasts(x, src=0),
+        "isend with dst=9": lambda: together([one]),
+        "send with dst=9": lambda: flow.comm.send(x, 9),
+    }.items():
+        with pytest.raises(CallError, match=rf"rank 4 called {name}; one of the ranks \[(4, 6|0, 1)\] was expected"):
+            call()
 
 
 def test_a_rank_that_waits_for_others_to_meet_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
