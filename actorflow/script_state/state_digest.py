@@ -85,6 +85,7 @@ TORCH = str(Path(torch.__file__).parent) + "/"
 NUMPY = str(Path(np.__file__).parent) + "/"
 STDLIB = tuple(str(Path(sysconfig.get_paths()[key]).resolve()) + "/" for key in ("stdlib", "platstdlib"))
 OURS = ("actorflow", "actorflow_compiler", "actorflow_scheduler", "actorflow_protos")
+ATTACHED = str(Path(__file__).parents[1] / "attached.py")  # our methods of torch's classes, which wrap torch's
 APART = (  # modules of torch and NumPy that do more than compute
     "torch.distributed", "torch.hub", "torch.serialization", "torch.utils.data", "torch.utils.cpp_extension",
     "torch.profiler", "torch.multiprocessing", "torch.jit", "torch._dynamo", "torch.library", "torch.package",
@@ -596,7 +597,7 @@ def _is_trusted(filename: str, module: str) -> bool:
     """Whether a library's function is known to compute only, beside what it is a wrapper of."""
     if module.startswith(APART):
         return False
-    if filename.startswith((TORCH, NUMPY)):
+    if filename.startswith((TORCH, NUMPY)) or filename == ATTACHED:
         return True
     within = filename.startswith(STDLIB) and "-packages/" not in filename
     return within and (module in PURE or Path(filename).name in WRAPPERS)

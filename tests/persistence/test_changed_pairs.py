@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "changed_pairs.py"
 NAMES = re.findall(r"^@pair\ndef (\w+)", SCRIPT.read_text(), re.MULTILINE)
 QUICK = (  # values, code, settings of torch, names, output
     "same_values", "a_global_number", "a_kernel_of_the_script", "the_dtype_of_autocast", "a_branch_on_a_buffer",
-    "it_prints", "one_of_two_classes_of_one_name",
+    "it_prints", "one_of_two_classes_of_one_name", "a_dtype",
 )  # fmt: skip
 KEPT = {"ACTORFLOW_CACHE_CAPTURES": "1"}
 CAPTURED = frozenset((  # at each start, as it is not known what they read, or as they say something
