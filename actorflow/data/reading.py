@@ -9,7 +9,6 @@ import copy
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -204,7 +203,7 @@ class SampleReader:
     def try_probe(self, request: ReadRequest) -> tuple[BatchTemplate | ReadFailure, dict[int, Any]]:
         """What batches look like, from the first rows of one; with the samples of these, by place.
 
-        A failure is returned, not raised, and samples only where they can be sent to another process.
+        A failure is returned, not raised.
         """
         try:
             template, read = self._probe(request)
@@ -212,10 +211,6 @@ class SampleReader:
             return ReadFailure(str(failed)), {}
         except Exception as error:  # other ranks wait to be told what batches look like
             return ReadFailure(f"looking at samples {_some(request.indices)} raised {raised(error)}"), {}
-        try:
-            ForkingPickler.dumps(read)
-        except Exception:  # an open file, a lock: they are read again where they are needed
-            read = {}
         return template, read
 
     @property

@@ -14,6 +14,7 @@ from actorflow.data.data_source import DataSource, other_data, tell_once
 from actorflow.data.feed import Feed, FeedSource
 from actorflow.data.order import EpochDraw, Picked
 from actorflow.data.reading import BatchTemplate, ReadFailure, ReadRequest, SampleReader
+from actorflow.data.sendable import sendable
 from actorflow.data.structure import Structure
 from actorflow.data.workers import ReadAhead, Reader, WorkerOptions, in_a_worker
 from actorflow.session.process import current
@@ -265,4 +266,5 @@ class _Probe:
         self._reader, self._request = reader, request
 
     def __call__(self) -> Any:
-        return self._reader.try_probe(self._request)
+        template, read = self._reader.try_probe(self._request)
+        return template, sendable(read)

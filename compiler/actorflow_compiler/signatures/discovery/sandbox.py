@@ -11,12 +11,12 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 from typing import Any
 
 import psutil
@@ -98,8 +98,7 @@ class Sandbox:
         assert self._child.stdout is not None
         fd = self._child.stdout.fileno()
         while b"\n" not in self._rest:
-            ready, _, _ = select.select([fd], [], [], START)
-            more = os.read(fd, 1 << 16) if ready else b""
+            more = os.read(fd, 1 << 16) if wait([fd], START) else b""  # which takes any number, unlike select
             if not more:
                 return None
             self._rest += more
@@ -133,8 +132,7 @@ def serve() -> None:
     torch.set_num_threads(1)
     _limit()
     while True:
-        ready, _, _ = select.select([0], [], [], IDLE)
-        line = sys.stdin.readline() if ready else ""
+        line = sys.stdin.readline() if wait([0], IDLE) else ""
         if not line:
             return
         _answer(json.loads(line), channel)
