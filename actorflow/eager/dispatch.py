@@ -126,7 +126,7 @@ def _give_lineage(made: Any, func: Any, args: tuple[Any, ...], made_of: MadeOf) 
         return
     comm = first._spec.comm
     code = code_of_op(func)
-    if torch.Tag.nondeterministic_seeded in func.tags:
+    if random.draws(func):
         made_of = (*made_of, comm.last_drawn)
     lineage = lineage_of(code, made_of, comm.pass_lineage)
     if func._schema.is_mutable and made is args[0]:
@@ -192,7 +192,7 @@ def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = func.decompose(*args, **kwargs)
         if made is not NotImplemented:
             return made
-    if torch.Tag.nondeterministic_seeded in func.tags:
+    if random.draws(func):
         made = random.run(func, args, kwargs)
         if made is not NotImplemented:
             return made

@@ -6,6 +6,7 @@ depends on that and on its index in the whole tensor: see ``actorflow_compiler.c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from actorflow_compiler.custom_ops.random import uniform
 from actorflow_compiler.plan.region import coordinates, region
 from actorflow_compiler.substitutes.random_table import Rule, rule_of, written_out
 
-__all__ = ["LocalNumbers", "check_alike", "keeps_terms", "numbers_of", "run", "without_terms"]
+__all__ = ["LocalNumbers", "check_alike", "draws", "keeps_terms", "numbers_of", "run", "without_terms"]
 
 _AGREE = CollectiveLabel.of("comparison of random number generators")
 
@@ -65,6 +66,12 @@ class _GlobalNumbers(LocalNumbers):
         layout = self.layout if whole == self._shape else everywhere(self.layout.placement)
         local = self.part(whole, layout, dtype)
         return wrap(local, spec_of(self.comm, layout, whole, None, dtype, self.comm.device(layout.placement)))
+
+
+@functools.cache
+def draws(op: Any) -> bool:
+    """Whether an op draws random numbers by a rule."""
+    return torch.Tag.nondeterministic_seeded in op.tags and rule_of(op) is not None
 
 
 def run(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -206,6 +206,84 @@ def test_what_a_rank_computes_for_itself_concerns_no_other(ranks: ThreadRanks, w
     assert ranks.run(lambda: on_a_rank(ALONE[what])) == expected
 
 
+def test_an_op_that_may_draw_and_does_not_is_the_same_at_each_call(ranks: ThreadRanks) -> None:
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+    def on_a_rank() -> list[int]:
+        F.dropout(flow.ones(4, **ROWS))  # a number was drawn before
+        q, k, v = (flow.ones(2, 2, 3, 4, **ROWS) for _ in range(3))
+        return [op(q, k, v)[0]._lineage for _ in range(3)]
+
+    for found in ranks.run(on_a_rank):
+        assert len({*found}) == 1
+
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "x + y": lambda x, y: x + y,
+    "x - 2": lambda x, y: x - 2,
+    "2 / x": lambda x, y: 2 / x,
+    "x * 0.5": lambda x, y: x * 0.5,
+    "x ** 2": lambda x, y: x**2,
+    "-x": lambda x, y: -x,
+    "x @ y": lambda x, y: x @ y.t(),
+    "x > y": lambda x, y: (x > y).to(torch.float32),
+    "view": lambda x, y: x.view(2, 2, 4),
+    "same view": lambda x, y: x.view(4, 4),
+    "row": lambda x, y: x[1],
+    "column": lambda x, y: x[:, 1],
+    "slice": lambda x, y: x[1:3],
+    "all of it": lambda x, y: x[:],
+    "mask": lambda x, y: x.masked_fill(y > 0, 1.0),
+    "chunk": lambda x, y: x.chunk(2, 1)[1],
+    "unbind": lambda x, y: x.unbind(1)[2],
+    "permute": lambda x, y: x.permute(1, 0).contiguous(),
+    "expand": lambda x, y: x.unsqueeze(0).expand(3, 4, 4),
+    "cat": lambda x, y: torch.cat([x, y], 1),
+    "stack": lambda x, y: torch.stack([x, y]),
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "sum": lambda x, y: x.sum(1, keepdim=True),
+    "mean": lambda x, y: x.mean(),
+    "max": lambda x, y: x.max(1).values,
+    "topk": lambda x, y: x.topk(2, 1)[0],
+    "cumsum": lambda x, y: x.cumsum(0),
+    "einsum": lambda x, y: torch.einsum("ij,kj->ik", x, y),
+    "linear": lambda x, y: F.linear(x, y, y[0]),
+    "gelu": lambda x, y: F.gelu(x),
+    "silu": lambda x, y: F.silu(x),
+    "softmax": lambda x, y: x.softmax(1),
+    "layer norm": lambda x, y: F.layer_norm(x, [4]),
+    "mse loss": lambda x, y: F.mse_loss(x, y),
+    "cross entropy": lambda x, y: F.cross_entropy(x, y.softmax(1)),
+    "attention": lambda x, y: F.scaled_dot_product_attention(x.view(1, 4, 4), y.view(1, 4, 4), y.view(1, 4, 4)),
+    "in place": lambda x, y: x.clone().add_(y).mul_(2).clamp_(max=1.0),
+    "in place on a view": lambda x, y: [z := x.clone(), z[:, 1].add_(1), z[2].zero_()][0],
+    "of data": lambda x, y: [z := x.clone(), z.data.mul_(3)][0],
+    "to float64": lambda x, y: x.double(),
+    "to another layout": lambda x, y: x.to_global(sbp=flow.sbp.broadcast) + 1,
+    "zeros like": lambda x, y: torch.zeros_like(x) + x.new_ones(4, 4),
+    "copied over": lambda x, y: torch.empty_like(x).copy_(y),
+}
+
+
+def test_a_lineage_says_nothing_of_how_a_call_was_carried_out() -> None:
+    def lineages(call: Callable[[Any, Any], Any]) -> list[int]:
+        found = []
+        for again in range(8):
+            x, y = (flow.full((4, 4), 0.5 + n, **(ROWS if again % 2 else WHOLE)) for n in range(2))
+            x, y = (t.to_global(**ROWS).requires_grad_(again in (2, 5)) for t in (x, y))
+            x, y = (t if again in (2, 5) else t.detach() for t in (x, y))
+            keep = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+            with keep if again in (4, 5) else nullcontext(), torch.set_grad_enabled(again in (2, 5)):
+                x, y = (t * 1 for t in (x, y))  # no leaves, which are not changed in place
+                made = call(x, y)
+            found.append((again % 2, made._lineage))
+        return [len({lineage for odd, lineage in found if odd == which}) for which in range(2)]
+
+    for name, call in CALLS.items():
+        with ThreadRanks(2) as ranks:  # of whose tensors nothing is cached
+            assert ranks.run(lambda call=call: lineages(call)) == [[1, 1]] * 2, name  # type: ignore[misc]
+
+
 def test_a_value_that_is_overwritten_is_forgotten(ranks: ThreadRanks) -> None:
     def on_a_rank() -> float:
         x = flow.empty(4, **ROWS)
