@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from actorflow.support.nearest_names import unknown_attribute
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.placement import placement as make
@@ -49,6 +50,9 @@ class _Placements:
         from actorflow.eager.current import world
 
         return make(type, range(world()))
+
+    def __getattr__(self, name: str) -> Any:
+        raise unknown_attribute(self, "flow.placement", name)
 
     def __instancecheck__(self, thing: object) -> bool:
         return isinstance(thing, Placement)

@@ -59,6 +59,13 @@ def test_a_name_that_is_not_there_is_answered_with_what_is(name: str) -> None:
     assert ANSWERS[name] in answer(name)
 
 
+def test_what_makes_placements_answers_too() -> None:
+    with pytest.raises(AttributeError, match=r"'al': the nearest is flow\.placement\.all \(docs/oneflow"):
+        flow.placement.al("cpu")
+    assert not hasattr(flow.placement, "al")
+    assert isinstance(flow.placement("cpu", [0]), flow.placement)  # type: ignore[arg-type]
+
+
 @pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", MODULES)
 def test_every_public_module_answers_and_python_goes_on_as_ever(name: str) -> None:
