@@ -66,10 +66,10 @@ def to_local(self: Tensor, *, copy: bool = False) -> Tensor:
 
 def _kept_layout(self: Tensor) -> Any:
     """How a tensor of a job lay that was a global one; None for any other tensor, and while a step is captured."""
-    from actorflow.standins.beside import LAYOUT
+    from actorflow.standins.beside import kept_layout
     from actorflow_compiler.hints.tags import tracing
 
-    kept = vars(self).get(LAYOUT)
+    kept = kept_layout(self)
     return None if kept is None or tracing() else kept
 
 

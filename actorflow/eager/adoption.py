@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.modules import OWN_ATTRIBUTES
 from actorflow.eager.plain_tensors import IS_GLOBAL
-from actorflow.standins.beside import WAS_GLOBAL, beside
-from actorflow.standins.owned_tensor import keep_layout
+from actorflow.standins.beside import WAS_GLOBAL, beside, keep_layout
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.hints.hints import distribute, place

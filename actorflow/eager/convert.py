@@ -16,8 +16,9 @@ from actorflow.eager.job_results import ResultTensor
 from actorflow.eager.layout import NOWHERE, Layout, has_terms, layout_of, local_shape
 from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.redistribution import part_in, redistribute
+from actorflow.standins.beside import kept_layout
 from actorflow.standins.lazy_tensor import LazyTensor
-from actorflow.standins.owned_tensor import kept_layout, real_value, stands_for_whole
+from actorflow.standins.owned_tensor import real_value, stands_for_whole
 from actorflow_compiler.core.errors import CallError, LayoutError, NotGlobal
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Split

@@ -19,9 +19,9 @@ from torch import Tensor
 from actorflow.eager import random
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, Sources, wrap
 from actorflow.eager.in_place import run_in_place, written_tensors
-from actorflow.eager.lineage import COPY, Lineage, code_of, code_of_op, is_as_written, lineage_of, of_output
+from actorflow.eager.lineage import Lineage, code_of, is_as_written, lineage_of, of_output
 from actorflow.eager.linked_views import LinkedView, refresh
-from actorflow.eager.op_cache import CACHE, MadeOf, call_key
+from actorflow.eager.op_cache import CACHE, MadeOf, call_key, code_of_call
 from actorflow.eager.op_plans import is_view, op_name
 from actorflow.eager.perform import perform
 from actorflow.eager.plain_tensors import check, count_references, flat, plain_at
@@ -125,7 +125,8 @@ def _give_lineage(made: Any, func: Any, args: tuple[Any, ...], made_of: MadeOf) 
     if first is None:
         return
     comm = first._spec.comm
-    code = code_of_op(func)
+    whole = args[0]._spec if made is first and isinstance(args[0], GlobalTensor) else None
+    code = code_of_call(func, whole, first._spec)
     if random.draws(func):
         made_of = (*made_of, comm.last_drawn)
     lineage = lineage_of(code, made_of, comm.pass_lineage)
@@ -135,8 +136,7 @@ def _give_lineage(made: Any, func: Any, args: tuple[Any, ...], made_of: MadeOf) 
     if made is first:
         if any(made is a for a in args):
             return
-        whole = is_view(func) and isinstance(args[0], GlobalTensor) and made._spec is args[0]._spec
-        made._lineage = lineage_of(COPY, made_of, comm.pass_lineage) if whole else lineage
+        made._lineage = lineage
     else:
         for i, t in enumerate(outputs):
             if isinstance(t, GlobalTensor):

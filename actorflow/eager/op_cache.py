@@ -22,7 +22,7 @@ from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor
 from actorflow.eager.lineage import COPY, code_of_op, code_of_plain, code_of_value, known_code
 from actorflow.eager.op_plans import OpPlan, is_view
 
-__all__ = ["CACHE", "CachedOp", "OpCache", "call_key"]
+__all__ = ["CACHE", "CachedOp", "OpCache", "call_key", "code_of_call"]
 
 CallKey = tuple[Any, ...]
 MadeOf = tuple[Any, ...]  # lineages of tensors and codes of other arguments, in order
@@ -82,8 +82,7 @@ class OpCache:
                 entry.direct, entry.outs = plan.quick, None
         elif plan.outs is not None and (plan.form is not None or plan.outs[0] is not None):
             entry.direct, entry.outs = plan.quick, plan.outs[0] if plan.form is None else plan.outs
-            if entry.shares and entry.outs is key[1]:  # a view of all of the tensor
-                entry.code = COPY
+            entry.code = code_of_call(func, key[1], entry.outs)
 
     def add_direct(self, func: Any, x: GlobalTensor, direct: Callable[..., Any], outs: GlobalSpec) -> None:
         """From now on, call ``direct`` on the part for this op on such a tensor."""
@@ -100,6 +99,14 @@ class OpCache:
 
 
 CACHE = OpCache(1 << 16)
+
+
+def code_of_call(func: Any, operand: object, result: object) -> int:
+    """The code of an op (see ``lineage.py``) by the specs of its first operand and its result.
+
+    A view of all of a tensor is a copy of it, which autograd's hooks make of what they are given.
+    """
+    return COPY if result is operand and is_view(func) else code_of_op(func)
 
 
 def call_key(

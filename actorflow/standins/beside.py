@@ -11,15 +11,18 @@ from gc import get_referents
 from itertools import islice
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["BESIDE", "CONFIG", "LAYOUT", "WAS_GLOBAL", "beside", "beside_parts", "is_noted"]
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import NdSbp
+
+__all__ = ["BESIDE", "CONFIG", "WAS_GLOBAL", "beside", "beside_parts", "is_noted", "keep_layout", "kept_layout"]
 
 BESIDE = "_actorflow_beside"  # the attribute of the object that holds the dictionary
 CONFIG = "config"  # the key of what makes ``module.config`` of a module that has none of its own
 WAS_GLOBAL = "was global"  # the key of a module whose global tensors a job has taken over
-LAYOUT = "_actorflow_layout"  # the attribute of what was a global tensor; stand-ins get it with the script's own
+_LAYOUT = "_actorflow_layout"  # the attribute of what was a global tensor; stand-ins get it with the script's own
 MANY = 1000  # most objects that are visited in search of modules
 
 
@@ -77,3 +80,14 @@ def _parts(thing: Any) -> Iterator[Any]:
             yield one
         elif isinstance(one, list | tuple | dict):
             pending += islice(one.values() if isinstance(one, dict) else one, MANY)
+
+
+def keep_layout(tensor: Tensor, placement: Placement, sbp: NdSbp) -> None:
+    """Note with a whole tensor that it was a global one, which a job has taken over, and how that lay."""
+    vars(tensor)[_LAYOUT] = (placement, tuple(sbp))
+
+
+def kept_layout(tensor: Tensor) -> tuple[Placement, NdSbp] | None:
+    """How a tensor of a job lay that was a global one; None for any other tensor."""
+    kept: tuple[Placement, NdSbp] | None = vars(tensor).get(_LAYOUT)
+    return kept

@@ -16,14 +16,11 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from actorflow.deferred.tensor import DeferredTensor
-from actorflow.standins.beside import LAYOUT
 from actorflow.standins.lazy_tensor import METADATA, LazyTensor, wait_for_values
 from actorflow.standins.logical_batch import BatchTensor
 from actorflow_compiler.capture.data_assignment import in_place
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.monkey_patches import original
-from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import NdSbp
 from actorflow_compiler.core.torch_internals import SHARES_SHAPE, memory_of, only_dispatch
 from actorflow_compiler.values.variables import attributes_given
 
@@ -34,10 +31,8 @@ __all__ = [
     "ReleasedValue",
     "CompositeCopy",
     "SharedCopy",
-    "keep_layout",
     "keeping_stand_ins",
     "keeps_stand_ins",
-    "kept_layout",
     "note_whole",
     "real_value",
     "saved_value",
@@ -690,16 +685,6 @@ def real_value(tensor: Tensor) -> Tensor:
 def stands_for_whole(tensor: Tensor) -> bool:
     """Whether a tensor is known to be whole on every rank: what a plan owns, a copy of it, or that in a state dict."""
     return isinstance(tensor, OwnedTensor | DetachedTensor) or tensor in _saved
-
-
-def keep_layout(tensor: Tensor, placement: Placement, sbp: NdSbp) -> None:
-    """Note with a whole tensor that it was a global one, which a job has taken over, and how that lay."""
-    vars(tensor)[LAYOUT] = (placement, tuple(sbp))
-
-
-def kept_layout(tensor: Tensor) -> tuple[Placement, NdSbp] | None:
-    """How a tensor of a job lay that was a global one; None for any other tensor."""
-    return vars(tensor).get(LAYOUT)
 
 
 def note_whole(tensor: Tensor) -> Tensor:
