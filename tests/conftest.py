@@ -13,18 +13,14 @@ from typing import Any
 import pytest
 import scipy.optimize  # noqa: F401  # so that these processes start none to solve linear programs
 import torch
-from hypothesis import settings
 
+import fewer
 import warm
 from actorflow.control import cluster
 from actorflow.rendezvous import start
 from actorflow.session.plan_store import KEPT
 from matrices import thin
 from scripts.trainings import EVERY, SOME
-
-settings.register_profile("actorflow", deadline=None, derandomize=True)
-settings.load_profile("actorflow")
-
 
 FOLDER = Path(__file__).parent
 # Files that take longest, in order, as measured on two slow cores, from some 90 seconds to 17: what begins last is what
@@ -103,7 +99,7 @@ _known = 0  # modules that the collector does not look through any more
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fuzz", "messages for tests/fuzz (make fuzz)")
-    group.addoption("--messages", type=int, default=150, help="how many each door refuses")
+    group.addoption("--messages", type=int, default=0, help="how many each door refuses; 0: some")
     group.addoption("--from-seed", type=int, default=0, help="from which they are drawn")
 
 
@@ -115,6 +111,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if (given := getattr(config, "workerinput", {}).get(warm.SHARED)) is not None:
         os.environ[warm.SHARED] = given
+    fewer.set_up(config)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: so would be every Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)  # that tests send
     gc.disable()  # until all tests are collected: nearly nothing of what is made by then is garbage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,22 +34,32 @@ class Outline:
 
 @functools.cache
 def outline(text: str) -> Outline:
-    """The outline of a module, in one walk through all of it."""
+    """The outline of a module, in one walk: of all of it where something is looked up, else of its statements."""
     tree = ast.parse(text)
     classes, imports, lookups = [], [], []
     looks = re.search(r"import_module|__import__|sys\.modules", text) is not None
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if looks else _statements(tree):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             classes.append(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(node)
-        elif looks and isinstance(node, ast.Call):
+        elif isinstance(node, ast.Call):
             function = ast.unparse(node.func)
             if function.endswith(("import_module", "__import__", "sys.modules.get")):
                 lookups += [(node.lineno, name) for name in node.args[:1]]
-        elif looks and isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("sys.modules"):
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("sys.modules"):
             lookups.append((node.lineno, node.slice))
     return Outline(ast.get_docstring(tree) or "", tuple(classes), tuple(imports), tuple(lookups))
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """All statements, also of functions and classes: most of a tree is expressions, which define nothing."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, field, ())
 
 
 @functools.cache

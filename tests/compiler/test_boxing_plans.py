@@ -15,6 +15,7 @@ from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split
 from boxed_plans import Layouts, boxed_plan
 from comms import communications
+from fewer import fewer
 from models import CASES
 from trained import Layout, train_eagerly, train_planned
 
@@ -41,7 +42,7 @@ def chains(draw: st.DrawFn) -> tuple[tuple[int, ...], Layouts]:
     return shape, found
 
 
-@settings(max_examples=8)
+@settings(max_examples=fewer(8))
 @given(st.lists(chains(), min_size=8, max_size=8))
 def test_workers_keep_the_values_and_move_no_more_than_the_table_says(
     drawn: list[tuple[tuple[int, ...], Layouts]],

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from actorflow_compiler.capture.functional import rewrite_in_place_ops
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import fake_mode
+from fewer import fewer
 
 Step = Callable[[Tensor, Tensor], list[Tensor]]
 
@@ -240,7 +241,7 @@ WRITES: tuple[Callable[[Tensor, Tensor], Any], ...] = (
 )  # fmt: skip
 
 
-@settings(max_examples=50)  # a trace each
+@settings(max_examples=fewer(50))  # a trace each
 @given(
     st.lists(
         st.one_of(

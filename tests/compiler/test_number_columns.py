@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from actorflow_compiler.plan.number_columns import MOVING, NAMED, NUMBERS, NumberColumns, Path
 from actorflow_compiler.plan.plan import Actor, FromRegister, OfVariable, Order, Read, Register
+from fewer import fewer
 
 numbers = st.integers(-1, 3)
 queues = st.sampled_from(["compute", "send:1", "send:12", "send:1>2", "send:x"])
@@ -70,7 +71,7 @@ def spread(value: Any, columns: dict[Path, int], path: Path = ()) -> dict[Path, 
     return {place: by for i, item in enumerate(items) for place, by in spread(item, columns, (*path, i)).items()}
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=fewer(500), deadline=None)
 @given(st.data())
 def test_all_at_once_differ_where_one_by_one_do(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from([orders, registers, actors, values]))

@@ -52,6 +52,7 @@ from actorflow_compiler.plan.plan import (
 from actorflow_compiler.plan.proto import from_bytes, to_bytes, to_proto
 from actorflow_compiler.plan.summary import plan_digest
 from actorflow_compiler.plan.text import from_json, to_json
+from fewer import fewer
 
 RANK_0 = [{"first": 0, "count": 1}]
 SUM_OF = {"kind": "all_reduce", "plane": "gloo"}
@@ -135,7 +136,7 @@ def with_args(*args: Arg) -> Plan:
 
 
 @pytest.mark.parametrize("through", FORMS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=fewer(40), deadline=None)
 @given(plan=plans)
 def test_any_plan_comes_back_as_it_was(through: object, plan: Plan) -> None:
     assert callable(through)
@@ -178,14 +179,14 @@ def test_what_a_message_cannot_carry_is_refused_by_name(value: Arg) -> None:
         to_bytes(with_args(value))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=fewer(50), deadline=None)
 @given(data=st.binary(max_size=60))
 def test_bytes_that_are_no_plan_never_raise_anything_but_a_plan_error(data: bytes) -> None:
     with contextlib.suppress(PlanError):
         from_bytes(data)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=fewer(50), deadline=None)
 @given(plan=plans, at=st.integers(0, 10**6), byte=st.integers(0, 255))
 def test_a_damaged_byte_gives_a_plan_or_a_plan_error(plan: Plan, at: int, byte: int) -> None:
     data = bytearray(to_bytes(plan))
@@ -281,7 +282,7 @@ def test_json_that_is_no_plan_raises_a_plan_error(text: str) -> None:
         from_json(text)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=fewer(30), deadline=None)
 @given(plan=plans)
 def test_json_opens_with_a_complete_summary(plan: Plan) -> None:
     found = json.loads(to_json(plan))
@@ -291,7 +292,7 @@ def test_json_opens_with_a_complete_summary(plan: Plan) -> None:
     assert found["summary"]["moved"] == [{"kind": kind, "bytes": count} for kind, count in plan.summary.moved]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=fewer(30), deadline=None)
 @given(plan=plans.filter(lambda plan: "nan" not in repr(plan)))  # JSON has one NaN, floats have many
 def test_a_digest_follows_the_plan_alone(plan: Plan) -> None:
     assert plan_digest(from_json(to_json(plan))) == plan_digest(plan)

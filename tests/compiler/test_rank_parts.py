@@ -24,6 +24,7 @@ from compiler.test_folded_compile import LONG, QUICK
 from compiler.test_folded_compile import _mlp as mlp
 from compiler.test_plan_round_trip import plans
 from drawn_plans import meshes, pipelines
+from fewer import fewer
 from plans import pipeline
 
 CASES: Mapping[str, Callable[[], StepRequest]] = {**QUICK, **LONG}
@@ -55,13 +56,13 @@ def sent(plan: Plan) -> int:
     return len(parts.shared) + sum(map(len, parts.classes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(pipelines() | meshes())
 def test_the_parts_of_any_scheduled_plan_come_back_as_they_were(plan: Plan) -> None:
     check(schedule(plan))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=fewer(150), deadline=None)
 @given(plans, st.integers(1, 3))
 def test_parts_with_anything_in_them_come_back_as_they_were(plan: Plan, world: int) -> None:
     bodies = plan.bodies or (Body(0, (), ()),)
@@ -131,7 +132,7 @@ def test_a_rank_refuses_the_message_of_another_class() -> None:
 PIPELINE = split(schedule(pipeline(2, pieces=2, replicas=2)), range(4))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=fewer(300), deadline=None)
 @given(st.booleans(), st.integers(0, 10**6), st.integers(0, 255))
 def test_a_damaged_byte_gives_a_part_or_a_plan_error(common: bool, at: int, byte: int) -> None:
     messages = [bytearray(PIPELINE.shared), bytearray(PIPELINE.of(1))]
@@ -141,7 +142,7 @@ def test_a_damaged_byte_gives_a_part_or_a_plan_error(common: bool, at: int, byte
         verify(join(bytes(messages[0]), bytes(messages[1]), 1))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=fewer(300), deadline=None)
 @given(st.data())
 def test_differences_at_any_place_give_a_part_or_a_plan_error(data: st.DataObject) -> None:
     message = pb.PlanClass()

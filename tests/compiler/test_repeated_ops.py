@@ -23,6 +23,7 @@ from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.repeated_ops import RepeatedOps
 from actorflow_compiler.compile import capture_step
 from architectures import ARCHITECTURES, NOISY
+from fewer import fewer
 from models import CASES
 from trained import Layout, request_of
 
@@ -412,7 +413,7 @@ MOVES: dict[str, Callable[[Tensor, nn.Module], Any]] = {
 
 @pytest.mark.slow
 @given(moves=st.lists(st.sampled_from([*MOVES]), min_size=1, max_size=4), twice=st.integers(2, 3), cut=st.booleans())
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=fewer(12))
 def test_stacks_of_blocks_are_captured_as_if_each_op_were_interpreted(moves: list[str], twice: int, cut: bool) -> None:
     def step(model: Blocks, x: Tensor) -> Tensor:
         for layer in [*model.layers][:twice]:

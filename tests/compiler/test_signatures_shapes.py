@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actorflow_compiler.signatures.table import TABLE
+from fewer import fewer
 from signature_checks import ON_GPU_ONLY, Instance, failures, instance
 from signature_samples import calls, has_calls
 from signature_shapes import indices, resized
@@ -41,7 +42,7 @@ def check(case: Instance | None, parts: int, wanted: bool) -> None:
 
 
 @given(case=drawn(), parts=st.sampled_from((2, 3)))
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=fewer(250), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_each_signature_of_a_drawn_shape_gives_what_the_whole_op_gives(case: Instance | None, parts: int) -> None:
     check(case, parts, wanted=False)
 

@@ -36,6 +36,7 @@ from actorflow_compiler.placing.stages import place_ops
 from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_compiler.plan.variant import Variant
 from actorflow_scheduler.schedule import schedule
+from fewer import fewer
 
 WIDTH, BATCH = 8, 8
 RANKS = [placement("cpu", [k]) for k in range(4)]
@@ -149,7 +150,7 @@ def test_parameters_are_where_their_layer_is() -> None:
     assert homes(chain((0, 1, 0, 1)))["layers.3.bias"] == (1,)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=fewer(8), deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.sampled_from([1, 4]), st.booleans())
 def test_whatever_the_order_actors_form_no_circle_and_the_plan_is_live(
     order: list[int], micro_batches: int, weights: bool

@@ -27,6 +27,7 @@ import warm
 from actorflow.data import lengths as lengths_module
 from actorflow.data.lengths import RowLengths
 from actorflow_compiler.core.errors import DataError
+from fewer import fewer
 from scripts.sequences import BATCH, BUCKETS, CASES, EPOCHS, ROWS, Texts, epoch_of_buckets, shuffled
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "sequences.py"
@@ -63,7 +64,7 @@ class Measured(Dataset[Any]):
 # -- order ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=fewer(80), deadline=None)
 @given(
     LENGTHS, st.sets(st.integers(1, 11), max_size=3), st.integers(1, 9), st.booleans(), st.booleans(),
     st.integers(0, 5), st.integers(0, 3),
@@ -90,7 +91,7 @@ def test_an_epoch_has_every_row_once_in_the_smallest_bucket_that_holds_it(
         assert sum(map(len, wanted)) == len(sizes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(LENGTHS, st.integers(1, 6), st.booleans(), st.booleans(), st.data())
 def test_a_position_among_buckets_is_taken_up_in_the_middle_of_an_epoch(
     sizes: list[int], batch: int, drop_last: bool, given_: bool, data: Any

@@ -23,6 +23,7 @@ import actorflow as flow
 from actorflow.data.existing import options_of
 from actorflow.data.workers import WorkerOptions
 from actorflow_compiler.core.errors import DataError
+from fewer import fewer
 
 SIZES = st.integers(1, 40)
 
@@ -35,7 +36,7 @@ def source(rows: int, batch: int, **options: Any) -> flow.data.DataSource:
     return flow.data.loader(torch.arange(rows), batch, **options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(SIZES, SIZES, st.booleans(), st.booleans(), st.integers(0, 5), st.data())
 def test_a_position_is_taken_up_in_the_middle_of_an_epoch(
     rows: int, batch: int, shuffle: bool, drop_last: bool, seed: int, data: Any
@@ -58,7 +59,7 @@ def test_a_position_is_taken_up_in_the_middle_of_an_epoch(
     assert second.position == 3 * rows
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=fewer(30), deadline=None)
 @given(SIZES, SIZES, SIZES, st.integers(0, 3), st.data())
 def test_a_position_is_taken_up_with_batches_of_another_size(
     rows: int, batch: int, other: int, epoch: int, data: Any

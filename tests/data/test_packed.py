@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 import actorflow as flow
 from actorflow_compiler.core.errors import DataError
+from fewer import fewer
 from scripts.sequences import WORDS, Words, documents, shuffled
 
 SIZES = st.lists(st.integers(0, 20), max_size=25)
@@ -50,7 +51,7 @@ def check(row: Row, length: int) -> None:
     assert row["tokens"].tolist()[length - empty :] == [0] * empty
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=fewer(100), deadline=None)
 @given(SIZES, st.integers(1, 12), st.booleans())
 def test_documents_are_cut_where_a_row_is_full(sizes: list[int], length: int, ends: bool) -> None:
     rows = flow.data.packed(texts(sizes), length, eos=7 if ends else None)
@@ -70,7 +71,7 @@ def test_documents_are_cut_where_a_row_is_full(sizes: list[int], length: int, en
             assert at in borders or at % length == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=fewer(100), deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(10, 14), st.booleans())
 def test_whole_documents_go_into_the_first_row_with_room(sizes: list[int], length: int, ends: bool) -> None:
     wanted: list[list[list[int]]] = []

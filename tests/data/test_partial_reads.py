@@ -18,6 +18,7 @@ import actorflow as flow
 from actorflow.session.call_inputs import inputs_of_call
 from actorflow.standins.logical_batch import ArrivingInput, BatchTensor
 from actorflow_compiler.core.runs import Runs, union
+from fewer import fewer
 
 RANGES = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=3)
 
@@ -40,7 +41,7 @@ def indices(runs: Runs) -> list[int]:
     return [row for lo, hi in runs for row in range(lo, hi)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(st.lists(RANGES.map(union), min_size=1, max_size=4))
 def test_rows_of_a_batch_are_read_once_and_given_in_order(wanted: list[Runs]) -> None:
     data = Logged(16)

@@ -19,6 +19,7 @@ from actorflow_compiler.boxing.routes import bytes_of, route
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import B, P, Split, numel, parse_nd
 from compiler.test_boxing import joined, spread
+from fewer import fewer
 
 PLACES = ([0, 1], [1, 0], [2], [1, 2, 3], [0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [0, 2]], [[0], [2]])
 DTYPES = (torch.float64, torch.int64, torch.complex64, torch.uint8)
@@ -64,7 +65,7 @@ def layouts(draw: st.DrawFn, rank: int) -> Layout:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=fewer(150))
 def test_any_pair_of_layouts_keeps_the_value(threads: ThreadRanks, data: Any) -> None:
     shape = data.draw(st.sampled_from([(), (1,), (5,), (4, 6), (2, 3, 4), (6, 1), (0, 3), (8, 8)]))
     even = [n % 4 == 0 for n in shape]

@@ -21,6 +21,7 @@ from actorflow.runtime.parts import part
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import parse_nd
+from fewer import fewer
 from gpt import GPT
 from models import Cnn, Lstm, Mlp
 
@@ -240,7 +241,7 @@ def test_a_part_of_a_deferred_tensor_is_that_part_of_the_eager_one(world: int) -
             assert torch.equal(part(model[name], grid, nd, 2), part(whole, grid, nd, 2)), (name, nd)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=fewer(25), deadline=None)
 @given(drawn=st.integers(0, 1300), words=st.one_of(st.integers(0, 3000), st.integers(0, 300_000)))
 def test_a_generators_state_is_computed_as_drawing_leaves_it(drawn: int, words: int) -> None:
     generator = torch.Generator().manual_seed(drawn)

@@ -12,8 +12,10 @@ import psutil
 import pytest
 
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
+from fewer import fewer
 
 WARM = 0.2  # of the messages come before memory is measured
+SOME = 150  # messages, unless it is said how many
 MANY = 5000  # messages from which on memory is measured
 ROOM = 16 << 20  # bytes by which a process may grow, whatever the number of messages
 
@@ -71,7 +73,7 @@ def _memory() -> int:
 @pytest.fixture
 def messages(request: pytest.FixtureRequest) -> int:
     number: int = request.config.getoption("--messages")
-    return number
+    return number or fewer(SOME)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from actorflow.transport.messages import Stamp
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import OfInput, OfVariable, Plan
+from fewer import fewer
 from runtime.programs import ADD, V0, V1, Program, body, on, spec, step
 
 SOON = 60.0  # seconds in which anything must happen
@@ -294,7 +295,7 @@ def scripts(draw: Callable[..., object]) -> tuple[Script, ...]:
 
 
 @given(scripts())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=fewer(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_ranks_branch_on_a_result_is_that_of_the_ranks_script_or_the_run_ends(scripts: list[Script]) -> None:
     ranks, announced, over = Ranks(), Announcements(), threading.Event()
     try:

@@ -30,6 +30,7 @@ from actorflow_compiler.plan.plan import (
     TensorSpec,
 )
 from actorflow_compiler.plan.verify import verify
+from fewer import fewer
 from runtime.programs import V0, V1, Program, body, on, spec, step
 from runtime.trainings import LIBRARY, TAKE, training
 
@@ -169,7 +170,7 @@ LOOK = body(1, step("actorflow.look", V0, outs=[1]), outputs=[1])
 KEEP = body(1, step("aten.slice.Tensor", V0, 0, 0, 3, outs=[1]), outputs=[1])  # a view of the slot
 
 
-@settings(max_examples=25)
+@settings(max_examples=fewer(25))
 @given(
     tokens=st.integers(1, 12),
     slots=st.integers(1, 5),

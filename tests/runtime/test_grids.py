@@ -23,6 +23,7 @@ from actorflow_compiler.core.sbp import B, P, Sbp, Split, numel
 from actorflow_compiler.plan.grids import Grid, grids
 from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
 from actorflow_compiler.plan.region import held
+from fewer import fewer
 from runtime.meetings import Meeting, Part
 
 
@@ -64,7 +65,7 @@ def box_lists(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Box, ...]]:
     return tuple(shape), tuple(boxes)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=fewer(300), deadline=None)
 @given(box_lists(), st.booleans())
 def test_grids_have_the_elements_of_their_boxes_in_order(
     drawn: tuple[tuple[int, ...], tuple[Box, ...]], turned: bool

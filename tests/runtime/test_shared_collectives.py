@@ -39,6 +39,7 @@ from actorflow_compiler.plan.plan import (
     TensorSpec,
 )
 from actorflow_compiler.plan.verify import verify
+from fewer import fewer
 from runtime.meetings import Meeting, Part
 from runtime.programs import V0, V1, Program, body, on, spec, step
 
@@ -139,7 +140,7 @@ collectives = st.tuples(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=fewer(150))
 @given(
     ranks=st.sampled_from([(0, 1), (1, 0), (2, 0, 1), (0, 1, 2, 3), (3, 5, 4, 9)]),
     drawn=st.lists(collectives, min_size=1, max_size=7),

@@ -25,6 +25,7 @@ from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.hints.hints import zero
 from actorflow_compiler.plan.plan import FromRegister, OfInput, OfPiece, OfVariable, Plan, Variable
+from fewer import fewer
 from gpt import GPT
 from models import CASES, CONTEXT, setting
 from runtime.fake_device import Bench, FakeMark, staged
@@ -99,7 +100,7 @@ def trained_at_once() -> Ran:
 @pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("plane", ["memory", "inline", "shared"])
 @given(seed=st.integers(0, 1 << 30), eager=eagerness)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=fewer(4), deadline=None)
 def test_a_pipeline_trains_alike_in_whatever_order_queues_finish(plane: str, seed: int, eager: float) -> None:
     bench = Bench(seed, eager)
     same(train(bench, plane), trained_at_once())
@@ -169,7 +170,7 @@ def programs(draw: st.DrawFn) -> Plan:
 
 
 @given(plan=programs(), seed=st.integers(0, 1 << 30), eager=eagerness)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=fewer(20), deadline=None)
 def test_random_plans_compute_alike_in_whatever_order_queues_finish(plan: Plan, seed: int, eager: float) -> None:
     calls = [{"inputs": {"x": x}} for x, _ in batches(CALLS)]
     values = {"w0": weights()[0], "w1": weights()[1]}

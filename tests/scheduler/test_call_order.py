@@ -30,6 +30,7 @@ from actorflow_scheduler.events import (
 )
 from actorflow_scheduler.machine import Machine
 from drawn_plans import meshes, pipelines
+from fewer import fewer
 from models import CASES
 from trained import Layout, plan_of
 
@@ -193,7 +194,7 @@ def run_ahead(plan: Plan, chance: random.Random) -> None:
 
 
 @given(plan=st.one_of(pipelines(), meshes()), seed=st.integers(0, 1 << 16))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 def test_drawn_plans_share_their_calls_in_one_order_and_never_deadlock(plan: Plan, seed: int) -> None:
     planned = on_gpus(schedule(plan))
     check_order(planned)

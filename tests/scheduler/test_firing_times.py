@@ -28,6 +28,7 @@ from actorflow_scheduler.machine import Machine
 from actorflow_scheduler.simulated_cluster import SimulatedCluster
 from actorflow_scheduler.timeline import Timeline, nanoseconds, simulate
 from drawn_plans import meshes, pipelines
+from fewer import fewer
 from orders import least, ordered, with_slots
 from plans import Sketch, pipeline
 
@@ -104,7 +105,7 @@ def by_events(plan: Plan, hardware: Hardware) -> tuple[dict[int, list[int]], dic
     return fired, ends, most
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(frozen())
 def test_firings_happen_when_the_machines_fire_them(drawn: tuple[Plan, Hardware]) -> None:
     plan, hardware = drawn
@@ -115,7 +116,7 @@ def test_firings_happen_when_the_machines_fire_them(drawn: tuple[Plan, Hardware]
     assert timeline.peak_slots == most
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=fewer(25), deadline=None)
 @given(frozen())
 def test_iterations_that_are_added_are_those_of_one_run(drawn: tuple[Plan, Hardware]) -> None:
     plan, hardware = drawn
@@ -125,7 +126,7 @@ def test_iterations_that_are_added_are_those_of_one_run(drawn: tuple[Plan, Hardw
     assert firings.ends == simulate(plan, ITERATIONS, hardware).ends
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=fewer(40), deadline=None)
 @given(frozen())
 def test_the_critical_path_leaves_no_gap_from_the_end_to_the_call(drawn: tuple[Plan, Hardware]) -> None:
     plan, hardware = drawn

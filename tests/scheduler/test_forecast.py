@@ -24,6 +24,7 @@ from actorflow_scheduler.rank_classes import fold
 from actorflow_scheduler.replicas import replicated
 from actorflow_scheduler.timeline import nanoseconds, simulate
 from drawn_plans import meshes, pipelines
+from fewer import fewer
 from orders import least, ordered, with_slots
 from plans import Sketch, pipeline
 from runtime.coming_rows import fed
@@ -60,7 +61,7 @@ def test_a_symmetric_plan_is_foretold_by_one_rank_of_each_stage_as_by_all_of_the
     assert [" ".join(r.order) for r in found.ranks for _ in r.ranks] == [line.partition(": ")[2] for line in lines]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(st.one_of(pipelines(), meshes()))
 def test_folding_changes_no_firing(plan: Plan) -> None:
     plan = ordered(with_slots(plan, least(plan)), SLOW)

@@ -22,6 +22,7 @@ from actorflow_scheduler.notation import text
 from actorflow_scheduler.pipeline import SCHEDULES, find_pipeline
 from actorflow_scheduler.portfolio import SAME, Portfolio
 from actorflow_scheduler.timeline import nanoseconds, simulate
+from fewer import fewer
 from plans import Sketch, pipeline
 
 FAST_NETWORK = Hardware(flops_per_s=1e3, bytes_per_s=1e12, latency_s=1e-6, fire_overhead_s=0.0)  # F takes 1 ms
@@ -48,7 +49,7 @@ def costs(draw: st.DrawFn) -> tuple[Plan, Hardware]:
     return plan, draw(st.sampled_from((FAST_NETWORK, SLOW_NETWORK)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=fewer(25), deadline=None)
 @given(costs())
 def test_auto_is_never_slower_than_a_named_schedule(drawn: tuple[Plan, Hardware]) -> None:
     plan, hardware = drawn

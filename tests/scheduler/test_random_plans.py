@@ -20,6 +20,7 @@ from actorflow_scheduler.proof import prove
 from actorflow_scheduler.simulated_cluster import SimulatedCluster
 from actorflow_scheduler.timeline import simulate
 from drawn_plans import meshes, pipelines
+from fewer import fewer
 
 ITERATIONS = 3
 
@@ -93,21 +94,21 @@ def expected(plan: Plan) -> Counter[int]:
     return Counter({a.id: a.rate * ITERATIONS for a in plan.actors})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=fewer(25), deadline=None)
 @given(pipelines(), st.integers(0, 1000))
 def test_random_pipelines_run_to_the_end_whatever_finishes_first(plan: Plan, seed: int) -> None:
     plan = schedule(plan)
     assert run_in_any_order(plan, seed) == expected(plan)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(meshes(), st.integers(0, 1000))
 def test_random_graphs_with_random_collectives_run_to_the_end_whatever_finishes_first(plan: Plan, seed: int) -> None:
     plan = schedule(verify(plan))
     assert run_in_any_order(plan, seed) == expected(plan)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=fewer(25), deadline=None)
 @given(meshes())
 def test_the_timeline_keeps_within_slots_and_fires_everything(plan: Plan) -> None:
     plan = schedule(plan)
@@ -117,7 +118,7 @@ def test_the_timeline_keeps_within_slots_and_fires_everything(plan: Plan) -> Non
     assert all(0 <= share <= 1 for share in timeline.busy.values())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=fewer(15), deadline=None)
 @given(pipelines(), st.integers(0, 1000))
 def test_the_parts_of_a_plan_drive_their_ranks_as_the_whole_does(plan: Plan, seed: int) -> None:
     plan = schedule(plan)
@@ -125,7 +126,7 @@ def test_the_parts_of_a_plan_drive_their_ranks_as_the_whole_does(plan: Plan, see
     assert run_in_any_order(plan, seed, parts) == expected(plan)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=fewer(60), deadline=None)
 @given(spoilt(), st.integers(0, 1000))
 def test_plans_run_to_the_end_exactly_when_they_are_proven(plan: Plan, seed: int) -> None:
     if is_proven(plan):
@@ -135,7 +136,7 @@ def test_plans_run_to_the_end_exactly_when_they_are_proven(plan: Plan, seed: int
             run_in_any_order(plan, seed)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=fewer(12), deadline=None)
 @given(spoilt())
 def test_plans_run_to_the_end_in_the_real_runtime_exactly_when_they_are_proven(plan: Plan) -> None:
     proven = is_proven(plan)

@@ -18,6 +18,7 @@ from actorflow_scheduler.proof import prove
 from actorflow_scheduler.slots import SlotPlanner, roomy
 from actorflow_scheduler.timeline import nanoseconds, simulate
 from drawn_plans import meshes, pipelines
+from fewer import fewer
 from plans import Sketch, pipeline
 
 UNIT = Hardware(flops_per_s=1e3, bytes_per_s=1e15, latency_s=0.0, fire_overhead_s=0.0)  # F takes 1 ms
@@ -49,7 +50,7 @@ def saved(plan: Plan, reader: str) -> list[int]:
     ][::-1]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=fewer(30), deadline=None)
 @given(st.one_of(pipelines(), meshes()), st.sampled_from((SLOW, Hardware(flops_per_s=1e9))))
 def test_counts_keep_the_period_that_slots_for_everything_give(plan: Plan, hardware: Hardware) -> None:
     portfolio = Portfolio(plan, nanoseconds(plan, hardware))
@@ -61,7 +62,7 @@ def test_counts_keep_the_period_that_slots_for_everything_give(plan: Plan, hardw
         assert period(portfolio.evaluate(single)) <= candidate.period * (1 + SAME)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=fewer(30), deadline=None)
 @given(st.one_of(pipelines(), meshes()))
 def test_the_fewest_counts_are_live(plan: Plan) -> None:
     portfolio = Portfolio(plan, nanoseconds(plan, SLOW))
