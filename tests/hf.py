@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.optim import AdamW
-from transformers import PretrainedConfig, PreTrainedModel
 
 from gpt import stdlib_bytes
 from models import Batch, Case
 from trained import in_float64
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class _Library:
+    """``transformers``, which takes seconds to import, when something of it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        import transformers
+
+        return getattr(transformers, name)
+
+
+T = _Library()
 LENGTH = 12  # tokens of a text
 ANSWER = 7  # tokens of what a sequence-to-sequence model answers
 PAD, BEGIN, END = 0, 1, 2
@@ -109,14 +121,14 @@ def spoken(sizes: Sequence[int]) -> list[Batch]:
 
 
 def case(
-    model: type[PreTrainedModel],
+    model: str,
     config: Callable[[float], PretrainedConfig],
     batches: Callable[[Sequence[int]], list[Batch]],
     names: str,
     stages: tuple[str, str] = ("", ""),
     **given: Any,
 ) -> Callable[[float], Case]:
-    """Dropout → the case of a model whose ``forward`` takes these tensors and keywords and finds the loss by itself."""
+    """Dropout → the case of the model of this name, whose ``forward`` takes tensors and keywords and finds the loss."""
     keys = tuple(names.split())
 
     def loss(net: nn.Module, *tensors: Tensor) -> Tensor:
@@ -125,15 +137,14 @@ def case(
 
     def of(dropout: float = 0.0) -> Case:
         return Case(
-            lambda: model(config(dropout)).train(), lambda m: AdamW(m.parameters(), lr=1e-3), batches, stages,
-            loss=loss, names=keys,
+            lambda: getattr(T, model)(config(dropout)).train(), lambda m: AdamW(m.parameters(), lr=1e-3), batches,
+            stages, loss=loss, names=keys,
         )  # fmt: skip
 
     return of
 
 
 TEXT, MASKED, PIXELS = "input_ids labels", "input_ids attention_mask labels", "pixel_values labels"
-T = transformers
 
 
 def _gpt2(p: float) -> PretrainedConfig:
@@ -162,23 +173,23 @@ HALVES = (r"model\.(embed_tokens|rotary_emb|layers\.0)", r"model\.(layers\.1|nor
 # the models that the project has promised
 PROMISED: dict[str, Callable[[float], Case]] = {
     "gpt2": case(
-        T.GPT2LMHeadModel, _gpt2, continued, TEXT,
+        "GPT2LMHeadModel", _gpt2, continued, TEXT,
         (r"transformer\.(wte|wpe|drop|h\.0)", r"transformer\.(h\.1|ln_f)|lm_head"),
     ),
     "bert": case(
-        T.BertForMaskedLM, _bert, padded, MASKED,
+        "BertForMaskedLM", _bert, padded, MASKED,
         (r"bert\.(embeddings|encoder\.layer\.0)", r"bert\.encoder\.layer\.1|cls"),
     ),
     "llama": case(
-        T.LlamaForCausalLM, lambda p: T.LlamaConfig(**DECODER, attention_dropout=p), continued, TEXT, HALVES
+        "LlamaForCausalLM", lambda p: T.LlamaConfig(**DECODER, attention_dropout=p), continued, TEXT, HALVES
     ),
-    "t5": case(T.T5ForConditionalGeneration, _t5, answered, MASKED, ("shared|encoder", "decoder|lm_head")),
+    "t5": case("T5ForConditionalGeneration", _t5, answered, MASKED, ("shared|encoder", "decoder|lm_head")),
     "vit": case(
-        T.ViTForImageClassification, _vit, digits, PIXELS,
+        "ViTForImageClassification", _vit, digits, PIXELS,
         (r"vit\.(embeddings|layers\.0)", r"vit\.(layers\.1|layernorm)|classifier"),
     ),
     "mixtral": case(
-        T.MixtralForCausalLM,
+        "MixtralForCausalLM",
         lambda p: T.MixtralConfig(**DECODER, **EXPERTS, num_local_experts=4, attention_dropout=p),
         continued, TEXT, HALVES,
     ),
@@ -263,61 +274,61 @@ def larger_digits(sizes: Sequence[int]) -> list[Batch]:
 
 FURTHER: dict[str, Callable[[float], Case]] = {
     "mistral": case(
-        T.MistralForCausalLM, lambda p: T.MistralConfig(**DECODER, attention_dropout=p, sliding_window=8), padded,
+        "MistralForCausalLM", lambda p: T.MistralConfig(**DECODER, attention_dropout=p, sliding_window=8), padded,
         MASKED, HALVES,
     ),
-    "qwen2": case(T.Qwen2ForCausalLM, lambda p: T.Qwen2Config(**DECODER, attention_dropout=p), continued, TEXT, HALVES),
+    "qwen2": case("Qwen2ForCausalLM", lambda p: T.Qwen2Config(**DECODER, attention_dropout=p), continued, TEXT, HALVES),
     "qwen3": case(
-        T.Qwen3ForCausalLM, lambda p: T.Qwen3Config(**DECODER, attention_dropout=p, head_dim=8), padded, MASKED, HALVES
+        "Qwen3ForCausalLM", lambda p: T.Qwen3Config(**DECODER, attention_dropout=p, head_dim=8), padded, MASKED, HALVES
     ),
     "qwen3-moe": case(
-        T.Qwen3MoeForCausalLM,
+        "Qwen3MoeForCausalLM",
         lambda p: T.Qwen3MoeConfig(
             **DECODER, **EXPERTS, attention_dropout=p, head_dim=8, num_experts=4, moe_intermediate_size=24
         ),
         continued, TEXT, HALVES,
     ),
     "gemma2": case(
-        T.Gemma2ForCausalLM,
+        "Gemma2ForCausalLM",
         lambda p: T.Gemma2Config(**DECODER, attention_dropout=p, head_dim=8, sliding_window=8), continued, TEXT, HALVES,
     ),
     "gemma3": case(
-        T.Gemma3ForCausalLM,
+        "Gemma3ForCausalLM",
         lambda p: T.Gemma3TextConfig(**DECODER, attention_dropout=p, head_dim=8, sliding_window=8),
         continued, TEXT, HALVES,
     ),
-    "opt": case(T.OPTForCausalLM, _opt, padded, MASKED),
-    "gpt-neox": case(T.GPTNeoXForCausalLM, _neox, continued, TEXT),
+    "opt": case("OPTForCausalLM", _opt, padded, MASKED),
+    "gpt-neox": case("GPTNeoXForCausalLM", _neox, continued, TEXT),
     "phi3": case(
-        T.Phi3ForCausalLM, lambda p: T.Phi3Config(**DECODER, attention_dropout=p, resid_pdrop=p, embd_pdrop=p),
+        "Phi3ForCausalLM", lambda p: T.Phi3Config(**DECODER, attention_dropout=p, resid_pdrop=p, embd_pdrop=p),
         continued, TEXT, HALVES,
     ),
-    "deberta-v2": case(T.DebertaV2ForMaskedLM, _deberta, padded, MASKED),
+    "deberta-v2": case("DebertaV2ForMaskedLM", _deberta, padded, MASKED),
     "roberta": case(
-        T.RobertaForMaskedLM,
+        "RobertaForMaskedLM",
         lambda p: T.RobertaConfig(**ENCODER, hidden_dropout_prob=p, attention_probs_dropout_prob=p), padded, MASKED,
     ),
-    "distilbert": case(T.DistilBertForMaskedLM, _distilbert, padded, MASKED),
+    "distilbert": case("DistilBertForMaskedLM", _distilbert, padded, MASKED),
     "electra": case(
-        T.ElectraForMaskedLM,
+        "ElectraForMaskedLM",
         lambda p: T.ElectraConfig(**ENCODER, embedding_size=16, hidden_dropout_prob=p, attention_probs_dropout_prob=p),
         padded, MASKED,
     ),
     "bart": case(
-        T.BartForConditionalGeneration,
+        "BartForConditionalGeneration",
         lambda p: T.BartConfig(**SPEECH, max_position_embeddings=32, dropout=p, forced_eos_token_id=END),
         answered, MASKED,
     ),
     "whisper": case(
-        T.WhisperForConditionalGeneration,
+        "WhisperForConditionalGeneration",
         lambda p: T.WhisperConfig(
             **SPEECH, num_mel_bins=8, max_source_positions=16, max_target_positions=16, dropout=p
         ),
         spoken, "input_features labels",
     ),
-    "swin": case(T.SwinForImageClassification, _swin, larger_digits, PIXELS),
+    "swin": case("SwinForImageClassification", _swin, larger_digits, PIXELS),
     "convnext": case(
-        T.ConvNextForImageClassification,
+        "ConvNextForImageClassification",
         lambda p: T.ConvNextConfig(
             num_channels=1, patch_size=2, hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=10,
             drop_path_rate=p,
@@ -325,19 +336,19 @@ FURTHER: dict[str, Callable[[float], Case]] = {
         larger_digits, PIXELS,
     ),
     "clip": case(
-        T.CLIPModel, _clip, captioned, "input_ids attention_mask pixel_values", return_loss=True
+        "CLIPModel", _clip, captioned, "input_ids attention_mask pixel_values", return_loss=True
     ),
-    "mamba": case(T.MambaForCausalLM, _mamba, continued, TEXT),
-    "falcon": case(T.FalconForCausalLM, _falcon, continued, TEXT),
-    "bloom": case(T.BloomForCausalLM, _bloom, continued, TEXT),
+    "mamba": case("MambaForCausalLM", _mamba, continued, TEXT),
+    "falcon": case("FalconForCausalLM", _falcon, continued, TEXT),
+    "bloom": case("BloomForCausalLM", _bloom, continued, TEXT),
     "deepseek-v2": case(
-        T.DeepseekV2ForCausalLM, lambda p: T.DeepseekV2Config(**MLA, attention_dropout=p), continued, TEXT, HALVES
+        "DeepseekV2ForCausalLM", lambda p: T.DeepseekV2Config(**MLA, attention_dropout=p), continued, TEXT, HALVES
     ),
     "deepseek-v3": case(
-        T.DeepseekV3ForCausalLM, lambda p: T.DeepseekV3Config(**MLA, attention_dropout=p), continued, TEXT, HALVES
+        "DeepseekV3ForCausalLM", lambda p: T.DeepseekV3Config(**MLA, attention_dropout=p), continued, TEXT, HALVES
     ),
     "gpt-oss": case(
-        T.GptOssForCausalLM,
+        "GptOssForCausalLM",
         lambda p: T.GptOssConfig(
             **DECODER, **EXPERTS, attention_dropout=p, head_dim=8, num_local_experts=4, sliding_window=8,
             attention_bias=False,
@@ -348,7 +359,7 @@ FURTHER: dict[str, Callable[[float], Case]] = {
 
 # asks whether any token of the batch attends to all others
 LOOKS_AT_VALUES = case(
-    T.LongformerForMaskedLM, lambda p: T.LongformerConfig(**ENCODER, attention_window=4), padded, MASKED
+    "LongformerForMaskedLM", lambda p: T.LongformerConfig(**ENCODER, attention_window=4), padded, MASKED
 )
 
 # models with experts, whose grouped product torch has for float32 and narrower only
