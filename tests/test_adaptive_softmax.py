@@ -61,7 +61,7 @@ def as_eagerly(*args: Any, **options: Any) -> bool:
     return torch.allclose(trained(flow.global_function, *args, **options), wanted, rtol=0, atol=1e-9)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("rows", [1, 2, 8])  # of one or two rows not every cluster has one
 @pytest.mark.parametrize(
     "optimizer",
@@ -144,7 +144,7 @@ def test_weights_that_a_step_changes_itself_need_a_target_in_every_cluster() -> 
         step(torch.randn(3, 16), torch.tensor([1, 7, 7]))
 
 
-@pytest.mark.parametrize("bad", [-1, 20])
+@pytest.mark.parametrize("bad", [pytest.param(-1, marks=pytest.mark.slow), 20])
 def test_a_target_out_of_range_raises_and_changes_nothing(bad: int) -> None:
     a = layer()
     optimizer = torch.optim.SGD(a.parameters(), 0.1)

@@ -63,7 +63,7 @@ def test_an_attribute_that_a_step_gives_a_tensor_is_refused() -> None:
         step(torch.ones(2, 4))
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
 @pytest.mark.parametrize("change", ["groups", "parameters"])
 def test_groups_that_change_places_keep_their_settings(kind: Any, change: str) -> None:

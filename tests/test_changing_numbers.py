@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "changing_numbers.py"
 KINDS = ["Adadelta", "NAdam", "RAdam"]
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize(("case", "kind"), [(case, "RMSprop") for case in CASES] + [(rates, kind) for kind in KINDS])
 def test_numbers_count_as_eagerly(case: Any, kind: str) -> None:
     assert difference(case, "micro-batches", kind) < 1e-9
@@ -32,7 +32,7 @@ def test_two_ranks_do_so_too(how: str) -> None:
     right_on_two_ranks(SCRIPT, cases, ["tensor", "pipeline"], how)
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("case", [case for case in CASES if case.__name__ in OPEN])
 def test_what_only_enters_arithmetic_is_compiled_once_for_each_branch(case: Callable[..., list[float]]) -> None:
     before = torch.get_default_dtype()
@@ -186,7 +186,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], int]] = {  #
 }
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers_that_count_and_that_ask_for_values_step_as_eagerly(kind: str) -> None:
     make, worth = OPTIMIZERS[kind]

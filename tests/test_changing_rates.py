@@ -24,13 +24,17 @@ SCRIPT = Path(__file__).parent / "scripts" / "changing_rates.py"
 DECAY = 3
 
 
-@pytest.mark.matrix(every=8)
+@pytest.mark.matrix(every=16)
 @pytest.mark.parametrize("case", [*CASES, *map(scheduled, SCHEDULES)], ids=lambda case: case.__name__)
 def test_a_step_that_sets_rates_trains_as_eagerly(case: Callable[..., list[float]]) -> None:
     assert difference(case, "micro-batches", "AdamW") < 1e-9
 
 
-@pytest.mark.parametrize("case", [scheduled("OneCycleLR"), scheduled("CyclicLR")], ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case",
+    [scheduled("OneCycleLR"), pytest.param(scheduled("CyclicLR"), marks=pytest.mark.slow)],
+    ids=lambda case: case.__name__,
+)
 def test_momentum_is_a_setting_as_others(case: Callable[..., list[float]]) -> None:
     def with_momentum(t: Trained, **how: Any) -> list[float]:
         t.optimizer = torch.optim.SGD(t.model.parameters(), lr=0.05, momentum=0.9)
@@ -59,11 +63,12 @@ def test_a_rate_may_be_any_number_of_numpys(kind: Any, optimizer: Any) -> None:
     assert difference(case, "data", "SGD") < 1e-6  # eager Adam computes in the precision of the rate
 
 
+@pytest.mark.slow
 def test_two_ranks_do_so_too(how: str) -> None:
     right_on_two_ranks(SCRIPT, cases, ["tensor", "pipeline", "zero 3"], how)
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("name", OPEN)
 def test_a_schedule_is_no_reason_to_compile_again(name: str) -> None:
     case = scheduled(name) if name in SCHEDULES else next(case for case in CASES if case.__name__ == name)

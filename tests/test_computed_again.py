@@ -117,7 +117,7 @@ def trained(case: Case, layout: Layout, share: float) -> tuple[list[float], dict
     return train(case, plan, values, optimizer, [SIZE] * STEPS)
 
 
-CHEAP = {("dropout", "data 2, micro-batches"), ("cnn", "micro-batches"), ("tied", "pipeline 2 that keeps nothing")}
+CHEAP = {("dropout", "data 2, micro-batches"), ("tied", "pipeline 2 that keeps nothing")}
 
 
 @pytest.mark.parametrize(

@@ -107,14 +107,14 @@ def check(loss: str, layout: Layout, size: int) -> Plan:
     return plan
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("size", [8, 5])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_of_a_split_batch_has_the_denominator_of_the_whole(loss: str, size: int) -> None:
     check(loss, Layout(2), size)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.usefixtures("split_inside")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_over_a_split_vocabulary_moves_no_logits(loss: str) -> None:
@@ -124,7 +124,7 @@ def test_a_loss_over_a_split_vocabulary_moves_no_logits(loss: str) -> None:
     assert sum(nbytes for _, nbytes in plan.summary.moved) < gathered / 2
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.usefixtures("split_inside")
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "vocabulary 2"])
 def test_a_vocabulary_may_be_split_over_any_axes(layout: str) -> None:

@@ -17,7 +17,7 @@ from trained import LAYOUTS, MESH, Layout, train_eagerly, train_planned
 STEPS = 4
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*CASES, pytest.param("deep gpt", marks=pytest.mark.slow)])
 def test_a_plan_trains_as_the_eager_script_does(name: str, layout: str) -> None:
@@ -75,7 +75,7 @@ def dropped() -> tuple[list[float], dict[str, Tensor]]:
     return losses, found
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one device"])
 def test_dropout_drops_the_same_elements_under_every_plan(layout: str) -> None:
     expected, parameters = dropped()

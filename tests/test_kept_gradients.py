@@ -17,13 +17,13 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "kept_gradients.py"
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=18)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_kept_as_eagerly(case: Any) -> None:
     assert difference(case, "micro-batches") < 1e-9
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("kind", ["SGD", "RMSprop", "NAdam"])
 def test_any_optimizer_steps_by_them(kind: str) -> None:
     assert difference(inside, "data", kind) < 1e-9

@@ -24,7 +24,7 @@ from test_runs import actorflow
 SCRIPT = Path(__file__).parent / "scripts" / "let_go.py"
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("make", KINDS)
 def test_nothing_is_left_of_trainings_that_are_dropped(make: Any) -> None:
     found = list(trials(make, 4))

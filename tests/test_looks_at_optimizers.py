@@ -22,6 +22,7 @@ def test_what_an_optimizer_keeps_is_there_when_it_is_in_pytorch(case: str, kind:
     assert difference(case, kind, "one device") < 1e-9
 
 
+@pytest.mark.slow
 def test_two_ranks_do_so_too(how: str) -> None:
     right_on_two_ranks(SCRIPT, cases, ["data", "tensor", "zero 3", "pipeline"], how)
 

@@ -67,13 +67,13 @@ def test_an_optimizer_skips_the_steps_in_which_a_gradient_overflows(name: str, l
     check(OPTIMIZERS[name], LAYOUTS[layout], 16 if LAYOUTS[layout].micro_batches > 1 else 13)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("layout", ["four micro-batches", "output layer split", "pipeline 2"])
 def test_an_infinity_of_one_part_is_known_to_all_of_them(layout: str) -> None:
     check(CASE, LAYOUTS[layout], 16)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_scaling_works_with_optimizer_state_in_parts(stage: int) -> None:
     check(OPTIMIZERS["AdamW, clipped"], Layout(3, prepare=lambda model: zero(model, stage)))
@@ -97,7 +97,7 @@ def half(kind: str, dtype: torch.dtype) -> Case:
     return replace(CASES[kind], loss=loss)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(("name", "layout"), [*(("mlp", layout) for layout in LAYOUTS), ("gpt", "data 2, pipeline 2")])
 def test_autocast_works_under_every_plan(name: str, layout: str) -> None:
     case = half(name, torch.bfloat16)

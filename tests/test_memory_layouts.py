@@ -209,7 +209,7 @@ def matrices(make: str, use: str) -> Case:
     return Case(lambda: Matrices(MAKES[make], USES[use]).double(), ADAMW, rows, ("first", "head"), loss=row_loss)
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("layout", ["tensor 2", "pipeline 2"])
 @pytest.mark.parametrize("use", USES)
 def test_what_is_made_of_a_transposed_parameter_trains_as_eagerly(use: str, layout: str) -> None:

@@ -69,7 +69,7 @@ ALSO_DATA = (
 )  # those that the default run has on two devices
 
 
-@pytest.mark.matrix(every=12)
+@pytest.mark.matrix(every=24)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -127,7 +127,9 @@ def test_statistics_that_are_read_in_the_step_are_those_after_the_last_micro_bat
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout(1, 2), Layout(1, 8), Layout(2, 4, pipeline=True)], ids=["two", "eight", "four, pipeline 2"]
+    "layout",
+    [*(pytest.param(Layout(1, n), marks=pytest.mark.slow) for n in (2, 8)), Layout(2, 4, pipeline=True)],
+    ids=["two", "eight", "four, pipeline 2"],
 )
 def test_dropout_in_micro_batches_is_that_of_the_one_device_job(layout: Layout) -> None:
     expected, found = (train_planned(DROPOUT, how, [SIZE] * 2) for how in (Layout(1), layout))
@@ -135,6 +137,7 @@ def test_dropout_in_micro_batches_is_that_of_the_one_device_job(layout: Layout) 
     torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama", "t5", "bert"))])
 def test_models_of_transformers_flow_in_pieces_altogether(name: str) -> None:
     laid, *_ = laid_of(PROMISED[name](0.1), Layout(1, 4), 8)
@@ -246,7 +249,11 @@ def of_size(step: Step, size: int) -> Step:
 
 
 @pytest.mark.parametrize(
-    ("size", "near"), [(15, "take 3 or 5 pieces"), (2, "take 2 pieces"), (7, "take 1 or 7 pieces")]
+    ("size", "near"),
+    [
+        (15, "take 3 or 5 pieces"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, "take 2 pieces"), (7, "take 1 or 7 pieces"))),
+    ],
 )
 def test_a_first_batch_that_does_not_divide_is_refused_with_the_nearest_numbers_that_do(size: int, near: str) -> None:
     with pytest.raises(

@@ -20,7 +20,7 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "nested.py"
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_over_nested_tensors_trains_as_eagerly(name: str) -> None:
     assert difference(CASES[name], "one") < 1e-9
@@ -92,7 +92,7 @@ def test_a_softmax_whose_gradient_is_wrong_in_pytorch_is_refused() -> None:
         difference(lambda model, x: model(jagged(x)).softmax(1).values(), "one")
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("how", ["aligned", "not aligned", "numbers", "mask_check=False", "with gradients"])
 def test_an_encoder_gives_zeros_in_padded_places_where_pytorch_does(norm: bool, how: str) -> None:

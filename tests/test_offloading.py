@@ -114,7 +114,7 @@ def test_one_rank_computes_and_another_keeps_the_parameters(name: str, micro_bat
     assert kept(plan, 0) == {v.name for v in plan.variables if v.kind == "buffer"}
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize(
     ("name", "home", "sbp"), [("mlp", [2, 3], Split(0)), ("clipped gpt", [2], B), ("cnn", [2], B), ("cnn", [2, 3], B)]
@@ -129,7 +129,7 @@ def test_two_data_parallel_ranks_have_their_parameters_elsewhere(
     assert plan.summary.stages[0] == "cpu:[0,1]"
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("micro_batches", [2, 4])
 @pytest.mark.parametrize("home", [[2], [2, 3]])
 def test_statistics_that_are_cut_move_on_with_every_micro_batch(home: list[int], micro_batches: int) -> None:
@@ -170,7 +170,10 @@ def test_stages_that_are_found_automatically_are_on_the_ranks_that_compute() -> 
 
 @pytest.mark.parametrize(
     ("goal", "world"),
-    [(Goal(("auto",)), 4), (Goal(("tensor",)), 4), (Goal(("data", "tensor"), mesh=(2, 2)), 6)],
+    [
+        *(pytest.param(Goal((mode,)), 4, marks=pytest.mark.slow) for mode in ("auto", "tensor")),
+        (Goal(("data", "tensor"), mesh=(2, 2)), 6),
+    ],
     ids=["auto", "tensor", "mesh"],
 )
 def test_ops_are_laid_out_as_parallel_says_whatever_their_parameters_are(goal: Goal, world: int) -> None:
@@ -195,7 +198,7 @@ def test_a_home_may_be_a_rank_that_computes() -> None:
     check(SMALL["mlp"], Layout(2, prepare=at([0, 1], Split(0))))  # where all ranks are homes, all compute
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("name", ["mlp", "clipped gpt", "adamax"])
 def test_a_call_moves_each_parameter_once_and_each_gradient_once(name: str, micro_batches: int) -> None:
@@ -242,7 +245,7 @@ def offloaded(bench: Bench) -> Callable[[int], Device]:
     return lambda rank: Cpu() if rank else bench.device(rank)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_device_that_runs_ahead_trains_with_parameters_in_host_memory(
     micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

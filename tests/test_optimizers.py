@@ -122,7 +122,7 @@ def train(make: Callable[[nn.Module], Any], job: bool) -> list[Tensor]:
     return [*(run(x, y) + 0 for x, y in batches), *(p.detach() + 0 for p in model.parameters())]
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("rule", ["first_gradient", "slow_weights", "preconditioned", "difference", "late"])
 def test_the_first_step_makes_the_state_as_eagerly(rule: str) -> None:
     eager, planned = (train(lambda model: Own(model.parameters(), rule), job) for job in (False, True))

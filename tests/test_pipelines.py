@@ -61,6 +61,7 @@ def test_two_stages_train_as_one_device_under_every_schedule(name: str, schedule
     assert len(plan.summary.stages) == (4 if schedule in ROUND else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["deep gpt"])  # eight stages have to be cut of it
@@ -68,6 +69,7 @@ def test_four_devices_train_as_one_under_every_schedule(name: str, schedule: str
     check(name, pipelined(4, 8 if schedule in ROUND else 4, 8, schedule), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("schedule", ["auto", "1f1b", "zb-h1"])
 @pytest.mark.parametrize("name", ["gpt", "cnn"])

@@ -32,7 +32,7 @@ def dtype() -> Iterator[None]:
 ON_ONE_DEVICE, ON_TWO_RANKS = [*BETWEEN, *WITHIN][::3], [*BETWEEN, *WITHIN][1::24]
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(c, marks=() if c in ON_ONE_DEVICE else pytest.mark.slow) for c in [*BETWEEN, *WITHIN]],
@@ -105,7 +105,7 @@ def steps(make: object, job: bool) -> list[float]:
     return [run(torch.ones(2, 4)).item() for _ in range(6)]
 
 
-@pytest.mark.parametrize("count", ["tensor", "group", "python"])
+@pytest.mark.parametrize("count", [pytest.param("tensor", marks=pytest.mark.slow), "group", "python"])
 def test_an_optimizer_may_replace_its_state_and_count_in_python(count: str) -> None:
     def make(model: nn.Module) -> list[torch.optim.Optimizer]:
         return [Counting(model.parameters(), count)]

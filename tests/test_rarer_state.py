@@ -472,7 +472,7 @@ def losses_and_weights(step: Callable[..., Tensor], model: nn.Module, given: Cal
     return [*found, *(p.detach().clone() for p in model.parameters())]
 
 
-@pytest.mark.parametrize("passed", ["parameter", "list"])
+@pytest.mark.parametrize("passed", ["parameter", pytest.param("list", marks=pytest.mark.slow)])
 def test_parameters_that_are_passed_are_trained_through(passed: str) -> None:
     def trained(decorate: Callable[[Any], Any]) -> list[Tensor]:
         torch.manual_seed(0)

@@ -28,6 +28,7 @@ def test_what_a_script_holds_resets_and_restores_runs(case: Callable[[Trained], 
     assert plans == 1 or kind == "deque"  # which is changed in place, and is another one where the script puts one
 
 
+@pytest.mark.slow
 def test_two_ranks_do_so_too(how: str) -> None:
     right_on_two_ranks(SCRIPT, cases, ["data", "pipeline", "zero 3"], how)
 

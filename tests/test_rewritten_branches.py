@@ -60,7 +60,7 @@ def trained(module: Any, job: bool) -> list[float]:
     return losses + [v for t in module.model.state_dict().values() for v in t.flatten().tolist()]
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("branch", BRANCHES)
 def test_the_line_that_is_shown_does_the_same(branch: str, tmp_path: Path) -> None:
     lines = BRANCHES[branch]

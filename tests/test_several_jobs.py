@@ -56,7 +56,7 @@ def on_one_device(training: str) -> Ended:
     return TRAININGS[training](flow.global_function if training == "noisy gan" else lambda function: function)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(("run", "title"), [(run, title) for run, titles in RUNS.items() for title in titles])
 def test_two_devices_train_as_one_does(trained: Callable[[str], Mapping[str, Ended]], run: str, title: str) -> None:
     found, (training, layout) = trained(run)[title], title.split(", ")
@@ -127,7 +127,7 @@ def jobs(clear: str) -> tuple[Step, Step, nn.Module, nn.Module]:
     return train_first, train_second, first, second
 
 
-@pytest.mark.parametrize("clear", ["before", "before, to zeros", "after"])
+@pytest.mark.parametrize("clear", ["before", pytest.param("before, to zeros", marks=pytest.mark.slow), "after"])
 def test_gradients_that_a_job_leaves_to_another_count_unless_that_clears_them(clear: str) -> None:
     *eager, e_first, e_second = jobs(clear)
     *steps, first, second = jobs(clear)

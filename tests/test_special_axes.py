@@ -109,15 +109,17 @@ def special(strategy: Strategy) -> bool:
 @pytest.mark.parametrize(
     ("case", "world", "size", "expected"),
     [
-        (MIXTURE, 2, 4, {"expert 2"}),
+        pytest.param(MIXTURE, 2, 4, {"expert 2"}, marks=pytest.mark.slow),
         (MIXTURE, 4, 4, {"expert 4", "data 2, expert 2", "2 stages, expert 2"}),
         (THREE_EXPERTS, 4, 4, {"data 2, expert 2", "2 stages, expert 2"}),  # four devices have no expert each
         (ATTENTIVE, 2, 4, set()),  # there are samples for all devices
         (ATTENTIVE, 2, 1, {"sequence 2"}),
-        (ATTENTIVE, 4, 1, {"sequence 4", "2 stages, sequence 2"}),  # a sample is for one device or divided itself
+        pytest.param(  # a sample is for one device or divided itself
+            ATTENTIVE, 4, 1, {"sequence 4", "2 stages, sequence 2"}, marks=pytest.mark.slow
+        ),
         (ATTENTIVE, 4, 2, {"sequence 4", "data 2, sequence 2", "2 stages, sequence 2"}),
         (CASES["mlp"], 4, 1, set()),
-        (CASES["cnn"], 4, 1, set()),
+        pytest.param(CASES["cnn"], 4, 1, set(), marks=pytest.mark.slow),
     ],
     ids=[
         "experts 2",

@@ -68,6 +68,12 @@ def test_stages_that_are_found_train_as_one_device(
 
 
 def test_stages_by_patterns_may_come_back_to_a_rank() -> None:
+    layout = by_patterns(("first", FIRST), ("second", SECOND), ("head", FIRST))
+    assert check(CASES["mlp"], layout) == texts([0], [1], [0])
+
+
+@pytest.mark.slow
+def test_stages_by_patterns_may_come_back_to_both_ranks() -> None:
     blocks = [r"embed|positions|blocks\.0", r"blocks\.1", r"blocks\.2", r"blocks\.3|norm|head"]
     layout = by_patterns(*zip(blocks, (FIRST, SECOND, FIRST, SECOND), strict=True))
     assert check(DEEP_GPT, layout) == INTERLEAVED

@@ -89,6 +89,7 @@ def test_the_first_stage_goes_on_while_the_last_one_is_still_at_the_call_before(
         assert goes_on < ended
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("clipped", [False, True])
 def test_only_a_norm_over_all_gradients_lets_every_optimizer_wait_for_every_backward_pass(
@@ -106,7 +107,7 @@ def test_only_a_norm_over_all_gradients_lets_every_optimizer_wait_for_every_back
         assert (begun >= ended) is clipped
 
 
-@pytest.mark.parametrize("case", [CASE, CLIPPED], ids=["free", "clipped"])
+@pytest.mark.parametrize("case", [pytest.param(CASE, marks=pytest.mark.slow), CLIPPED], ids=["free", "clipped"])
 def test_calls_that_nobody_waits_for_give_the_same_losses(case: Case) -> None:
     made, values, optimizer = plan_of(case, Layout(2, 4, pipeline=True), 16)
     group = optimizer.param_groups[0]

@@ -12,7 +12,7 @@ from two_ranks import right_on_two_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "swapped.py"
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)

@@ -40,7 +40,7 @@ def check(case: Case, layout: Layout, size: int) -> None:
         assert (found[key].double() - value.double()).abs().max() / scale <= 1e-4, key
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize(
     ("name", "world", "micro_batches"),
@@ -125,6 +125,7 @@ def test_what_zero_moves_beside_a_tensor_axis_stays_in_groups_of_the_data_axis(h
     assert {tuple(ranks) for ranks in gathered} == {(0, 2), (1, 3)}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("world", [2, 3])
 def test_stages_1_and_2_scatter_every_gradient_and_gather_every_parameter_once(stage: int, world: int) -> None:
@@ -172,7 +173,9 @@ def test_stage_3_stores_parts_and_keeps_no_gathered_parameter_for_the_backward_p
     assert max(gathered.values()) == 2
 
 
-@pytest.mark.parametrize("layout", [laid(3, 3, 4), replace(laid(3, 4, 4), pipeline=True)])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(laid(3, 3, 4), marks=pytest.mark.slow), replace(laid(3, 4, 4), pipeline=True)]
+)
 def test_stage_3_trains_as_well_when_parameters_are_gathered_in_many_chunks(
     monkeypatch: pytest.MonkeyPatch, layout: Layout
 ) -> None:

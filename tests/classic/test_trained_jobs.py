@@ -134,6 +134,7 @@ OTHERS: dict[str, tuple[Any, int]] = {  # → how many plans its rates need
 }  # fmt: skip
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_plan_steps_as_the_optimizer_does_by_itself(kind: str, forget: Callable[[], None]):
     make, plans = OTHERS[kind]

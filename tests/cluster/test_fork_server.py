@@ -72,7 +72,7 @@ def _server_of(run: Run) -> psutil.Process:
     return found[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_while_ranks_have_not_started_leaves_nothing(number: signal.Signals, start: Start) -> None:
     run = start("print('began')", "--devices", "2")
     server = _server_of(run)

@@ -199,7 +199,7 @@ def test_between_two_placements_every_pair_keeps_the_value_within_the_bytes(
     box(numbers(*shape), source, data.draw(layouts(shape, source)), target, data.draw(layouts(shape, target)))
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("shape", [(8, 8), (5, 3), (1, 6)], ids=str)
 @pytest.mark.parametrize("other", [False, True], ids=["same devices", "other devices"])
 def test_every_pair_on_two_axes(shape: tuple[int, ...], other: bool) -> None:

@@ -36,5 +36,5 @@ def test_arithmetic_under_autocast_is_of_the_narrow_dtype_whatever_passes_betwee
 
 
 def test_arithmetic_in_float32_is_of_float32() -> None:
-    plan, *_ = plan_of(CASES["gpt"], Layout(1), 8)
+    plan, *_ = plan_of(CASES["mlp"], Layout(1), 8)
     assert {a.flops_dtype for a in plan.actors if a.flops} == {"float32"}

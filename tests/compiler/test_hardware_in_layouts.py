@@ -97,7 +97,7 @@ PRICED = {
 @pytest.mark.parametrize("model", ["gpt", "mlp", "cnn"])
 @pytest.mark.parametrize("title", PRICED)
 @pytest.mark.parametrize("bandwidth", [1e6, 3e5])
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 def test_what_inference_reckons_with_is_what_the_forecast_does(model: str, title: str, bandwidth: float) -> None:
     hardware = replace(SLOW, bytes_per_s=bandwidth)
     plan, (report,) = found(replace(PRICED[title], hardware=hardware), model)
@@ -120,7 +120,7 @@ EXTREMES = {
 }
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("title", EXTREMES)
 def test_what_a_way_of_working_excludes_stays_excluded_on_any_hardware(title: str) -> None:
     hardware = EXTREMES[title]

@@ -314,7 +314,7 @@ def test_zero_on_an_axis_that_the_mesh_lacks_names_the_placement() -> None:
         compiled(model)
 
 
-@pytest.mark.parametrize("how", ["distribute", "zero"])
+@pytest.mark.parametrize("how", ["distribute", pytest.param("zero", marks=pytest.mark.slow)])
 def test_a_hint_that_comes_after_the_first_job_is_refused(how: str) -> None:
     model = Net()
     first = compiled(model)
@@ -471,7 +471,7 @@ def test_a_constraint_with_more_entries_than_the_mesh_has_axes_names_line_and_sh
 MESH = placement("cpu", [[0, 1], [2, 3]])
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize(
     ("sbp", "layout"),
     [

@@ -98,7 +98,7 @@ def cases(op: str) -> Iterator[Instance]:
                 yield replace(case, call=replace(case.call, args=changed, outs=outs))
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("op", NAMES)
 def test_an_op_computes_the_same_however_its_operands_lie_in_memory(op: str) -> None:
     for case in cases(op):

@@ -309,7 +309,7 @@ def test_attention_drops_its_share_of_the_weights_without_bias() -> None:
     assert 3.5 < kept.var() / 0.8 < 4  # 16 · 0.25 · 0.75 = 3
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("layout", [(2, 1), (1, 4)])
 def test_recurrent_layers_drop_alike_under_every_plan(kind: type[nn.RNNBase], layout: tuple[int, int]) -> None:
@@ -332,7 +332,7 @@ LAYOUTS_OF_NOISY = {name: TRAINED[name] for name in ("four micro-batches", "outp
 LAYOUTS_OF_NOISY["mesh"] = MESH
 
 
-@pytest.mark.matrix(every=3)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("layout", LAYOUTS_OF_NOISY)
 def test_a_model_full_of_noise_trains_alike_under_every_plan(
     layout: str, trained_on_one: tuple[list[float], dict[str, Tensor]]

@@ -13,6 +13,7 @@ from trained import differences
 from variants import BOTH, RECOMPUTE, WEIGHTS, case_of, eager, kept, ops, plan, run, steps
 
 MODELS = ["mlp", "cnn", "gpt", pytest.param("llama", marks=pytest.mark.slow), "t5", "dropout"]
+TENSOR = pytest.param("tensor 2, pipeline 2", marks=pytest.mark.slow)
 
 
 def done(of: Plan) -> float:
@@ -20,7 +21,7 @@ def done(of: Plan) -> float:
     return sum(a.flops * a.rate for a in of.actors)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("variant", [RECOMPUTE, BOTH], ids=["recompute", "both"])
 @pytest.mark.parametrize("name", MODELS)
 def test_computing_forward_values_again_changes_no_bit_of_the_training(name: str, variant: Variant) -> None:
@@ -31,7 +32,7 @@ def test_computing_forward_values_again_changes_no_bit_of_the_training(name: str
         assert torch.equal(again.state[key], value), key
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -50,7 +51,7 @@ def test_hybrid_plans_that_compute_forward_values_again_train_as_the_eager_scrip
     assert max(differences(found.state, state).values()) <= case_of(name)[1]
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("variant", [RECOMPUTE, BOTH], ids=["recompute", "both"])
 @pytest.mark.parametrize("layout", ["pipeline 2", "data 2, pipeline 2", "tensor 2, pipeline 2", "ZeRO 2, pipeline 2"])
 def test_the_forward_pass_keeps_nothing_that_it_computed_for_the_backward_pass(layout: str, variant: Variant) -> None:
@@ -59,7 +60,7 @@ def test_the_forward_pass_keeps_nothing_that_it_computed_for_the_backward_pass(l
     assert set(kept(plan("gpt", layout, variant))) <= put_together
 
 
-@pytest.mark.parametrize("layout", ["pipeline 2", "data 2, pipeline 2", "tensor 2, pipeline 2"])
+@pytest.mark.parametrize("layout", ["pipeline 2", "data 2, pipeline 2", TENSOR])
 def test_computing_again_takes_less_memory_on_every_rank(layout: str) -> None:
     plain, again = (simulate(plan("gpt", layout, v), 1, CPU_CORE).peak_bytes for v in (Variant(), RECOMPUTE))
     assert all(again[rank] < plain[rank] for rank in plain)
@@ -95,9 +96,9 @@ def test_the_statistics_of_batch_norm_move_on_in_the_forward_pass_alone() -> Non
 
 
 @pytest.mark.parametrize("variant", [RECOMPUTE, BOTH], ids=["recompute", "both"])
-def test_no_communication_is_repeated(variant: Variant) -> None:
-    for layout in ("data 2, pipeline 2", "tensor 2, pipeline 2"):
-        assert plan("gpt", layout, variant).summary.moved == plan("gpt", layout).summary.moved
+@pytest.mark.parametrize("layout", ["data 2, pipeline 2", TENSOR])
+def test_no_communication_is_repeated(layout: str, variant: Variant) -> None:
+    assert plan("gpt", layout, variant).summary.moved == plan("gpt", layout).summary.moved
 
 
 def test_a_parameter_gathered_for_the_forward_pass_is_not_kept_to_compute_again() -> None:

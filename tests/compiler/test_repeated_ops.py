@@ -55,7 +55,7 @@ def counting() -> Iterator[list[int]]:
     counts += [mode.repeated for mode in modes]
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in MODELS]
 )
@@ -315,7 +315,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.matrix(every=6)
+@pytest.mark.matrix(every=12)
 @pytest.mark.parametrize("step", STEPS, ids=operator.attrgetter("__name__"))
 def test_steps_are_captured_as_if_each_op_were_interpreted(step: Step) -> None:
     check(step)
@@ -330,7 +330,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers_are_captured_as_if_each_op_were_interpreted(kind: str) -> None:
     check(one_tensor_twice, OPTIMIZERS[kind])

@@ -307,7 +307,7 @@ WRONG: dict[str, tuple[Callable[[Plan], Plan], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_plan_that_is_none_of_the_step_is_refused(wrong: str) -> None:
     found = reuse_of(case(), LAYOUTS["pipeline 2"], 8)

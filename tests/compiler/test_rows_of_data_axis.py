@@ -36,7 +36,7 @@ def rows_taken(plan: Plan, case: Case) -> dict[str, list[list[int]]]:
     return taken
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("title", COMMUNICATION)
 @pytest.mark.parametrize("devices", LAYOUTS)
 @pytest.mark.parametrize("name", ["gpt", "mlp", "cnn"])
@@ -54,7 +54,7 @@ def ranked(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
     return (F.cross_entropy(model(images), targets, reduction="none") * weights).mean()
 
 
-@pytest.mark.parametrize("title", ["dear messages", "cheap"])
+@pytest.mark.parametrize("title", ["dear messages", pytest.param("cheap", marks=pytest.mark.slow)])
 def test_what_cannot_be_told_from_some_rows_is_read_whole(title: str) -> None:
     case = in_float64(replace(CASES["mlp"], loss=ranked))
     layout = Layout(2, hardware=COMMUNICATION[title])

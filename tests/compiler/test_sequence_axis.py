@@ -115,7 +115,7 @@ def check(case: Case, layout: str, bound: float = 1e-9) -> Plan:
 # ---- equal to eager training
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_split_sequence_trains_as_a_whole_one(name: str, layout: str) -> None:

@@ -53,6 +53,7 @@ def test_every_line_is_tried_on_a_sample_of_ours_or_of_torch_s() -> None:
     assert sorted(op for op in TABLE.keys() - ON_GPU_ONLY - recorded(2).keys() if not has_calls(op)) == []
 
 
+@pytest.mark.slow
 def test_what_a_device_runs_of_torch_s_first_samples_can_be_split_again() -> None:
     found = [line for case in checked(recorded(2), 1) for part in parts_of(case) for line in wrong(part, wanted=False)]
     assert not found, "\n".join(found)

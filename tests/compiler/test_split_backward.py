@@ -62,7 +62,7 @@ def test_the_split_changes_no_bit_of_the_training(name: str) -> None:
         assert torch.equal(split.state[key], value), key
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

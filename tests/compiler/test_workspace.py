@@ -110,7 +110,7 @@ def registered(plan: Plan, actor: Actor) -> int:
     return total
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", ["gpt", "cnn", "mlp"])
 def test_what_lives_while_an_actor_fires_has_room_in_its_registers_and_what_is_foretold(name: str) -> None:
     plan, _, _ = plan_of(CASES[name], Layout(2, 4, prepare=lambda m: place(m, stages=2)), 16)
@@ -121,7 +121,7 @@ def test_what_lives_while_an_actor_fires_has_room_in_its_registers_and_what_is_f
         assert most - registered(plan, actor) <= actor.workspace <= most, actor.name
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.slow), "1f1b"])
 def test_a_forecast_holds_the_largest_of_a_rank_on_top_of_registers_and_variables(schedule: str) -> None:
     layout = Layout(2, 4, prepare=lambda m: place(m, stages=2), schedule=schedule)
     plan, _, _ = plan_of(CASES["gpt"], layout, 16)

@@ -255,6 +255,7 @@ def test_generators_that_the_first_sample_makes_are_seeded_too(kind: type[MadeLa
     assert len({*expected}) == 2 * ROWS
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("draw", [seldom, seeds_itself, looks_at_states, puts_states_back, of_one_in_another])
 def test_samples_that_do_odd_things_with_generators_depend_on_their_place_alone(draw: Callable[[int], float]) -> None:
     def read(batch: int, workers: int = 0, start: int = 0) -> list[float]:

@@ -104,7 +104,7 @@ class Pairs:
         return 2 * len(self.batches)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("own", [False, True], ids=["default generator", "own generator"])
 @pytest.mark.parametrize("name", ["shuffle", "in order", "weighted", "subset", "replacement", "batches"])

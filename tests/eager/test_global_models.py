@@ -158,7 +158,9 @@ def _trained_with_scaler(model: nn.Sequential, batches: list[Tensor]) -> tuple[l
     return told, [value(p) for p in model.parameters()]
 
 
-@pytest.mark.parametrize("second", [[S(0), S(0)], [B, S(1)]], ids=["rows over all", "columns"])
+@pytest.mark.parametrize(
+    "second", [[S(0), S(0)], pytest.param([B, S(1)], marks=pytest.mark.slow)], ids=["rows over all", "columns"]
+)
 def test_a_grad_scaler_skips_a_step_on_all_ranks_where_a_part_of_one_overflows(four: ThreadRanks, second: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4, bias=False))

@@ -146,6 +146,7 @@ def test_running_statistics_move_as_on_one_device(two: ThreadRanks) -> None:
     torch.testing.assert_close(conv, plain_conv)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("weights", [None, torch.float32])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("training", [True, False])

@@ -36,7 +36,7 @@ def _inputs() -> list[Tensor]:
     return [torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_call_on_the_parts_is_the_ops_one_by_one(two: ThreadRanks, four: ThreadRanks, name: str) -> None:
     for layouts in itertools.product([B, S(0), S(2), P], repeat=2):

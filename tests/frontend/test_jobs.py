@@ -62,7 +62,7 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_training_equals_eager_training(kind: str):
     model, eager = mlp(), mlp()

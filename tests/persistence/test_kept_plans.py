@@ -267,9 +267,7 @@ def test_plans_for_devices_that_are_not_there_are_neither_kept_nor_taken(tmp_pat
     assert KEPT.taken == 0
 
 
-FEW = (
-    "an exponential average beside the step", "hooks of modules", "modules of torch.export, torch.fx and torch.compile",
-)  # fmt: skip
+FEW = ("an exponential average beside the step", "modules of torch.export, torch.fx and torch.compile")
 ALONE = [name for name, made in RECIPES.items() if "one device" in made.layouts]
 
 
@@ -342,7 +340,7 @@ def trained_before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list
     return folder, losses
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_is_no_plan_of_the_step_is_ignored_with_a_line_and_replaced(
     damage: str, trained_before: tuple[Path, list[float]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -573,7 +571,7 @@ def test_of_many_plans_those_used_last_stay_and_files_of_others_always(
     assert {path.name for path in mine.iterdir()} >= {*theirs, f"plan-{'b' * 64}"}
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("text", ["", "[1, 2", '{"a": 1}', "[1, null]", "\xff"])
 def test_a_list_of_plans_that_is_none_is_written_anew(text: str, tmp_path: Path) -> None:
     Script().train(tmp_path)
@@ -635,7 +633,7 @@ def test_a_machine_without_measurements_takes_those_that_are_kept_with_the_plan(
     assert KEPT.taken == 0  # it has its own by now
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=6)
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"format": 1}', '{"format": 1, "work": {"a": NaN}, "flops_per_s": 1, "latency": 1}', "[" * 10**5],

@@ -106,7 +106,13 @@ def test_two_ranks_take_a_kept_plan_and_compute_the_same(folder: Path, tmp_path:
     assert len(plans_of(folder)) == 1
 
 
-@pytest.mark.parametrize("off", [("ACTORFLOW_CACHE", ""), ("ACTORFLOW_CACHE", "0"), ("ACTORFLOW_CACHE_PLANS", "0")])
+@pytest.mark.parametrize(
+    "off",
+    [
+        ("ACTORFLOW_CACHE", "0"), ("ACTORFLOW_CACHE_PLANS", "0"),
+        pytest.param(("ACTORFLOW_CACHE", ""), marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_a_cache_that_is_switched_off_keeps_nothing(
     off: tuple[str, str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +190,11 @@ def test_a_plan_that_others_may_write_to_is_ignored(folder: Path, capfd: pytest.
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda data: data[:-1], lambda data: b"", lambda data: data[:-9] + bytes(9)],
+    [
+        lambda data: data[:-1],
+        pytest.param(lambda data: b"", marks=pytest.mark.slow),
+        pytest.param(lambda data: data[:-9] + bytes(9), marks=pytest.mark.slow),
+    ],
     ids=["cut", "empty", "other"],
 )
 def test_a_damaged_plan_is_ignored_and_replaced(

@@ -110,7 +110,7 @@ def run(
     return found
 
 
-@pytest.mark.parametrize("name", ["data", "tensor", "pipeline"])
+@pytest.mark.parametrize("name", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("data", "tensor")), "pipeline"])
 def test_a_training_makes_the_calls_of_its_plan_in_order_and_gives_the_same_numbers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

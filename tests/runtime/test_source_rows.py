@@ -22,8 +22,7 @@ def rows_of(tensor: Tensor, runs: tuple[tuple[int, int], ...]) -> Tensor:
     return torch.cat([tensor[:0], *(tensor[lo:hi] for lo, hi in runs)])
 
 
-@pytest.mark.matrix(every=4)
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "data 2" else pytest.mark.slow) for n in LAYOUTS])
 def test_sources_of_compiled_plans(name: str) -> None:
     case, layout = CASES["gpt"], LAYOUTS[name]
     (batch,) = case.batches([16])

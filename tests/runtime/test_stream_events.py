@@ -97,7 +97,7 @@ def trained_at_once() -> Ran:
     return train(None)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("plane", ["memory", "inline", "shared"])
 @given(seed=st.integers(0, 1 << 30), eager=eagerness)
 @settings(max_examples=fewer(4), deadline=None)
