@@ -26,7 +26,7 @@ def test_a_check_raises_in_the_call_where_eager_does_and_what_is_behind_it_does_
     assert difference(name, "one") < 1e-9
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", ["asserts", "raises", "each_gradient", "after_step"])
 def test_every_micro_batch_is_checked(name: str) -> None:
     assert difference(name, "micro-batches") < 1e-9

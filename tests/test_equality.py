@@ -25,7 +25,7 @@ def test_a_plan_trains_as_the_eager_script_does(name: str, layout: str) -> None:
     check(name, how, 16 if how.micro_batches > 1 else 12)
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("size", [5, 13])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])
 def test_a_batch_that_does_not_divide_evenly_trains_as_well(name: str, size: int) -> None:

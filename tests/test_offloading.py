@@ -183,9 +183,9 @@ def test_ops_are_laid_out_as_parallel_says_whatever_their_parameters_are(goal: G
 
 
 def test_some_parameters_may_stay_with_their_ops() -> None:
-    plan = check(SMALL["clipped gpt"], Layout(2, 2, prepare=at([1], pattern=r"blocks.*")))
+    plan = check(SMALL["mlp"], Layout(2, 2, prepare=at([1], pattern=r"second.*")))
     homes = {v.name.split(".")[1]: v.placement for v in plan.variables if v.kind == "parameter"}
-    assert homes == {"embed": FIRST, "positions": FIRST, "blocks": SECOND, "norm": FIRST, "head": FIRST}
+    assert homes == {"first": FIRST, "second": SECOND, "head": FIRST}
 
 
 def test_a_home_may_be_a_rank_that_computes() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from random_programs import STATE, describe, draw, outcome
 
-FEW, SEVERAL, MANY, AT_ONCE = 3, 6, 2000, 50
+FEW, SEVERAL, MANY, AT_ONCE = 2, 6, 2000, 50
 AGAIN = "run it alone: PYTHONPATH=tests:examples python tests/random_programs.py {seed} (--shrink leaves moves out)"
 
 

@@ -57,7 +57,15 @@ def on_one_device(training: str) -> Ended:
 
 
 @pytest.mark.matrix(every=4)
-@pytest.mark.parametrize(("run", "title"), [(run, title) for run, titles in RUNS.items() for title in titles])
+@pytest.mark.parametrize(
+    ("run", "title"),
+    [
+        # test_auto_parallel.py has a budget in a run of several jobs as well
+        pytest.param(run, title, marks=pytest.mark.slow if "budget" in title else ())
+        for run, titles in RUNS.items()
+        for title in titles
+    ],
+)
 def test_two_devices_train_as_one_does(trained: Callable[[str], Mapping[str, Ended]], run: str, title: str) -> None:
     found, (training, layout) = trained(run)[title], title.split(", ")
     expected = on_one_device(training)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+import warm
 
 OF_COMPILING = (  # what passes make and hand on, and torch's own
     "actorflow.session.compile_request.CapturedStep",
@@ -92,7 +93,7 @@ def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     script = folder / "train.py"
     text = SCRIPT.replace("FOLDER", repr(str(folder))).replace("OPTIONS", options).replace("PLACED", placed)
     script.write_text(text)
-    command = [sys.executable, "-m", "actorflow", "run", str(script), "--devices", str(ranks)]
+    command = [warm.python(), "-m", "actorflow", "run", str(script), "--devices", str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]

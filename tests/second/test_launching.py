@@ -147,7 +147,7 @@ def test_a_signal_to_the_launcher_ends_the_processes(tmp_path: Path) -> None:
         "import os, time\nopen(os.environ['RANK'] + '.pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
     )
     process = subprocess.Popen(
-        command("launch", "-m", "stays"), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE
+        command("launch", "-m", "stays", python=warm.python()), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE
     )
     wait_for(lambda: len(left(tmp_path)) == 2)
     process.send_signal(signal.SIGTERM)

@@ -70,5 +70,6 @@ def test_a_script_on_two_devices_has_the_losses_of_one_device(
     assert found[-1] < found[0] / 2
 
 
+@pytest.mark.slow
 def test_a_pipeline_on_two_devices_has_the_losses_of_one_device(one_device: Callable[..., list[float]]) -> None:
     assert losses(run("pipelining.py")) == pytest.approx(one_device("hidden", "outlayer"), abs=2e-6)
