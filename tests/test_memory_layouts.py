@@ -216,7 +216,7 @@ def test_what_is_made_of_a_transposed_parameter_trains_as_eagerly(use: str, layo
     check(matrices("transposed", use), LAYOUTS[layout])
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("layout", ["one device", "data 2", "ZeRO 1", "ZeRO 2", "ZeRO 3"])
 @pytest.mark.parametrize("use", ["product", "slogdet"])
 @pytest.mark.parametrize("make", MAKES)

@@ -56,7 +56,7 @@ def kinds(job: Job | None) -> list[str]:
     return [actor.kind for actor in job.plan.actors if actor.kind in ("forward", "backward")]
 
 
-@pytest.mark.parametrize("mode", [True, "reduce-overhead", "cudagraphs"])
+@pytest.mark.parametrize("mode", [True, pytest.param("reduce-overhead", marks=pytest.mark.slow), "cudagraphs"])
 @pytest.mark.filterwarnings("error:torch's inductor cannot compile:UserWarning")
 def test_a_compiled_job_has_the_losses_of_the_step_on_one_device(mode: bool | str) -> None:
     losses, job = trained(mode)

@@ -155,6 +155,7 @@ def test_orders_are_those_of_the_published_figures(name: str) -> None:
     assert words(named(name, 4, 8)) == rows
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize(("ranks", "pieces"), FEW)
 def test_bubbles_and_slots_are_the_published_ones(name: str, ranks: int, pieces: int) -> None:
@@ -210,6 +211,7 @@ def alone(guide: list[list[str]], stages: int, times: dict[str, float], network:
     return max(free[r] - begun[r] for r in begun)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize(("ranks", "pieces"), FEW)
 def test_with_communication_no_period_is_longer_than_the_published_orders_take(

@@ -58,8 +58,8 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[f
 @pytest.mark.parametrize(
     "script",
     [
-        *("consistent.py", "distributed.py"),
-        *(pytest.param(script, marks=pytest.mark.slow) for script in ("mirrored.py", "hybrid.py")),
+        "consistent.py",
+        *(pytest.param(script, marks=pytest.mark.slow) for script in ("distributed.py", "mirrored.py", "hybrid.py")),
     ],
 )
 def test_a_script_on_two_devices_has_the_losses_of_one_device(
