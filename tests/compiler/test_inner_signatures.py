@@ -189,7 +189,7 @@ def tolerance(case: Instance, result: Tensor) -> float:
     return {torch.float64: 1e-10, torch.bfloat16: 1e-2}.get(result.dtype, 1e-6)
 
 
-@pytest.mark.matrix(every=4)
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("parts", [2, 3, *BY_WEIGHTS], ids=str)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_an_op_written_out_gives_on_parts_what_the_whole_op_gives(name: str, parts: Parts) -> None:
