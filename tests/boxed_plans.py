@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actorflow_compiler import infer
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.ops import Meta, Ref
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp
@@ -22,7 +23,12 @@ PHASES = ("forward", "backward", "optimizer")
 Layouts = list[tuple[Placement, NdSbp]]
 
 
-def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Layouts]], dtype: str = "float64") -> Plan:
+def boxed_plan(
+    world: int,
+    chains: Sequence[tuple[tuple[int, ...], Layouts]],
+    dtype: str = "float64",
+    hardware: Hardware = CPU_CORE,
+) -> Plan:
     """Result i is variable ``vi``, which has the shape of chain i and was negated in each of its layouts.
 
     The variable lies as the first layout says; the result is whole on all ranks.  The first layouts may
@@ -50,7 +56,7 @@ def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Layouts]], dt
         results.append(number)
     graph = verify(Graph(tuple(inputs), tuple(nodes), metas, tuple(results), ()))
     decided = infer.GraphLayouts(value, placement, operands, chosen)
-    step = StepLayouts(graph, decided, 1, everywhere, dict.fromkeys(results, True), tuple(variables))
+    step = StepLayouts(graph, decided, 1, everywhere, dict.fromkeys(results, True), tuple(variables), hardware=hardware)
     program = verify_program(lower(step), step)
     plan = cut(PlanHeader("boxing", world, 1, step.variables), verify_segments(segment(program))).plan(None)
     assert all(r.sbp == (B,) for r in plan.results)

@@ -63,8 +63,8 @@ def fold_captured(
     the parts of an uneven split do; the listed one has the largest; such a plan never runs.  Its plans have origins
     where they are to be ``shown``.  Raises as ``lower_captured``.
     """
-    world, hardware = request.devices.world, request.devices.hardware
-    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, world, hardware, alike, runs), shown))
+    world = request.devices.world
+    return FoldedStep(_lowered(captured, request, lambda step: lower_folded(step, world, alike, runs), shown))
 
 
 def _lowered(
@@ -89,7 +89,7 @@ def _lowered(
         laid_out.variables,
         captured.constants,
         (*traced, *placed.notes, *pieces.notes, *laid_out.notes, *repeated),
-        fold_by_module(laid_out.graph, laid_out.layouts, pieces.count, modules, captured.parameter)
+        fold_by_module(laid_out, modules, captured.parameter)
         if shown
         else Origins(),
     )

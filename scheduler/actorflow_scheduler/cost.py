@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_compiler.core.ops import FLOATS, ITEM_BYTES
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.plan.communication_time import communication_time
@@ -60,6 +60,24 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
         actor.flops / flops_per_s(plan, actor, hardware), touched_bytes(plan, actor) / hardware.memory_bytes_per_s
     )
     return total + work / hardware.speed(actor.rank)
+
+
+def seconds_beside(plan: Plan, hardware: Hardware) -> dict[int, float]:
+    """Send → seconds by which it takes longer as its rank sends other parts of what one firing has made meanwhile.
+
+    They share what a rank can send over links of one kind.  Only sends that wait for others are given.
+    """
+    together: dict[tuple[int, int, Link], list[tuple[int, float]]] = {}
+    for actor in plan.actors:
+        made = next((plan.register(o.register).producer for o in actor.operands if isinstance(o, FromRegister)), None)
+        if isinstance(actor.comm, Send) and made is not None:
+            key = actor.rank, made, hardware.link(actor.comm.ranks)
+            together.setdefault(key, []).append((actor.id, moved_bytes(plan, actor)))
+    found: dict[int, float] = {}
+    for (_, _, link), sends in together.items():
+        total = sum(nbytes for _, nbytes in sends)
+        found.update({send: (total - nbytes) / link.bytes_per_s for send, nbytes in sends if total > nbytes})
+    return found
 
 
 def latency(actor: Actor, hardware: Hardware) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan, Register, Send
-from actorflow_scheduler.cost import Durations, latency, seconds
+from actorflow_scheduler.cost import Durations, latency, seconds, seconds_beside
 from actorflow_scheduler.firing_times import FiringTimes, Nanoseconds
 from actorflow_scheduler.notation import COMPUTING, Notation
 from actorflow_scheduler.simulated_cluster import SimulatedCluster
@@ -158,8 +158,9 @@ def simulate(plan: Plan, iterations: int, hardware: Hardware) -> Timeline:
 
 def nanoseconds(plan: Plan, hardware: Hardware) -> Durations:
     """The duration of each actor's firing, at least a nanosecond, and the latency of each send."""
+    beside = seconds_beside(plan, hardware)
     return Durations(
-        {a.id: max(1, round(seconds(plan, a, hardware) * 1e9)) for a in plan.actors},
+        {a.id: max(1, round((seconds(plan, a, hardware) + beside.get(a.id, 0.0)) * 1e9)) for a in plan.actors},
         {a.id: round(latency(a, hardware) * 1e9) for a in plan.actors if isinstance(a.comm, Send)},
     )
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from actorflow_compiler.boxing.linked_routes import link_along
 from actorflow_compiler.core.hardware import CPU_CORE, GPU, Hardware, Link
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import zero
 from actorflow_compiler.infer import layout_assignment
-from actorflow_compiler.infer.prices import link_along, prices_of
+from actorflow_compiler.infer.prices import prices_of
 from actorflow_compiler.infer.reports import AxisReport
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.cost import seconds

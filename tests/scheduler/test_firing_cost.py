@@ -34,6 +34,7 @@ from actorflow_scheduler.cost import (
     moved_bytes,
     register_bytes,
     seconds,
+    seconds_beside,
     touched_bytes,
     variable_bytes,
 )
@@ -100,6 +101,26 @@ def test_a_send_holds_its_queue_until_its_bytes_have_left_and_not_until_they_are
     plan, actor = communication(Send(0, 0, 1, plane="inline"), target=80)
     assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 8.0)
     assert latency(actor, HARDWARE) == 2.0
+
+
+def test_parts_of_what_one_firing_has_made_share_the_links_over_which_they_leave() -> None:
+    s = Sketch()
+    made, other = s.actor("made"), s.actor("other")
+    sends = []
+    for number, (source, to, nbytes) in enumerate([(made, 1, 40), (made, 2, 80), (made, 8, 20), (other, 1, 60)]):
+        send = s.actor(
+            f"to {number}",
+            "boxing",
+            comm=Send(number, 0, to),
+            operands=(FromRegister(2 * number, 0),),
+            targets=(FromRegister(2 * number + 1, 0),),
+        )
+        s.join(source, send, nbytes=nbytes)
+        s.join(send, nbytes=nbytes)
+        sends.append(send)
+    nodes = replace(HARDWARE, node_size=4, inside=Link(20.0, 0.0))
+    assert seconds_beside(s.plan(), nodes) == {sends[0]: 80 / 20.0, sends[1]: 40 / 20.0}  # one leaves the node
+    assert seconds_beside(s.plan(), HARDWARE) == {sends[0]: 10.0, sends[1]: 6.0, sends[2]: 12.0}
 
 
 def test_a_send_by_gloo_also_waits_for_the_answer_to_what_it_announces() -> None:

@@ -5,17 +5,16 @@ A *local value* has one number on all ranks that hold a part of it; its shape ma
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from actorflow_compiler.boxing.aligned import MOST, NotAlignedError, aligned_route, ring_hop
+from actorflow_compiler.boxing.aligned import MOST, NotAlignedError, ring_hop
 from actorflow_compiler.boxing.group_exchanges import GroupExchanges
+from actorflow_compiler.boxing.linked_routes import LinkedRoutes
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, Symbol, substitute_all
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, Parts, local_shape, show
@@ -119,10 +118,8 @@ def lower(step: StepLayouts) -> LoweredProgram:
     return _Lowering(step).run(step.gathered, step.homes)
 
 
-def lower_folded(
-    step: StepLayouts, world: int, hardware: Hardware, alike: float = 0.0, runs: bool = False
-) -> LoweredProgram:
-    """As ``lower``, for one rank of each class of ranks that are alike on this hardware.
+def lower_folded(step: StepLayouts, world: int, alike: float = 0.0, runs: bool = False) -> LoweredProgram:
+    """As ``lower``, for one rank of each class of ranks that are alike on the step's hardware.
 
     With ``alike``, ranks count as such where the parts that they hold differ by no more than this share.  A program
     that ``runs`` has also what its ranks do differently (``rank_differences``), which takes time for each of them.
@@ -130,7 +127,7 @@ def lower_folded(
     All ranks are listed where ranks send to others that are alike, but not one to one.  Raises PlanError where so many
     ranks exchange parts that do not fit together that these cannot be compared.
     """
-    classes = RankClasses(world, [step.everywhere], hardware.link, hardware.speed, alike)
+    classes = RankClasses(world, [step.everywhere], step.hardware.link, step.hardware.speed, alike)
     for value, meta in step.graph.metas.items():
         if value in step.layouts.value:
             classes.lies((meta.shape, step.layouts.value[value], step.layouts.placement[value]))
@@ -179,7 +176,7 @@ class _Lowering:
         self.alike = listed.classes(world)  # listed rank → its class; empty if differences do not matter
         self.copied: dict[tuple[int, int, int], tuple[Hop, _Copied]] = {}  # (id of hop, target, source) → of a class
         most = math.inf if classes is None or world else MOST
-        self.route = functools.partial(aligned_route, most=most)
+        self.routes = LinkedRoutes(step.hardware, most)
         self.apart = False  # whether the listed ranks do not do for all, as one of them sends to one that is not listed
         self.sides: dict[int, tuple[Hop, GroupExchanges]] = {}  # id of hop → what ranks exchange in it
         self.same: dict[Exchange, Exchange] = {}  # one object for equal ones
@@ -466,11 +463,11 @@ class _Lowering:
                 self.boxed[key] = value
                 return value
             source, whole = where, (B,) * len(where.hierarchy)
-            hops = self.route(meta.shape, where, whole, where, sbp)
+            hops = self.routes.find(meta, where, whole, where, sbp)
             here = value
         else:
             source = self.layouts.placement[value]
-            hops = self.route(meta.shape, source, self.layouts.value[value], where, sbp)
+            hops = self.routes.find(meta, source, self.layouts.value[value], where, sbp)
             here = self.boxed[(value, source, self.layouts.value[value], None)]
         (phase, stage), pieces = self.maker[value]
         made_in: PhaseStage
@@ -486,7 +483,8 @@ class _Lowering:
                 there = (made_in[0], when[1])  # on the reader's placement they are of the reader's stage
                 begins = there if hop.source == where != source else made_in
                 ends = when if done else there if to == where != source else made_in
-                self.boxed[after] = self.hop(hop, here, meta, _HopContext(source, to, begins, ends, pieces))
+                at = where if hop.source == where else source
+                self.boxed[after] = self.hop(hop, here, meta, _HopContext(at, to, begins, ends, pieces))
             here = self.boxed[after]
         return here
 

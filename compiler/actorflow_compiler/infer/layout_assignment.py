@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, Split
 from actorflow_compiler.graph.graph import Graph, InputKind
@@ -45,6 +46,7 @@ class StepLayouts:
     variables: tuple[Variable, ...]
     times: int = 1  # how often the graph's work is done; in the mirrored view every device does all of it
     notes: tuple[str, ...] = ()
+    hardware: Hardware = CPU_CORE  # on whose links values take the quickest routes
 
     @property
     def homes(self) -> Mapping[str, tuple[Placement, NdSbp]]:
@@ -111,5 +113,6 @@ def _assigned(
     inputs = (i for i in graph.inputs if i.kind == InputKind.VARIABLE)
     variables = tuple(replace(v, sbp=layouts.value[i.value]) for v, i in zip(variables, inputs, strict=True))
     return StepLayouts(
-        graph, layouts, pieces.count, placed.everywhere, gathered, variables, request.mirrored or 1, notes
-    )
+        graph, layouts, pieces.count, placed.everywhere, gathered, variables, request.mirrored or 1, notes,
+        hardware,
+    )  # fmt: skip

@@ -99,7 +99,9 @@ class LayoutProgram:
                 if item.placement != self.p.placement[v]:
                     there = others.setdefault(v, {})
                     prices = self.p.prices(self.p.placement[v], item.placement)
-                    where = (there.setdefault(item.placement, len(there)), prices.bandwidth, prices.latency)
+                    near = self.p.prices(self.p.placement[v], self.p.placement[v])  # a value crosses in parts, or whole
+                    number = there.setdefault(item.placement, len(there))
+                    where = number, prices.bandwidth, prices.latency, near.bandwidth, near.latency
                 reads.setdefault(v, []).append((self.class_of[i], j, *where))
         targets = {t.value for t in self.p.targets}
         found: dict[object, list[int]] = {}

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actorflow_compiler.boxing.aligned import aligned_route
+from actorflow_compiler.boxing.linked_routes import LinkedRoutes
 from actorflow_compiler.boxing.routes import HopKind, bytes_of
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.ops import ITEM_BYTES, Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.runs import stretches
 from actorflow_compiler.core.sbp import NdSbp, show
-from actorflow_compiler.graph.graph import CALL_INPUTS, Graph, InputKind, Node, call_of
-from actorflow_compiler.infer import FREE_KINDS, GraphLayouts
+from actorflow_compiler.graph.graph import CALL_INPUTS, InputKind, Node, call_of
+from actorflow_compiler.infer import FREE_KINDS
+from actorflow_compiler.infer.layout_assignment import StepLayouts
 from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, PartPhase, SourceLocation
 
 WRITTEN = 16  # of more ranks of a placement, not all are written
@@ -31,18 +32,15 @@ class _PartDraft:
     places: dict[int, None] = field(default_factory=dict)
 
 
-def fold_by_module(
-    graph: Graph, layouts: GraphLayouts, pieces: int, modules: Sequence[str], parameter: Mapping[str, str]
-) -> Origins:
-    """Fold a graph; ``modules`` are the names that ops may carry, ``parameter`` maps optimizer state to parameters."""
-    return _Folding(graph, layouts, pieces, modules, parameter).run()
+def fold_by_module(step: StepLayouts, modules: Sequence[str], parameter: Mapping[str, str]) -> Origins:
+    """Fold a step's graph; ``modules`` are the names that ops may carry, ``parameter`` maps state to parameters."""
+    return _Folding(step, modules, parameter).run()
 
 
 class _Folding:
-    def __init__(
-        self, graph: Graph, layouts: GraphLayouts, pieces: int, modules: Sequence[str], parameter: Mapping[str, str]
-    ) -> None:
-        self.graph, self.layouts, self.pieces, self.parameter = graph, layouts, pieces, parameter
+    def __init__(self, step: StepLayouts, modules: Sequence[str], parameter: Mapping[str, str]) -> None:
+        self.graph, self.layouts, self.pieces, self.parameter = step.graph, step.layouts, step.pieces, parameter
+        self.routes = LinkedRoutes(step.hardware)
         self.modules = frozenset(modules)
         self.places: dict[SourceLocation, int] = {}
         self.drafts: dict[_PartKey, _PartDraft] = {}
@@ -50,7 +48,7 @@ class _Folding:
         self.keys: list[_PartKey] = []  # of each part
         self.maker: dict[int, tuple[int, str]] = {}  # value → its part, and the op that made it
         self.flows: dict[tuple[int, int, int, str], Flow] = {}  # (value, source, target, read as)
-        self.kind = {i.value: i.kind for i in graph.inputs}
+        self.kind = {i.value: i.kind for i in self.graph.inputs}
         self.boxed: set[tuple[int, Placement, NdSbp, str]] = set()  # boxed already; variables for each phase
         self.often: set[int] = set()  # values that exist once for each micro-batch
 
@@ -110,7 +108,7 @@ class _Folding:
         boxing: tuple[str, ...] = ()
         if self.kind.get(value) not in FREE_KINDS:  # every rank has these whole
             made = self.layouts.value[value]
-            hops = aligned_route(meta.shape, self.layouts.placement[value], made, where, need)
+            hops = self.routes.find(meta, self.layouts.placement[value], made, where, need)
             boxing = tuple(hop.kind if hop.kind != HopKind.LOCAL else "slice" for hop in hops)
             once = (value, where, need, self.keys[target][1] if self.kind.get(value) == InputKind.VARIABLE else "")
             if once not in self.boxed:  # further readers in this layout share the boxed value

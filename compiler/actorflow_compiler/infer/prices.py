@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actorflow_compiler.boxing.routes import groups_along
-from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link
-from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.hardware import CPU_CORE, Link
 from actorflow_compiler.graph.graph import InputKind
 
 LOCAL = 1e-7  # s for a change of layout without communication
@@ -28,6 +26,11 @@ class Prices:
     forbidden: float  # s for what the mode excludes: another split of the batch, a weight gathered under "tensor"
 
     @property
+    def link(self) -> Link:
+        """The link with these prices."""
+        return Link(self.bandwidth, self.latency)
+
+    @property
     def grouped(self) -> float:
         """Seconds of latency for a tensor sent in a bucket: gradients, new values of variables, gathered weights."""
         return IN_A_BUCKET * self.latency
@@ -41,9 +44,3 @@ def prices_of(link: Link) -> Prices:
     latency = max(link.latency_s, LOCAL / IN_A_BUCKET)
     slower = max(1.0, CPU_CORE.bytes_per_s / link.bytes_per_s, latency / CPU_CORE.latency_s)
     return Prices(link.bytes_per_s, latency, slower)
-
-
-def link_along(hardware: Hardware, placement: Placement, axis: int) -> Link:
-    """The slowest link of the groups of devices along a mesh axis of a placement."""
-    links = {hardware.link(group) for group in groups_along(placement, (axis,))}
-    return min(links, key=lambda link: (link.bytes_per_s, -link.latency_s))

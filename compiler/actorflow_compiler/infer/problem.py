@@ -6,9 +6,11 @@ signature.  Layouts and needs are numbered, so that prices are looked up and not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from actorflow_compiler.boxing.linked_routes import are_linked_one_to_one, link_along, seconds_in_parts
 from actorflow_compiler.boxing.routes import busiest_bytes
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.ops import Meta, Phase
@@ -20,7 +22,7 @@ from actorflow_compiler.hints.constrain import CONSTRAIN
 from actorflow_compiler.hints.goal import ALONG_SEQUENCE, ParallelMode
 from actorflow_compiler.infer.expert_axis import NO_EXPERTS, ExpertProducts
 from actorflow_compiler.infer.legal_options import LegalOptions, cuts_of
-from actorflow_compiler.infer.prices import BLOCKS, BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
+from actorflow_compiler.infer.prices import BLOCKS, BYTE_HELD, LOCAL, REDUNDANT, Prices, prices_of
 from actorflow_compiler.infer.ring_decompositions import ring_cost
 from actorflow_compiler.infer.sequence_axis import SequenceOptions, along_sequence, around_ring
 from actorflow_compiler.signatures import OpCall, Signature
@@ -323,11 +325,23 @@ class Problem:
             moved *= 0.99  # one sender for each receiver: nothing to join
         prices = self.prices(source, target)
         waits = prices.grouped if phase else prices.latency
-        seconds = self.rate.get(value, 1) * (moved / prices.bandwidth + waits)
+        each = moved / prices.bandwidth + waits
+        if not same:
+            each = min(each, self._in_parts(value, have, sbp, target))
+        seconds = self.rate.get(value, 1) * each
         stored = self.mode == ParallelMode.TENSOR and value in self.weights and len(self.metas[value].shape) > 1
         if same and (stored or value in self.experts.weights):
             seconds += self.forbidden  # a weight has to be used in the layout it is stored in
         return seconds
+
+    def _in_parts(self, value: int, have: Sbp, sbp: Sbp, target: Placement) -> float:
+        """Seconds from a value's placement to another one over its parts; infinite where they are not linked so."""
+        source = self.placement[value]
+        count, near = self.size(source), self.prices(source, source)
+        if count == 1 or not are_linked_one_to_one(source, target):
+            return math.inf
+        far = self.prices(source, target)
+        return seconds_in_parts(have, sbp, self.metas[value].nbytes, count, near.link, far.link)
 
     def held_bytes(self, value: int, layout: int) -> float:
         """Bytes on one device of a value in a layout."""
