@@ -16,10 +16,12 @@ def choice_note(choice: Choice) -> str:
     """A note on what was chosen among how many."""
     compiled = 1 + len(choice.others)
     over = f"; by its forecast {choice.best.refused}, and no other plan needs less" if choice.best.refused else ""
+    drafted = sum(one.drafted for one in choice.others)
+    short = f"; {drafted} of them by drafts with fewer of the repeated blocks" if drafted else ""
     stopped = f"; the search ended early, as {choice.stopped}" if choice.stopped else ""
     return (
         f"{choice.best.strategy} was chosen, the best of {compiled} plan{'s' * (compiled != 1)} that were compiled of "
-        f"{choice.possible} that are possible, in {seconds_text(choice.seconds)}{over}{stopped}"
+        f"{choice.possible} that are possible, in {seconds_text(choice.seconds)}{short}{over}{stopped}"
     )
 
 

@@ -10,10 +10,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 
+from actorflow.auto_parallel.drafts import Drafts
 from actorflow.auto_parallel.estimate import IN_DOUBT, Estimator, StepProfile, StrategyEstimate
-from actorflow.auto_parallel.space import ZERO, OpenChoices, levels, parameters_of, strategies
+from actorflow.auto_parallel.space import ZERO, OpenChoices, levels, parameters_of, parts_if, strategies
 from actorflow.auto_parallel.strategy import NOTHING, Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
@@ -22,7 +24,7 @@ from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.plan.folded import FoldedPlan
-from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts, find_parts
+from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts
 from actorflow_scheduler.cost import moved_by_all
 from actorflow_scheduler.forecast import Forecast, forecast
 
@@ -40,13 +42,14 @@ Shape = tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A strategy that was compiled, and the forecast of its plan; or why there is no plan that fits."""
+    """A strategy whose plan, or drafts of it, were compiled, and the forecast; or why there is no plan that fits."""
 
     strategy: Strategy
     forecast: Forecast | None = None
     moved: int = 0  # bytes of communication in a step
     refused: str = ""
     schedule: ScheduleName = ScheduleName.AUTO  # with which it was forecast
+    drafted: bool = False  # its forecast is of drafts, in which some of the repeated blocks are left out
 
     @property
     def seconds(self) -> float:
@@ -98,6 +101,11 @@ class PlanSearch:
     compared: dict[Strategy, Compared] = field(default_factory=dict)
     estimates: dict[Strategy, StrategyEstimate] = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
+    drafts: Drafts | None = None  # of the step
+    taken: float = 0.0  # seconds that the search took
+    stopped: str = ""  # why it ended before its time
+    late: bool = False  # whether its time was used up
+    possible: int = 0  # strategies that there are
 
     def run(self) -> Choice:
         """The best strategy that was found.
@@ -106,7 +114,7 @@ class PlanSearch:
         stopped or has found nothing yet.
         """
         order = self._estimated()
-        stopped = ""
+        self.possible = len(order)
         try:
             self._compare_shapes(order)
             self._vary(order)
@@ -116,34 +124,50 @@ class PlanSearch:
         except KeyboardInterrupt:
             if not self.may_stop or self._best() is None:
                 raise
-            stopped = "it was interrupted"
+            self.stopped = "it was interrupted"
+        self.late = self._is_late()
+        if not self.stopped and self.late:
+            self.stopped = f"its {self.enough:.0f} s were used up"
+        self.taken = time.monotonic() - self.begun
+        return self._choice()
+
+    def confirmed(self, choice: Choice, whole: Forecast) -> Choice:
+        """The choice with the forecast of its ``whole`` plan in place of that of drafts, or another one.
+
+        It is another one if the whole plan does not fit the memory, and one that was compared may.  Raises LayoutError
+        as ``run``.
+        """
+        self.compared[choice.best.strategy] = replace(
+            choice.best, forecast=whole, refused=self._over(whole), drafted=False
+        )
+        return self._choice()
+
+    def _choice(self) -> Choice:
+        """The best of what was compared."""
         best = self._best() or self._nearest()
         if best is None:
             raise LayoutError(self._refusal())
-        late = self._is_late()
-        if not stopped and late:
-            stopped = f"its {self.enough:.0f} s were used up"
         others = sorted((c for c in self.compared.values() if c is not best), key=lambda c: c.seconds)
         return Choice(
             best,
             self.request_of(best.strategy),
             self.captured_for(best.strategy),
             tuple(others),
-            len(order),
-            time.monotonic() - self.begun,
+            self.possible,
+            self.taken,
             self._again(best.strategy),
-            stopped,
-            best.schedule if late else self.request.preferences.schedule,  # late: no time to search for orders
+            self.stopped,
+            best.schedule if self.late else self.request.preferences.schedule,  # late: no time to search for orders
         )
 
     def captured_for(self, strategy: Strategy) -> Capture:
         """The captured step as a strategy needs it."""
         return strategy.captured(self.captured, self.parts)
 
-    def request_of(self, strategy: Strategy) -> StepRequest:
-        """The request for the step with a strategy's preferences."""
-        asked = self.request
-        preferences = strategy.preferences(asked.preferences, parameters_of(asked), self.budget)
+    def request_of(self, strategy: Strategy, share: float = 1.0) -> StepRequest:
+        """The request for the step with a strategy's preferences, and a share of the budget."""
+        asked, budget = self.request, None if self.budget is None else share * self.budget
+        preferences = strategy.preferences(asked.preferences, parameters_of(asked), budget)
         return replace(asked, preferences=preferences)
 
     # ---- inside
@@ -151,9 +175,10 @@ class PlanSearch:
     def _estimated(self) -> list[Strategy]:
         """All strategies, those that seem to fit first, by their estimates."""
         devices, asked = self.request.devices, self.request.preferences
-        self.parts = find_parts(self.captured.graph) if self.choices.again else NO_PARTS
+        self.parts = parts_if(self.choices.again, self.captured)
         profile = StepProfile.of(self.captured, devices.hardware, self.parts)
         estimator = Estimator(profile, devices.hardware, devices.world, self.beside)
+        self.drafts = Drafts.of(self.captured, self.parts, estimator, self.choices.again)
         special = profile.special_axes(devices.world, self.budget)
         units = len(profile.units)
         for s in strategies(self.choices, asked, devices.hardware, devices.world, profile.batch, units, special):
@@ -269,25 +294,34 @@ class PlanSearch:
 
         Pipelines are 1F1B unless the request or ``name`` says otherwise.
         """
-        request = self.request_of(strategy)
         self.doing(f"comparing plans: {strategy}")
         pipeline = (strategy.stages or 1) > 1 and strategy.micro_batches > 1
-        named = request.preferences.schedule
+        named = self.request.preferences.schedule
         if name is not None or named is not ScheduleName.AUTO or not pipeline:
             name = name or named
         else:
             name = ScheduleName.ONE_F_ONE_B
         try:
-            plan, hardware = self.schedule(self.captured_for(strategy), request, name)
-            found = forecast(plan, hardware)
-            moved = moved_by_all(plan)
-            over = self.budget is not None and max(rank.total for rank in found.ranks) > self.budget
-            refused = "it does not fit the memory" if over else ""
-            result = Compared(strategy, found, moved, refused, name)
+            found = None if self.drafts is None else self.drafts.forecast(strategy, partial(self._forecast_of, name))
+            drafted = found is not None
+            whole, moved = found or self._forecast_of(name, self.captured_for(strategy), strategy)
+            result = Compared(strategy, whole, moved, self._over(whole), name, drafted)
         except (LayoutError, PlanError, CallError) as error:
             result = Compared(strategy, refused=str(error))
         self.compared[strategy] = result
         return result
+
+    def _forecast_of(
+        self, name: ScheduleName, captured: Capture, strategy: Strategy, share: float = 1.0
+    ) -> tuple[Forecast, int]:
+        """The forecast of a step's plan and the bytes that it moves; it may use a ``share`` of the budget."""
+        plan, hardware = self.schedule(captured, self.request_of(strategy, share), name)
+        return forecast(plan, hardware), moved_by_all(plan)
+
+    def _over(self, found: Forecast) -> str:
+        """Why a plan does not fit the memory; "" if it does."""
+        over = self.budget is not None and max(rank.total for rank in found.ranks) > self.budget
+        return "it does not fit the memory" if over else ""
 
     def _best(self) -> Compared | None:
         """The fastest that fits, and computes nothing again in vain: estimates of what that takes are rather low."""

@@ -15,7 +15,7 @@ from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.hints.goal import WHOLE_VARIABLES, ParallelMode
 from actorflow_compiler.hints.packing import MARKERS
 from actorflow_compiler.plan.plan import VariableKind
-from actorflow_compiler.rewriting.model_parts import ModelParts
+from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts, find_parts
 
 ZERO = (0, 1, 2, 3)
 LEVELS = 4  # of how much is computed again
@@ -167,6 +167,11 @@ def _weights(mesh: tuple[int, ...], hardware: Hardware) -> tuple[tuple[int, ...]
     slowest = [min(group, key=hardware.speed) for group in groups]
     weights = balanced_weights(hardware, slowest)
     return () if weights is None else (weights, *((1,) * size for size in mesh[1:]))
+
+
+def parts_if(again: bool, captured: Capture) -> ModelParts:
+    """The parts of a captured step that may be computed again, if any may be."""
+    return find_parts(captured.graph) if again else NO_PARTS
 
 
 def levels(parts: ModelParts) -> tuple[tuple[int, int], ...]:

@@ -17,7 +17,7 @@ import torch
 
 from actorflow.auto_parallel.comparison import SHOWN, again_notes, choice_note, considered
 from actorflow.auto_parallel.follow import following
-from actorflow.auto_parallel.search import ALIKE, PlanSearch
+from actorflow.auto_parallel.search import ALIKE, Choice, PlanSearch
 from actorflow.auto_parallel.space import marked_for_zero, may_split_state, open_choices
 from actorflow.auto_parallel.strategy import UNMARKED
 from actorflow.rendezvous.device_assignment import (
@@ -77,6 +77,7 @@ from actorflow_compiler.values.gradients import GRADIENT_SUFFIX
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
 from actorflow_compiler.values.variables import ScriptState
 from actorflow_scheduler.cost import variable_bytes
+from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.proof import prove
 from actorflow_scheduler.schedule import schedule, schedule_folded
 
@@ -376,6 +377,13 @@ class _Made:
     rank_classes: Mapping[int, Sequence[int]] | None = None  # see ``CompileResult``
     partners: tuple[Partners, ...] = ()  # see ``CompileResult``
 
+    @property
+    def folded(self) -> FoldedPlan | None:
+        """The plan of one rank of each class; None if it is one of all ranks."""
+        if self.rank_classes is None:
+            return None
+        return FoldedPlan(self.plan, self.rank_classes, partners=self.partners)
+
 
 def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, doing: Progress) -> _Made:
     """The scheduled plan of a captured step.
@@ -401,10 +409,7 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
         least=1 + SHOWN if request.looked_at else 1,
         may_stop=request.looked_at is not None,
     )
-    with _located_errors(request):
-        choice = search.run()
-    chosen = replace(choice.request, listeners=asked.listeners)
-    made = _made(request, choice.captured, chosen, choice.schedule, doing)
+    choice, made = _chosen(request, search, asked, doing)
     notes = (*made.plan.notes, choice_note(choice), *again_notes(choice))
     plan = replace(made.plan, notes=notes, considered=considered(choice))
     others: list[Plan | None] = []
@@ -414,6 +419,27 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
         drawn = one.forecast and _scheduled(request, marked, wanted, request.schedule, wanted.listeners.doing)[0]
         others.append(drawn or None)
     return replace(made, plan=plan, others=tuple(others))
+
+
+def _chosen(
+    request: CompileRequest, search: PlanSearch, asked: StepRequest, doing: Progress
+) -> tuple[Choice, _Made]:
+    """The choice of a search, and its plan.
+
+    One whose forecast is of drafts is kept if the whole plan fits the memory; else the next best takes its place.
+    """
+    with _located_errors(request):
+        choice = search.run()
+    while True:
+        chosen = replace(choice.request, listeners=asked.listeners)
+        made = _made(request, choice.captured, chosen, choice.schedule, doing)
+        if not choice.best.drafted:
+            return choice, made
+        with _located_errors(request):
+            confirmed = search.confirmed(choice, forecast(made.folded or made.plan, made.hardware))
+        if confirmed.best.strategy == choice.best.strategy:
+            return confirmed, made
+        choice = confirmed
 
 
 def _made(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from actorflow.testing.local_cluster import LocalCluster
-from actorflow_compiler.boxing.aligned import aligned_route
+from actorflow_compiler.boxing import linked_routes
+from actorflow_compiler.boxing.aligned import NotAlignedError, aligned_route
 from actorflow_compiler.boxing.linked_routes import LinkedRoutes, seconds_in_parts
 from actorflow_compiler.boxing.routes import Hop, HopKind
 from actorflow_compiler.core.errors import LayoutError
@@ -133,6 +135,33 @@ def test_a_value_crosses_as_bytes_alone_say_where_parts_save_no_time(
     source, target = stages(2, 4)
     hops = LinkedRoutes(hardware).find(Meta(shape, "float32"), source, (Split(0), P), target, (Split(0), B))
     assert hops == aligned_route(shape, source, (Split(0), P), target, (Split(0), B))
+
+
+def test_of_many_devices_what_becomes_a_partial_sum_is_found_without_all_their_pairs() -> None:
+    """A bias that ZeRO splits along one axis, and that only the first device of another one adds."""
+    place = Placement("cpu", tuple(range(1024)), (128, 8))
+    hops = LinkedRoutes(nodes_of(8), 1 << 18).find(Meta((256,), "float32"), place, (Split(0), B), place, (B, P))
+    assert [hop.kind for hop in hops] == ["all_gather", "local"]
+    with pytest.raises(NotAlignedError):
+        aligned_route((256,), place, (Split(0), B), place, (B, P), 1 << 18)
+
+
+@given(crossings())
+def test_what_becomes_a_partial_sum_keeps_its_value_on_the_way_of_many_devices(
+    crossing: tuple[tuple[int, ...], int, int, NdSbp, NdSbp],
+) -> None:
+    shape, data, tensor, a, b = crossing
+    source, _ = stages(data, tensor)
+    with mock.patch.object(linked_routes, "MOST", 0):
+        try:
+            hops = LinkedRoutes(CPU_CORE).find(Meta(shape, "float64"), source, a, source, b)
+        except LayoutError:
+            return
+    whole = numbers(*shape)
+    parts = spread(whole, source, a)
+    for hop in hops:
+        parts = follow(of_pairs(hop), parts, whole.shape)
+    assert torch.equal(joined(parts, whole.shape, source, b), whole)
 
 
 def test_what_parts_cost_is_their_way_between_nodes_and_what_moves_inside() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from actorflow_compiler.boxing.aligned import aligned_route
+from actorflow_compiler.boxing.aligned import MOST, NotAlignedError, aligned_route
 from actorflow_compiler.boxing.routes import Hop, Shape, groups_along
 from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_compiler.core.ops import ITEM_BYTES, Meta
@@ -59,13 +59,26 @@ class LinkedRoutes:
         key = (meta, source, a, target, b)
         if key not in self._found:
             middle = self._parts(meta, source, a, target, b)
-            ways = (
-                ((source, a, target, b),)
-                if middle is None
-                else ((source, a, source, middle), (source, middle, target, middle), (target, middle, target, b))
-            )
-            self._found[key] = tuple(hop for way in ways for hop in aligned_route(meta.shape, *way, self.most))
+            if middle is None:
+                self._found[key] = self._route(meta.shape, source, a, target, b)
+            else:
+                ways = (source, a, source, middle), (source, middle, target, middle), (target, middle, target, b)
+                self._found[key] = tuple(hop for way in ways for hop in self._route(meta.shape, *way))
         return self._found[key]
+
+    def _route(self, shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
+        """The route by bytes alone; of many devices, what becomes a partial sum is first taken whole by all of them.
+
+        It moves more, and which devices take what is known without a look at all pairs of them.
+        """
+        whole = tuple(B if y == P and x != P else y for x, y in zip(a, b, strict=False))
+        if source.size * target.size <= MOST or len(a) != len(b) or whole == b:
+            return aligned_route(shape, source, a, target, b, self.most)
+        try:
+            return aligned_route(shape, source, a, target, b, MOST)
+        except NotAlignedError:
+            ways = (source, a, target, whole), (target, whole, target, b)
+            return tuple(hop for way in ways for hop in aligned_route(shape, *way, self.most))
 
     def _parts(self, meta: Meta, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> NdSbp | None:
         """The layout in whose parts a value crosses a slow link; None where that would save no time."""

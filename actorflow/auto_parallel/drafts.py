@@ -1,0 +1,165 @@
+"""Forecast a large step from two drafts of it, in which some of its repeated blocks are left out.
+
+Time, memory and bytes of a plan are nearly straight lines over the number of blocks, so two short steps tell what the
+whole one takes, for a fraction of what it costs to compile.  Whatever is chosen is compiled as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from actorflow.auto_parallel.estimate import Estimator, StepProfile, StrategyEstimate
+from actorflow.auto_parallel.space import parts_if
+from actorflow.auto_parallel.strategy import Strategy
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.core.errors import LayoutError, PlanError
+from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.rewriting.fewer_blocks import RepeatedBlocks, find_blocks, with_fewer_blocks
+from actorflow_compiler.rewriting.model_parts import ModelParts
+from actorflow_scheduler.forecast import Forecast, RankForecast
+
+LARGE = 3000  # ops: a smaller step is compiled as it is
+FEWEST = 4  # blocks of a draft: the first, the last, and two between them that are neighbours
+EACH = 2  # blocks of a draft for each stage of a pipeline: stages with fewer share them too unevenly
+ROOM = 0.25  # of what a draft leaves of the budget: for what has no part in estimates, and does not grow with blocks
+WORTH = 0.5  # of all blocks, that both drafts together have at most
+
+Forecaster = Callable[[Capture, Strategy, float], tuple[Forecast, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A step, or what is left of it, with what is needed to make a plan of it under a strategy, and to estimate it."""
+
+    captured: Capture
+    parts: ModelParts  # that may be computed again
+    estimator: Estimator
+    blocks: int
+
+    def strategy(self, asked: Strategy, of: ModelParts) -> Strategy:
+        """The strategy for this step, with as large a share of its parts computed again as of those of the whole."""
+        count, mine = asked.again[0], len(self.parts.order)
+        again = (round(count / len(of.order) * mine), len(self.parts.parts)) if count else asked.again
+        return replace(asked, again=again)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftForecast:
+    """The forecast of a draft, and where it lies on the lines."""
+
+    forecast: Forecast
+    moved: int  # bytes of communication in a step
+    estimate: StrategyEstimate
+    blocks: int
+
+
+@dataclass(slots=True)
+class Drafts:
+    """The drafts of one captured step, each made when it is first asked for."""
+
+    whole: Draft
+    hardware: Hardware
+    world: int
+    beside: bool  # see ``Estimator``
+    again: bool  # whether parts may be computed again
+    blocks: RepeatedBlocks = field(default_factory=RepeatedBlocks)
+    made: dict[int, Draft] = field(default_factory=dict)
+
+    @staticmethod
+    def of(captured: Capture, parts: ModelParts, estimator: Estimator, again: bool) -> Drafts:
+        """The drafts of a step; of a small one, or one without many like blocks, there are none."""
+        found = find_blocks(captured.graph) if len(captured.graph.nodes) >= LARGE else RepeatedBlocks()
+        whole = Draft(captured, parts, estimator, found.count)
+        return Drafts(whole, estimator.hardware, estimator.world, estimator.beside, again, found)
+
+    def sizes(self, strategy: Strategy) -> tuple[int, int] | None:
+        """How many blocks the drafts for a strategy have; None where it is to be compiled as a whole."""
+        few = max(FEWEST, EACH * (strategy.stages or 1))
+        return (few, 2 * few) if 3 * few <= WORTH * self.blocks.count else None
+
+    def forecast(self, strategy: Strategy, make: Forecaster) -> tuple[Forecast, int] | None:
+        """The forecast under a strategy and the bytes that it moves; None where it is to be compiled as a whole.
+
+        ``make`` gives these for a step, the strategy for it, and the share of the budget that it may use.
+        """
+        sizes = self.sizes(strategy)
+        if sizes is None:
+            return None
+        whole = self.whole.estimator.of(strategy)
+        few, more = (self._forecast(self._draft(keep), strategy, whole, make) for keep in sizes)
+        return extrapolated(few, more, whole, self.whole.blocks)
+
+    def _forecast(
+        self, draft: Draft, strategy: Strategy, whole: StrategyEstimate, make: Forecaster
+    ) -> DraftForecast:
+        mine = draft.strategy(strategy, self.whole.parts)
+        estimate = draft.estimator.of(mine)
+        captured = mine.captured(draft.captured, draft.parts)
+        share = min(1.0, estimate.nbytes / whole.nbytes) if whole.nbytes else 1.0
+        try:
+            found, moved = make(captured, mine, share + ROOM * (1 - share))
+        except (LayoutError, PlanError):  # the share is a guess, by which nothing is refused
+            found, moved = make(captured, mine, 1.0)
+        return DraftForecast(found, moved, estimate, draft.blocks)
+
+    def _draft(self, keep: int) -> Draft:
+        if keep not in self.made:
+            captured = with_fewer_blocks(self.whole.captured, self.blocks, keep)
+            parts = parts_if(self.again, captured)
+            estimator = Estimator(
+                StepProfile.of(captured, self.hardware, parts), self.hardware, self.world, self.beside
+            )
+            self.made[keep] = Draft(captured, parts, estimator, find_blocks(captured.graph).count or keep)
+        return self.made[keep]
+
+
+def extrapolated(
+    few: DraftForecast, more: DraftForecast, whole: StrategyEstimate, blocks: int
+) -> tuple[Forecast, int]:
+    """The forecast of a step of so many blocks, and the bytes that it moves, on the lines through those of two drafts.
+
+    Times lie on a line over what they are estimated to be, which knows how evenly stages can be cut, as does memory.
+    """
+    more_of = _beyond(few.blocks, more.blocks, blocks)
+    in_time = _beyond(few.estimate.seconds, more.estimate.seconds, whole.seconds, more_of)
+    in_bytes = _beyond(few.estimate.nbytes, more.estimate.nbytes, whole.nbytes, more_of)
+    period = _on_line(few.forecast.period, more.forecast.period, in_time)
+    before = {what: share * few.forecast.period for what, share in few.forecast.spent}
+    spent = {
+        what: _on_line(before.get(what, 0.0), share * more.forecast.period, in_time) / period
+        for what, share in more.forecast.spent
+    }
+    idle = _on_line(few.forecast.bubble * few.forecast.period, more.forecast.bubble * more.forecast.period, in_time)
+    found = replace(
+        more.forecast,
+        period=period,
+        bubble=min(1.0, idle / period),
+        spent=tuple(sorted(spent.items(), key=lambda item: -item[1])),
+        ranks=tuple(_rank(few.forecast, rank, in_bytes) for rank in more.forecast.ranks),
+    )
+    return found, round(_on_line(few.moved, more.moved, more_of))
+
+
+# ---- inside
+
+
+def _beyond(few: float, more: float, at: float, otherwise: float = 0.0) -> float:
+    """How far a place is beyond the second of two, in steps from the first to the second."""
+    return (at - more) / (more - few) if more > few else otherwise
+
+
+def _on_line(few: float, more: float, beyond: float) -> float:
+    """The value that far beyond the second of two; not below that one, as more blocks never take less."""
+    return more + max(0.0, more - few) * beyond
+
+
+def _rank(few: Forecast, rank: RankForecast, beyond: float) -> RankForecast:
+    """The forecast of a class of ranks; the first draft may divide them into other classes."""
+    before = max((r for r in few.ranks if r.ranks[0] <= rank.ranks[0]), key=lambda r: r.ranks[0])
+    return replace(
+        rank,
+        registers=round(_on_line(before.registers, rank.registers, beyond)),
+        workspace=round(_on_line(before.workspace, rank.workspace, beyond)),
+        variables=round(_on_line(before.variables, rank.variables, beyond)),
+    )

@@ -1,0 +1,93 @@
+"""Forecasts by drafts of a step, with fewer of its blocks, are those of the whole; the whole one is what is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from actorflow.auto_parallel import drafts
+from actorflow.auto_parallel.comparison import choice_note
+from actorflow.auto_parallel.drafts import Drafts
+from actorflow.auto_parallel.strategy import Strategy
+from actorflow_compiler.hints.goal import ParallelMode
+from compiler.test_fewer_blocks import Chain, layer
+from models import CASES, Case, small_gpt
+from test_auto_parallel import FAST_NODES, all_strategies, search_of
+from trained import Layout
+
+DEEP = replace(CASES["mlp"], make=lambda: Chain([layer() for _ in range(24)]))
+DEEP_GPT = replace(CASES["gpt"], make=lambda: small_gpt(24))
+DATA, TENSOR = ParallelMode.DATA, ParallelMode.TENSOR
+STRATEGIES = [
+    Strategy(1, (4,), (DATA,), 0),
+    Strategy(1, (4,), (DATA,), 3, 2),
+    Strategy(1, (2, 2), (DATA, TENSOR), 1),
+    Strategy(2, (2,), (TENSOR,), 0, 4),
+]
+
+
+@pytest.fixture(autouse=True)
+def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "LARGE", 0)
+
+
+@pytest.mark.matrix(every=4)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+@pytest.mark.parametrize("case", [DEEP, DEEP_GPT], ids=["layers", "gpt"])
+def test_a_forecast_by_drafts_is_that_of_the_whole(case: Case, strategy: Strategy) -> None:
+    search, _ = search_of(case, 4, layout=Layout(4, hardware=FAST_NODES))
+    search._estimated()
+    assert strategy in search.estimates
+    drafted = search.compare(strategy)
+    assert drafted.drafted
+    assert not drafted.refused
+    search.drafts = None
+    whole = search.compare(strategy)
+    assert not whole.drafted
+    about = 0.12 if TENSOR in strategy.modes else 1e-3  # layouts of a few blocks may be others than those of many
+    assert drafted.seconds == pytest.approx(whole.seconds, rel=about)
+    assert drafted.nbytes == pytest.approx(whole.nbytes, rel=about)
+    assert drafted.moved == pytest.approx(whole.moved, rel=about)
+
+
+def test_less_is_compiled_for_drafts_and_a_small_step_or_many_stages_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search, _ = search_of(DEEP, 4)
+    all_strategies(search)
+    made: list[int] = []
+    schedule = search.schedule
+
+    def noted(captured: object, request: object, name: object) -> object:
+        made.append(len(captured.graph.nodes))  # type: ignore[attr-defined]
+        return schedule(captured, request, name)  # type: ignore[arg-type]
+
+    search.schedule = noted  # type: ignore[assignment]
+    search.compare(STRATEGIES[0])
+    assert len(made) == 2
+    assert sum(made) < 0.6 * len(search.captured.graph.nodes)
+    assert search.drafts is not None
+    assert search.drafts.sizes(replace(STRATEGIES[0], stages=8)) is None
+    monkeypatch.setattr(drafts, "LARGE", 1 << 30)
+    given = search.drafts.whole
+    assert Drafts.of(given.captured, given.parts, given.estimator, False).sizes(STRATEGIES[0]) is None
+
+
+def test_a_choice_that_does_not_fit_as_a_whole_makes_way_for_the_next() -> None:
+    search, _ = search_of(DEEP, 4, budget=1e12)
+    search._estimated()
+    for strategy in STRATEGIES[:2]:
+        search.compare(strategy)
+    choice = search._choice()
+    assert choice.best.drafted
+    assert "by drafts with fewer of the repeated blocks" in choice_note(choice)
+    assert choice.best.forecast is not None
+    rank = choice.best.forecast.ranks[0]
+    large = replace(choice.best.forecast, ranks=(replace(rank, variables=1 << 50),))
+    other = search.confirmed(choice, large)
+    assert other.best.strategy == choice.others[0].strategy
+    assert search.compared[choice.best.strategy].refused
+    assert other.best.forecast is not None
+    kept = search.confirmed(other, other.best.forecast)
+    assert (kept.best.strategy, kept.best.drafted) == (other.best.strategy, False)
