@@ -29,14 +29,17 @@ from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.schedule_names import schedule_name
 from actorflow_compiler.cutting.lowered_step import LoweredStep
 from actorflow_compiler.graph.graph import Graph, Node
-from actorflow_compiler.hints.goal import DATA, Goal
-from actorflow_compiler.hints.hints import StagesHint, resolve
+from actorflow_compiler.hints.goal import DATA, Goal, goal_of
+from actorflow_compiler.hints.hints import StagesHint, ZeroHint, resolve
 from actorflow_compiler.placing.automatic_stages import placements_of
 from actorflow_compiler.placing.stages import place_ops
+from actorflow_compiler.placing.variable_shares import WHOLE, VariableShares
 from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_compiler.plan.variant import Variant
 from actorflow_scheduler.schedule import schedule
 from fewer import fewer
+from models import CASES
+from trained import Layout, plan_of
 
 WIDTH, BATCH = 8, 8
 RANKS = [placement("cpu", [k]) for k in range(4)]
@@ -557,3 +560,30 @@ def test_a_node_with_a_placement_that_no_forward_op_has_is_a_stage_behind_the_ot
     placed = place_ops(graph, everywhere, {}, {})
     assert placed.stages == (RANKS[0], RANKS[1])
     assert [n.stage for n in placed.graph.nodes] == [0, 1]
+
+
+def zero_of(stage: int) -> dict[str, ZeroHint]:
+    return {"w": ZeroHint(stage, 0, "here")}
+
+
+def test_devices_of_a_stage_hold_the_parts_of_variables_that_modes_and_zero_say() -> None:
+    goal = goal_of({"data": 4, "tensor": 2}, None)
+    shares = VariableShares.of(goal, goal.mesh, zero_of(2))
+    assert (shares.parameter("w"), shares.gradient("w"), shares.state("w")) == (1 / 2, 1 / 8, 1 / 8)
+    assert (shares.parameter("other"), shares.state("other")) == (1 / 2, 1 / 2)
+    assert VariableShares.of(DATA, (4,), zero_of(3)).parameter("w") == 1 / 4
+    assert VariableShares.of(DATA, (4,), {}) == replace(WHOLE, mesh=(4,))
+
+
+@pytest.mark.parametrize(
+    ("layout", "part"), [({}, 1.0), ({"goal": goal_of("tensor", None)}, 0.5)], ids=["data", "tensor"]
+)
+def test_stages_are_cut_by_what_each_of_their_devices_holds(layout: dict[str, Any], part: float) -> None:
+    """Two stages of two devices, of which each has memory for its part of half of the model and little else."""
+    case = replace(CASES["mlp"], make=lambda: nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))))
+    half = 4 * 4 * (64 * 64 + 64) * 4  # bytes: parameters, gradients and Adam's state of four layers
+    fits = replace(CPU_CORE, memory_bytes=round(1.2 * part * half))
+    asked = Layout(4, prepare=lambda model: flow.place(model, stages=2), **layout)
+    assert not any("is cut for equal time" in note for note in plan_of(case, replace(asked, hardware=fits), 8)[0].notes)
+    less = replace(fits, memory_bytes=round(0.8 * part * half))
+    assert any("is cut for equal time" in note for note in plan_of(case, replace(asked, hardware=less), 8)[0].notes)

@@ -27,6 +27,7 @@ from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Graph, InputKind, Node, call_of
 from actorflow_compiler.hints.hints import StagesHint
 from actorflow_compiler.placing.partition import PartitionUnit, partition
+from actorflow_compiler.placing.variable_shares import WHOLE, VariableShares
 
 SLACK = 0.03  # fraction of the slowest stage's seconds (an estimate) to give up where fewer bytes cross then
 
@@ -51,6 +52,7 @@ def cut_automatically(
     mesh: Sequence[int] = (),
     schedule: ScheduleName = ScheduleName.AUTO,
     hardware: Hardware = CPU_CORE,
+    shares: VariableShares = WHOLE,
 ) -> AutomaticStages:
     """Cut a step into stages of about equal time, at places where few bytes cross.
 
@@ -58,9 +60,9 @@ def cut_automatically(
     ``everywhere`` has all devices; ``placements_of`` shares them among the stages, each of which is a ``mesh``.
     Parameters that an earlier plan has placed (``fixed``) stay: the stages follow them, and a step that calls no
     modules is not cut.  Parameters stored ``elsewhere`` take no memory of a stage.  ``pieces`` is the number of
-    micro-batches; ``hardware`` says what a device computes and holds, and what joins two.  Raises LayoutError where
-    there are fewer visits than stages, for stages that do not divide over the devices, and for ops that a scope
-    places by hand.
+    micro-batches; ``hardware`` says what a device computes and holds, and what joins two; ``shares`` says which part of
+    the variables of a stage each of its devices holds.  Raises LayoutError where there are fewer visits than stages,
+    for stages that do not divide over the devices, and for ops that a scope places by hand.
     """
     placements = placements_of(asked, everywhere, schedule, mesh)
     by_hand = next((n for n in captured.graph.nodes if n.placement is not None), None)
@@ -70,7 +72,8 @@ def cut_automatically(
             f"{asked.origin} cuts the whole step, but a scope puts {by_hand.op}{where} on {by_hand.placement}; "
             f"one of both was expected: take the flow.scope.placement out, or place all modules by patterns"
         )
-    units = VisitCosts(captured, pieces, everywhere.size / min(len(placements), everywhere.size), hardware, elsewhere)
+    each = everywhere.size / min(len(placements), everywhere.size)
+    units = VisitCosts(captured, pieces, each, hardware, elsewhere, shares)
     notes: tuple[str, ...] = ()
     if not units.costs and fixed:  # for example an optimizer's step: it runs where its state is
         return AutomaticStages(captured.graph)
@@ -181,9 +184,15 @@ class VisitCosts:
     """
 
     def __init__(
-        self, captured: Capture, pieces: int, devices: float, hardware: Hardware, elsewhere: Collection[str] = ()
+        self,
+        captured: Capture,
+        pieces: int,
+        devices: float,
+        hardware: Hardware,
+        elsewhere: Collection[str] = (),
+        shares: VariableShares = WHOLE,
     ) -> None:
-        self.captured, self.graph, self.elsewhere = captured, captured.graph, elsewhere
+        self.captured, self.graph, self.elsewhere, self.shares = captured, captured.graph, elsewhere, shares
         self.pieces, self.devices, self.hardware = pieces, devices, hardware
         self.names = {i.value: i.name for i in self.graph.inputs if i.kind == InputKind.VARIABLE}
         self.held: set[int] = set(self.names)  # values that depend on state
@@ -286,7 +295,11 @@ class VisitCosts:
             owner = self.captured.parameter.get(name, name)
             if owner not in self.first or owner in self.elsewhere:
                 continue
-            unit, size = self.first[owner], self.graph.metas[v].nbytes
-            parameters[unit] += size * (2 if name in trained else 1)
+            unit, size, shares = self.first[owner], self.graph.metas[v].nbytes, self.shares
+            if name == owner:
+                held = shares.parameter(owner) + (shares.gradient(owner) if name in trained else 0.0)
+            else:
+                held = shares.state(owner)
+            parameters[unit] += size * held
             if name in trained or name != owner:
-                seconds[unit] += 2 * size / self.hardware.memory_bytes_per_s
+                seconds[unit] += 2 * size * shares.state(owner) / self.hardware.memory_bytes_per_s

@@ -14,6 +14,7 @@ from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.tags import OUTSIDE_SCOPES
 from actorflow_compiler.placing.automatic_stages import AutomaticStages, cut_automatically
 from actorflow_compiler.placing.stages import computing, place_ops
+from actorflow_compiler.placing.variable_shares import VariableShares
 
 SHOWN = 3  # lines of the script in a note
 
@@ -61,6 +62,7 @@ def place(captured: Capture, request: StepRequest) -> PlacedStep:
             mesh=asked.goal.mesh,
             schedule=asked.schedule,
             hardware=hardware,
+            shares=VariableShares.of(asked.goal, asked.goal.mesh or (max(1, world // hints.stages.count),), hints.zero),
         )
     placed = place_ops(automatic.graph, unplaced, owners, captured.parameter, automatic.begins, homes, world)
     by_scopes = hints.stages is None and not hints.places
