@@ -161,13 +161,13 @@ def test_a_slow_network_between_nodes_makes_stages_of_them() -> None:
 def test_a_budget_is_kept_and_the_next_best_are_told_with_the_reason() -> None:
     free = search_of(CASES["mlp"], 2)[0].run()
     budget = 0.9 * free.best.nbytes
-    search, optimizer = search_of(CASES["mlp"], 2, budget, least=1 + SHOWN)
+    search, optimizer = search_of(CASES["mlp"], 2, budget, least=5)
     choice = search.run()
     assert choice.best.nbytes <= budget
     assert choice_note(choice).startswith(f"{choice.best.strategy} was chosen, the best of {1 + len(choice.others)} ")
     first, *others = considered(choice)
     assert (first.text, first.why) == (str(choice.best.strategy), "")
-    assert len(others) == SHOWN
+    assert len(others) == min(SHOWN, len(choice.others)) >= 4
     assert all(other.why for other in others)
     assert all(other.seconds >= first.seconds or "memory" in other.why for other in others if other.seconds)
     check_trains("mlp", search, optimizer, choice.best.strategy)

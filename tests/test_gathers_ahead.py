@@ -133,6 +133,7 @@ def test_a_slow_link_is_kept_busy_where_there_is_memory(name: str) -> None:
     assert forecast(plan, hardware).period < forecast(plain, hardware).period * (1 - WORTH)
 
 
+@pytest.mark.slow
 def test_no_more_chunks_than_are_of_use_are_in_memory() -> None:
     plan = schedule(laid().cut, SLOW, room=AMPLE)
     number, _ = chosen(plan)

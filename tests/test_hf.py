@@ -35,6 +35,7 @@ def check(name: str, layout: Layout, steps: int, dropout: float = 0.0) -> Plan:
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(every=6)
 @pytest.mark.parametrize("name", PROMISED)
 def test_a_batch_split_over_two_devices_trains_as_on_one(name: str) -> None:

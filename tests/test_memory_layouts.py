@@ -128,6 +128,7 @@ CHANNELS_LAST = replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("layout", ["data 2", "tensor 2", "pipeline 2", "ZeRO 3"])
 @pytest.mark.parametrize("case", [DENOISER, CHANNELS_LAST], ids=["row by row", "channels last"])

@@ -159,6 +159,7 @@ def test_a_pipeline_has_its_parameters_elsewhere(name: str, home: list[int], sbp
     check(SMALL[name], Layout(2 + len(home), micro_batches, prepare=in_two_stages(name, home, sbp)))
 
 
+@pytest.mark.slow
 def test_stages_that_are_found_automatically_are_on_the_ranks_that_compute() -> None:
     def prepare(model: nn.Module) -> None:
         place(model, stages=2)

@@ -98,9 +98,9 @@ def test_attention_and_gradients_that_are_marked_for_zero_are_no_hindrance() -> 
 
 
 def test_a_norm_over_all_gradients_is_computed_of_those_that_are_left() -> None:
-    whole = captured(replace(CASES["gpt"], make=lambda: small_gpt(8), clip=0.5))
+    whole = captured(replace(CASES["mlp"], make=lambda: CHAINS["layers"](8), clip=0.5))
     found = with_fewer_blocks(whole, find_blocks(whole.graph), 4)
-    assert len(found.graph.nodes) < 0.7 * len(whole.graph.nodes)
+    assert len(found.graph.nodes) < 0.8 * len(whole.graph.nodes)
     assert not [i.name for i in found.graph.inputs if re.search(r"blocks\.[34]\.", i.name)]
 
 

@@ -93,6 +93,7 @@ def test_parts_run_while_gradients_of_other_layers_are_on_their_way(layout: str)
     assert set().union(*(updates(plan, a) for a in parts)) == parameters
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("layout", ["data", "zero"])
 @pytest.mark.parametrize("bytes_per_s", [1e8, 5e8, 4e9])

@@ -50,6 +50,7 @@ def trained(name: str, deferred: bool, prepare: Callable[[nn.Module], Any]) -> t
     return losses, {**model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("how", ["as built", "loaded", "changed", "frozen"])
 def test_a_job_over_a_deferred_model_is_the_job_over_the_eager_one(how: str) -> None:

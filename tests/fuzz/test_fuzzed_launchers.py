@@ -171,6 +171,7 @@ def test_launchers_that_are_none_are_refused(
     assert list(assembly._nodes) == [0]
 
 
+@pytest.mark.slow
 def test_logs_of_no_node_are_written_nowhere(
     tmp_path: Path, messages: int, drawn_from: int, tally: Tally
 ) -> None:

@@ -110,8 +110,8 @@ ONE_LAYER = replace(CASES["clipped gpt"], make=lambda: GPT(layers=1, width=32, h
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("dropout", LAYOUTS["four micro-batches"]),
         # which inductor takes long for; test_compiled_jobs.py has a joined one
+        pytest.param("dropout", LAYOUTS["four micro-batches"], marks=pytest.mark.slow),
         pytest.param("mlp", JOINED, marks=pytest.mark.slow),
         pytest.param("dropout", JOINED, marks=pytest.mark.slow),
         pytest.param("mlp", LAYOUTS["data 2, pipeline 2"], marks=pytest.mark.slow),
@@ -189,6 +189,7 @@ def test_numbers_of_a_call_are_not_baked_in() -> None:
             assert found.tolist() == [1.0 - rate] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", ["clipped gpt", "cnn"])
 def test_most_of_a_model_is_what_can_be_compiled(name: str) -> None:

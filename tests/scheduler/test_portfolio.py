@@ -150,6 +150,7 @@ def test_memory_that_a_schedule_lacks_is_named_with_the_next_that_fits() -> None
     assert period(fits, FAST_NETWORK) <= period(schedule(make, FAST_NETWORK, name="zb-h1"), FAST_NETWORK) * (1 + SAME)
 
 
+@pytest.mark.slow
 def test_the_less_memory_the_more_time_down_to_what_nothing_fits() -> None:
     def make(variant: Variant) -> Plan:
         return cut(variant, nbytes=1000)

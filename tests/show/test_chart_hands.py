@@ -65,6 +65,7 @@ def test_both_timelines_and_the_memory_have_one_view(at_first: Opened) -> None:
     at_first.check()
 
 
+@pytest.mark.slow
 def test_dragging_moves_and_stops_where_there_is_nothing_more(at_first: Opened) -> None:
     (start, end), (low, high) = (settled(at_first)[0][key] for key in ("view", "bounds"))
     before = pixels(at_first)
@@ -86,6 +87,7 @@ def test_dragging_moves_and_stops_where_there_is_nothing_more(at_first: Opened) 
     at_first.check()
 
 
+@pytest.mark.slow
 def test_zooming_keeps_what_is_under_the_mouse_and_reset_takes_it_back(at_first: Opened) -> None:
     first = settled(at_first)[0]["view"]
     x, y = middle(at_first)

@@ -25,6 +25,7 @@ def lone(count: int) -> TimelineView:
     return TimelineView(spans, 0.0, max(1, count) * length)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("count", [0, pytest.param(1, marks=pytest.mark.slow), 20_000])
 def test_any_number_of_firings_is_drawn(tmp_path: Path, count: int) -> None:

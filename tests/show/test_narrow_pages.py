@@ -32,6 +32,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shown_plans.view().write(tmp_path_factory.mktemp("page") / "plan.html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [*(pytest.param(width, marks=pytest.mark.slow) for width in (1440, 1000)), 400])
 def test_all_of_the_header_can_be_seen_and_used(page: Path, width: int) -> None:
     with opened(page, width=width) as found:
