@@ -55,6 +55,17 @@ def of_pairs(hop: Hop) -> Hop:
     return Hop(hop.kind, hop.source, hop.target, hop.target_sbp, hop.groups, parts, hop.add, hop.elements)
 
 
+def check_carries(
+    hops: Iterable[Hop], shape: tuple[int, ...], source: Placement, a: NdSbp, target: Placement, b: NdSbp
+) -> None:
+    """Carry out hops, which must take a value from one layout to the other."""
+    whole = numbers(*shape)
+    parts = spread(whole, source, a)
+    for hop in hops:
+        parts = follow(of_pairs(hop), parts, whole.shape)
+    assert torch.equal(joined(parts, whole.shape, target, b), whole)
+
+
 def between_nodes(hops: Iterable[Hop]) -> int:
     """The elements that ranks send to those of the other stage."""
     return sum(hop.elements for hop in hops if hop.kind is HopKind.SEND)
@@ -76,7 +87,6 @@ def test_a_value_crosses_whole_and_never_more_of_it_than_by_bytes_alone(
 ) -> None:
     shape, data, tensor, a, b = crossing
     source, target = stages(data, tensor)
-    whole = numbers(*shape)
     try:
         plain = aligned_route(shape, source, a, target, b)
     except LayoutError:
@@ -84,10 +94,7 @@ def test_a_value_crosses_whole_and_never_more_of_it_than_by_bytes_alone(
             LinkedRoutes(nodes_of(tensor)).find(Meta(shape, "float64"), source, a, target, b)
         return
     hops = LinkedRoutes(nodes_of(tensor)).find(Meta(shape, "float64"), source, a, target, b)
-    parts = spread(whole, source, a)
-    for hop in hops:
-        parts = follow(of_pairs(hop), parts, whole.shape)
-    assert torch.equal(joined(parts, whole.shape, target, b), whole)
+    check_carries(hops, shape, source, a, target, b)
     assert (hops[-1].target, hops[-1].target_sbp) == (target, b)
     assert between_nodes(hops) <= between_nodes(plain)
 
@@ -157,11 +164,7 @@ def test_what_becomes_a_partial_sum_keeps_its_value_on_the_way_of_many_devices(
             hops = LinkedRoutes(CPU_CORE).find(Meta(shape, "float64"), source, a, source, b)
         except LayoutError:
             return
-    whole = numbers(*shape)
-    parts = spread(whole, source, a)
-    for hop in hops:
-        parts = follow(of_pairs(hop), parts, whole.shape)
-    assert torch.equal(joined(parts, whole.shape, source, b), whole)
+    check_carries(hops, shape, source, a, source, b)
 
 
 def test_what_parts_cost_is_their_way_between_nodes_and_what_moves_inside() -> None:
