@@ -74,6 +74,17 @@ def test_less_is_compiled_for_drafts_and_a_small_step_or_many_stages_have_none(
     assert Drafts.of(given.captured, given.parts, given.estimator, False).sizes(STRATEGIES[0]) is None
 
 
+def test_blocks_of_which_too_few_are_alike_have_no_drafts() -> None:
+    """Of 24 blocks only ten are: whatever is to be left, sixteen are, and no line goes through one point."""
+    unlike = replace(CASES["mlp"], make=lambda: Chain([layer(8 + max(0, k - 9)) for k in range(24)]))
+    search, _ = search_of(unlike, 4)
+    search._estimated()
+    assert search.drafts is not None
+    assert search.drafts.blocks.left(4) == search.drafts.blocks.left(8) > 8
+    assert search.drafts.sizes(STRATEGIES[0]) is None
+    assert not search.compare(STRATEGIES[0]).drafted
+
+
 def test_a_choice_that_does_not_fit_as_a_whole_makes_way_for_the_next() -> None:
     search, _ = search_of(DEEP, 4, budget=1e12)
     search._estimated()

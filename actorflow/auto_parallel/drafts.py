@@ -14,7 +14,6 @@ from actorflow.auto_parallel.space import parts_if
 from actorflow.auto_parallel.strategy import Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError, PlanError
-from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.rewriting.fewer_blocks import RepeatedBlocks, find_blocks, with_fewer_blocks
 from actorflow_compiler.rewriting.model_parts import ModelParts
 from actorflow_scheduler.forecast import Forecast, RankForecast
@@ -59,9 +58,6 @@ class Drafts:
     """The drafts of one captured step, each made when it is first asked for."""
 
     whole: Draft
-    hardware: Hardware
-    world: int
-    beside: bool  # see ``Estimator``
     again: bool  # whether parts may be computed again
     blocks: RepeatedBlocks = field(default_factory=RepeatedBlocks)
     made: dict[int, Draft] = field(default_factory=dict)
@@ -71,12 +67,16 @@ class Drafts:
         """The drafts of a step; of a small one, or one without many like blocks, there are none."""
         found = find_blocks(captured.graph) if len(captured.graph.nodes) >= LARGE else RepeatedBlocks()
         whole = Draft(captured, parts, estimator, found.count)
-        return Drafts(whole, estimator.hardware, estimator.world, estimator.beside, again, found)
+        return Drafts(whole, again, found)
 
     def sizes(self, strategy: Strategy) -> tuple[int, int] | None:
-        """How many blocks the drafts for a strategy have; None where it is to be compiled as a whole."""
+        """How many blocks the drafts for a strategy are to have; None where it is to be compiled as a whole.
+
+        It is where too few blocks are alike for two drafts that are much shorter.
+        """
         few = max(FEWEST, EACH * (strategy.stages or 1))
-        return (few, 2 * few) if 3 * few <= WORTH * self.blocks.count else None
+        short, longer = self.blocks.left(few), self.blocks.left(2 * few)
+        return (few, 2 * few) if short < longer and short + longer <= WORTH * self.blocks.count else None
 
     def forecast(self, strategy: Strategy, make: Forecaster) -> tuple[Forecast, int] | None:
         """The forecast under a strategy and the bytes that it moves; None where it is to be compiled as a whole.
@@ -106,11 +106,10 @@ class Drafts:
     def _draft(self, keep: int) -> Draft:
         if keep not in self.made:
             captured = with_fewer_blocks(self.whole.captured, self.blocks, keep)
-            parts = parts_if(self.again, captured)
-            estimator = Estimator(
-                StepProfile.of(captured, self.hardware, parts), self.hardware, self.world, self.beside
-            )
-            self.made[keep] = Draft(captured, parts, estimator, find_blocks(captured.graph).count or keep)
+            parts, given = parts_if(self.again, captured), self.whole.estimator
+            profile = StepProfile.of(captured, given.hardware, parts)
+            estimator = Estimator(profile, given.hardware, given.world, given.beside)
+            self.made[keep] = Draft(captured, parts, estimator, self.blocks.left(keep))
         return self.made[keep]
 
 

@@ -48,6 +48,17 @@ class RepeatedBlocks:
         """The blocks of the longest container."""
         return max((len(run.nodes) for run in self.runs), default=0)
 
+    def cut(self, run: BlockRun, keep: int) -> int:
+        """How many blocks of a run are left out where ``keep`` of the longest container are to be left."""
+        total = len(run.nodes)
+        wanted = max(1, -(-keep * total // self.count))
+        return min(run.spare, max(0, total - wanted) // run.pattern * run.pattern)
+
+    def left(self, keep: int) -> int:
+        """How many blocks of the longest container are left where ``keep`` are to be: more, if too few are alike."""
+        longest = max(self.runs, key=lambda run: len(run.nodes), default=None)
+        return 0 if longest is None else len(longest.nodes) - self.cut(longest, keep)
+
 
 def find_blocks(graph: Graph) -> RepeatedBlocks:
     """The runs of like blocks of a graph: of each container of modules, the longest."""
@@ -74,9 +85,7 @@ def with_fewer_blocks(captured: Capture, blocks: RepeatedBlocks, keep: int) -> C
     """
     graph, same, left_out = captured.graph, {}, set()
     for run in blocks.runs:
-        total = len(run.nodes)
-        wanted = max(1, -(-keep * total // blocks.count))
-        cut = min(run.spare, max(0, total - wanted) // run.pattern * run.pattern)
+        cut = blocks.cut(run, keep)
         begin = run.first + run.pattern
         for block in range(begin, begin + cut):
             turn = (block - begin) % run.pattern
