@@ -247,11 +247,14 @@ class _Search:
 
     def most_slots(self, variant: Variant, candidate: Candidate) -> _SizedCandidate | None:
         """A candidate with the most plentiful level of slots that fits the memory; None if even the fewest do not."""
-        last = len(SlotPlanner.LEVELS) - 1
+        first, *between, last = range(len(SlotPlanner.LEVELS))
+        most = self.size(variant, candidate, first)
+        if self.fits(most):
+            return most
         least = self.size(variant, candidate, last)
         if not self.fits(least):
             return None
-        each = (self.size(variant, candidate, level) for level in range(last))
+        each = (self.size(variant, candidate, level) for level in between)
         return next((sized for sized in each if self.fits(sized)), least)
 
     def planner(self, variant: Variant) -> SlotPlanner:

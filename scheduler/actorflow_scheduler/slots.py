@@ -43,7 +43,8 @@ class SlotPlanner:
         self.plan = plan = roomy(graph.plan)
         self.counted = [r for r in plan.registers if not r.initial]
         self.several = any(tokens_per_iteration(plan, r) > 1 for r in self.counted)  # else one slot each is enough
-        self.fixed = sorted({*_needs(graph, plan)})  # the constraints that do not depend on the queues' order
+        # the constraints that do not follow from the queues' order, whichever it is
+        self.fixed = sorted({n for n in _needs(graph, plan) if n[3] or not _share_a_queue(graph, n[0], n[1])})
         self.tokens = {r.id: tuple(_tokens(graph, r)) for r in self.counted}
         queue = {a.id: graph.queues[graph.first[a.id]] for a in plan.actors}
         self.crossing = {  # registers read on another queue; for all others the queue's order alone gives the slots
@@ -187,6 +188,11 @@ def _needs(graph: IterationGraph, plan: Plan) -> Iterator[_Need]:
     for r in plan.registers:
         latency = graph.times.latency.get(r.producer, 0)
         yield from ((u, v, back, latency) for u, v, back in (*graph.edges(r), *graph.credits(r, r.slots)))
+
+
+def _share_a_queue(graph: IterationGraph, one: int, other: int) -> bool:
+    """Whether two firings are of one queue, whose order has one begin after the other has ended."""
+    return not set(graph.queues[one]).isdisjoint(graph.queues[other])
 
 
 def _queue_order(graph: IterationGraph, run: IterationOrder) -> Iterator[_Need]:

@@ -217,6 +217,12 @@ import json, os, sys
 import psutil, torch
 from torch import distributed as dist
 
+def connections(process):
+    try:
+        return process.net_connections()
+    except psutil.NoSuchProcess:  # it has ended since it was listed
+        return []
+
 for _ in range(2):  # a group can be made after another was closed
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), torch.ones(1)
@@ -229,7 +235,7 @@ for _ in range(2):  # a group can be made after another was closed
     if rank == 0:
         launcher = psutil.Process(int(os.environ["ACTORFLOW_LAUNCHER_PID"]))
         run = [launcher, *launcher.children(recursive=True)]
-        listening = [c.laddr.ip for p in run for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        listening = [c.laddr.ip for p in run for c in connections(p) if c.status == psutil.CONN_LISTEN]
         print(json.dumps(listening))
     dist.barrier()
     dist.destroy_process_group()
