@@ -209,6 +209,18 @@ def test_a_budget_that_nothing_fits_is_refused_with_what_is_needed() -> None:
         search.run()
 
 
+def test_when_the_time_is_over_and_nothing_fits_only_what_needs_least_is_compiled() -> None:
+    search, _ = search_of(CASES["mlp"], 4, 1000.0)
+    search.enough = 0.0
+    with pytest.raises(LayoutError, match="least that was found needs"):
+        search.run()
+    assert len(search.compared) == actorflow.auto_parallel.search.LAST
+    shapes = {(s.stages, s.mesh, s.modes) for s in search.estimates}
+    assert len({(s.stages, s.mesh, s.modes) for s in search.compared}) == len(search.compared) < len(shapes)
+    least = min(search.estimates, key=lambda s: search.estimates[s].nbytes)
+    assert search.estimates[least].nbytes in {search.estimates[s].nbytes for s in search.compared}
+
+
 def test_an_interrupt_ends_the_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     search, _ = search_of(CASES["mlp"], 4)
     compare = PlanSearch.compare

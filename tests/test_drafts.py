@@ -9,6 +9,7 @@ import pytest
 from actorflow.auto_parallel import drafts
 from actorflow.auto_parallel.comparison import choice_note
 from actorflow.auto_parallel.drafts import Drafts
+from actorflow.auto_parallel.search import Compared
 from actorflow.auto_parallel.strategy import Strategy
 from actorflow_compiler.hints.goal import ParallelMode
 from compiler.test_fewer_blocks import Chain, layer
@@ -102,3 +103,24 @@ def test_a_choice_that_does_not_fit_as_a_whole_makes_way_for_the_next() -> None:
     assert other.best.forecast is not None
     kept = search.confirmed(other, other.best.forecast)
     assert (kept.best.strategy, kept.best.drafted) == (other.best.strategy, False)
+
+
+def test_after_a_draft_that_was_too_small_those_come_first_that_fit_if_they_are_as_wrong() -> None:
+    search, _ = search_of(DEEP, 4, budget=1e12)
+    search._estimated()
+    for strategy in STRATEGIES[:3]:
+        search.compare(strategy)
+    first, second, third = sorted(search.compared.values(), key=lambda c: c.seconds)
+
+    def held(one: Compared, nbytes: float) -> Compared:
+        assert one.forecast is not None
+        rank = replace(one.forecast.ranks[0], registers=0, workspace=0, variables=int(nbytes))
+        return replace(one, forecast=replace(one.forecast, ranks=(rank,)))
+
+    for one, share in ((first, 0.6), (second, 0.7), (third, 0.4)):
+        search.compared[one.strategy] = held(one, share * 1e12)
+    choice = search._choice()
+    assert choice.best.strategy == first.strategy
+    twice = held(first, 2 * 0.6e12).forecast
+    assert twice is not None
+    assert search.confirmed(choice, twice).best.strategy == third.strategy  # 0.8 of the budget; the second would be 1.4

@@ -33,6 +33,7 @@ VARIED = 6  # further ones, beside the best, with other micro-batches or ZeRO
 FINAL = 2  # of pipelines: how many the full search of schedules decides among
 ENOUGH = 45.0  # seconds
 ABOUT = 0.1  # by which estimates of a step's time may differ and say little of which is faster
+LAST = 3  # strategies that are compiled when the time is over and nothing fits yet: those that need least
 NEAR = 0.1  # of the budget, by which a forecast of memory may be wrong
 ALIKE = 0.05  # of a part of a value: ranks whose parts differ by less are compared as one, which has the largest
 
@@ -106,6 +107,7 @@ class PlanSearch:
     stopped: str = ""  # why it ended before its time
     late: bool = False  # whether its time was used up
     possible: int = 0  # strategies that there are
+    more: float = 1.0  # bytes of a whole plan by those of its draft, the most that was found
 
     def run(self) -> Choice:
         """The best strategy that was found.
@@ -137,9 +139,9 @@ class PlanSearch:
         It is another one if the whole plan does not fit the memory, and one that was compared may.  Raises LayoutError
         as ``run``.
         """
-        self.compared[choice.best.strategy] = replace(
-            choice.best, forecast=whole, refused=self._over(whole), drafted=False
-        )
+        found = replace(choice.best, forecast=whole, refused=self._over(whole), drafted=False)
+        self.compared[choice.best.strategy] = found
+        self.more = max(self.more, found.nbytes / max(choice.best.nbytes, 1))
         return self._choice()
 
     def _choice(self) -> Choice:
@@ -202,13 +204,27 @@ class PlanSearch:
         first = sorted(list(shapes.values())[:SHAPES], key=lambda alike: self._effort(alike[0], order[0]))
         for number, alike in enumerate((*first, *list(shapes.values())[SHAPES:])):
             best = self._best()
-            if best is not None and (number >= SHAPES or self._is_late()):
+            if best is not None and number >= SHAPES:
+                return
+            if self._is_late():
+                if best is None:
+                    self._compare_smallest(shapes.values())
                 return
             worth = [s for s in alike if best is None or not self._is_worse(s, best)]
             if worth and (found := self.compare(worth[0])).refused:
                 smaller = self._smaller(found, worth)
                 if smaller not in self.compared:
                     self.compare(smaller)
+
+    def _compare_smallest(self, shapes: Iterable[Sequence[Strategy]]) -> None:
+        """Compile the strategies of a few shapes that are estimated to need least memory, until one fits."""
+        least = sorted(
+            (min(alike, key=lambda s: (self.estimates[s].nbytes, self.estimates[s].seconds)) for alike in shapes),
+            key=lambda s: self.estimates[s].nbytes,
+        )
+        for s in [s for s in least if s not in self.compared][:LAST]:
+            if not self.compare(s).refused:
+                return
 
     def _smaller(self, found: Compared, alike: Sequence[Strategy]) -> Strategy:
         """The fastest of strategies alike that fits, by its estimate, if that is as wrong as for one that does not fit.
@@ -324,9 +340,13 @@ class PlanSearch:
         return "it does not fit the memory" if over else ""
 
     def _best(self) -> Compared | None:
-        """The fastest that fits, and computes nothing again in vain: estimates of what that takes are rather low."""
+        """The fastest that fits, and computes nothing again in vain: estimates of what that takes are rather low.
+
+        Drafts that would not fit if their memory was as wrong as that of others has been come last.
+        """
         fit = [c for c in self.compared.values() if not c.refused and not self._is_in_vain(c.strategy)]
-        return min(fit, key=lambda c: (c.seconds, c.nbytes, c.strategy), default=None)
+        limit = math.inf if self.budget is None else self.budget / self.more
+        return min(fit, key=lambda c: (c.drafted and c.nbytes > limit, c.seconds, c.nbytes, c.strategy), default=None)
 
     def _nearest(self) -> Compared | None:
         """Where none fits by its forecast: that with the least memory, if it is near the budget."""
