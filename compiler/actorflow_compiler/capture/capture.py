@@ -40,6 +40,7 @@ from actorflow_compiler.core.torch_internals import (
     DATA_DEPENDENT,
     DEPENDENT_SIZE,
     NOT_WITHOUT_VALUES,
+    checkpoints_as_eager,
     fake_mode,
     hooks_of,
     looks_compiling,
@@ -309,6 +310,7 @@ class _Trace:
             replaced_observers(),
             contextlib.nullcontext() if numbers is None else replaced_batch_norm(),
             self._repeated,
+            checkpoints_as_eager(),
             without_tensor_meta(),
             without_code(),
         )

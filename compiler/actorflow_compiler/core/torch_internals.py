@@ -589,6 +589,21 @@ def without_dynamo() -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
+def checkpoints_as_eager() -> Iterator[None]:
+    """Let selective activation checkpointing keep and compute again what it does in eager PyTorch.
+
+    While it is traced it would keep all, and leave the choice, which it marks, to a compiler.
+    """
+    functions: dict[str, Any] = vars(torch.utils.checkpoint)
+    compiling = functions["_is_compiling"]
+    functions["_is_compiling"] = lambda *_: False
+    try:
+        yield
+    finally:
+        functions["_is_compiling"] = compiling
+
+
+@contextlib.contextmanager
 def values_not_seen() -> Iterator[None]:
     """Turn off argument checks of distributions, and draw truncated normals without rejection.
 
