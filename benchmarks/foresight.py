@@ -1,18 +1,21 @@
 """Forecast published configurations of training runs, and compare with the published figures.
 
-python benchmarks/foresight.py                              all rows, and the table of docs/foresight.md
-python benchmarks/foresight.py --row "Megatron 1.7B" --output -
+python benchmarks/foresight.py                              all rows, and the tables of docs/foresight.md
+python benchmarks/foresight.py --row "Megatron 1.7B" --table ours --output -
 
 Each model is captured without memory for its parameters, and *their* configuration (mesh, stages, micro-batches, ZeRO,
 what is computed again) is compiled for one rank of each class, scheduled and forecast on a hardware file of
 ``examples/clusters``.  Nothing is tuned for a row: a hardware file has the figures of data sheets and one efficiency.
+The second table has what ``parallel="auto"`` chooses for the same model, batch and devices.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,27 +23,37 @@ import click
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import actorflow as flow
+from actorflow.auto_parallel.search import ALIKE, Compared, PlanSearch
+from actorflow.auto_parallel.space import marked_for_zero, open_choices
 from actorflow.script_state.search import find_state
+from actorflow.session.compiling import left_for_registers, memory_limit, room_beside_variables
 from actorflow_compiler.capture.capture import TensorArgument
+from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import capture_step, fold_captured
 from actorflow_compiler.core.errors import ActorflowError
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.hints.goal import goal_of
+from actorflow_compiler.hints.goal import Goal, goal_of
 from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plane
-from actorflow_compiler.plan.variant import Variant
+from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_scheduler.forecast import Forecast, forecast
 from actorflow_scheduler.hardware_file import read_hardware
 from actorflow_scheduler.schedule import schedule_folded
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs" / "foresight.md"
-BEGIN, END = "<!-- made by benchmarks/foresight.py: begin -->", "<!-- end -->"
+END = "<!-- end -->"
 
 
 class Block(nn.Module):
@@ -68,6 +81,7 @@ class Gpt(nn.Module):
 
     def __init__(self, layers: int, width: int, heads: int, vocabulary: int, length: int, tied: bool) -> None:
         super().__init__()
+        self.recompute = True  # each block in the backward pass
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
@@ -78,8 +92,9 @@ class Gpt(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Samples × positions → the same × vocabulary."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = x.to(torch.bfloat16)  # the residual stream, which autocast would keep in float32
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         return self.head(self.norm(x))
 
 
@@ -106,20 +121,45 @@ class LlamaBlock(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+ATTENTION = (
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+)
+
+
+def every_second_product() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Selective checkpointing as torchtitan's ``selective_ac_option = "op"``.
+
+    It keeps attention and every second matrix product.
+    """
+    made = [0, 0]  # products of the forward pass, and when it is computed again
+
+    def policy(context: SelectiveCheckpointContext, op: object, *_: object, **__: object) -> CheckpointPolicy:
+        made[context.is_recompute] += op in PRODUCTS
+        kept = op in ATTENTION or (op in PRODUCTS and made[context.is_recompute] % 2 == 1)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
 class Llama(nn.Module):
     """Llama 3."""
 
     def __init__(self, layers: int, width: int, heads: int, kv_heads: int, hidden: int, vocabulary: int) -> None:
         super().__init__()
+        self.recompute = True  # as ``every_second_product`` says
         self.tokens = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(LlamaBlock(width, heads, kv_heads, hidden) for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Samples × positions → the same × vocabulary."""
-        x = self.tokens(tokens)
+        x = self.tokens(tokens).to(torch.bfloat16)  # as FSDP's mixed precision has it there
         for block in self.blocks:
-            x = block(x)
+            keep = every_second_product
+            x = checkpoint(block, x, use_reentrant=False, context_fn=keep) if self.recompute else block(x)
         return self.head(self.norm(x))
 
 
@@ -144,7 +184,7 @@ class Published:
     batch: int  # samples of the whole step
     micro_batch: int  # samples of one replica at a time
     length: int  # tokens of a sample
-    model: Callable[[], nn.Module]
+    model: Callable[[], Gpt | Llama]
     flops: float  # of a step, as the source counts them
     figure: float  # TFLOP/s of a device
     remark: str = ""
@@ -187,7 +227,7 @@ def torchtitan_8b(devices: int, tokens_per_s: float, how: str) -> Published:
     return Published(
         f"torchtitan 8B, {how}, {devices}", "torchtitan, benchmarks, December 2024", "grand-teton.toml",
         devices, devices, 1, 1, batch, 2, length, lambda: Llama(32, 4096, 32, 8, 14336, 128256), each * batch * length,
-        tokens_per_s * each / 1e12, "selective recomputation there, none here", zero=3,
+        tokens_per_s * each / 1e12, "keeps every second product", zero=3,
     )  # fmt: skip
 
 
@@ -209,19 +249,8 @@ ROWS: Sequence[Published] = (
 )
 
 
-def foreseen(row: Published, told: Callable[[str], None]) -> Forecast:
-    """The forecast of a configuration."""
-    hardware = read_hardware(ROOT / "examples" / "clusters" / row.hardware)
-    with flow.deferred_init():
-        model = row.model().train()
-    if row.chunks > 1:
-        flow.place(model, row.placements() * row.chunks)
-    elif row.stages > 1:
-        flow.place(model, stages=row.stages)
-    if row.tensor > 1:
-        flow.distribute(model, MEGATRON)
-    if row.zero:
-        flow.zero(model, stage=row.zero)
+def step_request(row: Published, model: nn.Module, goal: Goal, micro_batches: int) -> StepRequest:
+    """The request for a training step of a model, of the row's batch, on its devices."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:
@@ -234,71 +263,180 @@ def foreseen(row: Published, told: Callable[[str], None]) -> Forecast:
 
     state = find_state(step, model, optimizer)
     batch = [TensorArgument(name, (row.batch, row.length), torch.int64, True) for name in ("tokens", "targets")]
-    mode = {"data": row.data, "tensor": row.tensor} if row.tensor > 1 else "data"
-    request = StepRequest(
+    return StepRequest(
         UserStep("step", lambda given: [step(*given)], batch, state, train=True),
-        TargetDevices(row.devices, "cpu", hardware),
-        Preferences(resolve(state.modules), row.pieces, goal_of(mode, None)),
+        TargetDevices(row.devices, "cpu", read_hardware(ROOT / "examples" / "clusters" / row.hardware)),
+        Preferences(resolve(state.modules), micro_batches, goal),
     )
+
+
+def scheduled(
+    captured: Capture, request: StepRequest, name: str, alike: float = 0.0, proven: bool = True
+) -> FoldedPlan:
+    """The plan of a captured step in a schedule within the memory of the devices, with NCCL's collectives."""
+    hardware = request.devices.hardware
+    step = fold_captured(captured, request, alike)
+
+    @functools.cache
+    def make(variant: Variant) -> FoldedPlan:
+        return replace(step.cut(variant), plane=Plane.NCCL)
+
+    plan, budget = make(PLAIN).plan, memory_limit(None, hardware.memory_bytes)
+    memory, room = left_for_registers(plan, budget), room_beside_variables(plan, budget, hardware.memory_bytes, ())
+    return schedule_folded(make, hardware, memory, name, room, proven=proven)
+
+
+def foreseen(row: Published, told: Callable[[str], None]) -> Forecast:
+    """The forecast of their configuration."""
+    with flow.deferred_init():
+        model = row.model().train()
+    if row.chunks > 1:
+        flow.place(model, row.placements() * row.chunks)
+    elif row.stages > 1:
+        flow.place(model, stages=row.stages)
+    if row.tensor > 1:
+        flow.distribute(model, MEGATRON)
+    if row.zero:
+        flow.zero(model, stage=row.zero)
+    mode = {"data": row.data, "tensor": row.tensor} if row.tensor > 1 else "data"
+    request = step_request(row, model, goal_of(mode, None), row.pieces)
     began = time.perf_counter()
     captured = capture_step(request)
     told(f"captured {time.perf_counter() - began:.0f} s")
     began = time.perf_counter()
-    step = fold_captured(captured, request)
-
-    def make(variant: Variant) -> FoldedPlan:
-        return replace(step.cut(variant), plane=Plane.NCCL)
-
     name = "auto" if row.stages == 1 else "1f1b" if row.chunks == 1 else "interleaved"
-    folded = schedule_folded(make, hardware, name=name)
-    found = forecast(folded, hardware)
+    folded = scheduled(captured, request, name)
+    found = forecast(folded, request.devices.hardware)
     told(f"planned {time.perf_counter() - began:.0f} s, {len(folded.rank_classes)} classes of ranks")
     return found
 
 
-def table_row(row: Published, found: Forecast) -> str:
-    """A line of the table."""
+def chosen(row: Published, told: Callable[[str], None], seconds: float) -> Compared:
+    """What ``parallel="auto"`` chooses for the same model, batch and devices, with all of it left open.
+
+    The search ends after about so many ``seconds``.  Raises LayoutError if no plan fits.
+    """
+    with flow.deferred_init():
+        model = row.model().train()
+    model.recompute = False  # what is computed again is a part of the choice
+    asked = step_request(row, model, goal_of("auto", None), 1)
+    captured = capture_step(marked_for_zero(asked))
+    hardware = asked.devices.hardware
+    budget = memory_limit(None, hardware.memory_bytes)
+
+    def draft(captured: Capture, request: StepRequest, name: str) -> tuple[FoldedPlan, Hardware]:
+        return scheduled(captured, request, name, ALIKE, proven=False), hardware
+
+    choices = open_choices(captured, asked, micro_batches=True, budget=budget)
+    search = PlanSearch(captured, asked, choices, draft, budget, beside=True, doing=told, enough=seconds)
+    choice = search.run()
+    while choice.best.drafted:
+        told(f"{choice.best.strategy} as a whole; its draft: {choice.best.seconds:.2f} s")
+        whole = scheduled(choice.captured, choice.request, choice.schedule)
+        choice = search.confirmed(choice, forecast(whole, hardware))
+    for one in (choice.best, *choice.others):
+        why = f"  {one.refused}" if one.refused else ""
+        told(f"{one.seconds:8.2f} s {one.nbytes / 1e9:6.1f} GB  {one.strategy}{why}")
+    return choice.best
+
+
+def table_row(row: Published, told: Callable[[str], None], seconds: float) -> str:
+    """A line of the table of their configurations."""
+    del seconds
+    found = foreseen(row, told)
     achieved = row.flops / found.period / row.devices / 1e12
-    memory = max(r.total for r in found.ranks) / 1e9
     mesh = f"{row.data} × {row.tensor} × {row.stages}"
-    cells = (
+    return as_line(
         row.name, row.devices, mesh, row.pieces, f"{row.figure:.0f}", f"{achieved:.0f}",
-        f"{achieved / row.figure - 1:+.0%}", f"{found.period:.2f} s", f"{memory:.0f} GB", row.remark,
+        f"{achieved / row.figure - 1:+.0%}", f"{found.period:.2f} s", gigabytes(found), row.remark,
     )  # fmt: skip
+
+
+def choice_row(row: Published, told: Callable[[str], None], seconds: float) -> str:
+    """A line of the table of what is chosen, beside their configuration."""
+    theirs, ours = foreseen(row, told), chosen(row, told, seconds)
+    assert ours.forecast is not None
+    return as_line(
+        row.name, row.devices, f"{theirs.period:.2f} s", gigabytes(theirs), ours.strategy, f"{ours.seconds:.2f} s",
+        gigabytes(ours.forecast), f"{ours.seconds / theirs.period:.2f}",
+    )  # fmt: skip
+
+
+def gigabytes(found: Forecast) -> str:
+    """The peak memory of the rank that holds most."""
+    return f"{max(rank.total for rank in found.ranks) / 1e9:.0f} GB"
+
+
+def as_line(*cells: object) -> str:
+    """A line of a table."""
     return f"| {' | '.join(map(str, cells))} |"
 
 
-HEAD = (
-    "| configuration | devices | data × tensor × stages | micro-batches | published TFLOP/s a device | forecast | "
-    "miss | forecast step | forecast peak memory | |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|---|"
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table of the page, between two comments; its first column has the names of rows."""
+
+    name: str
+    head: str
+    rows: Sequence[Published]
+    line: Callable[[Published, Callable[[str], None], float], str]
+
+    @property
+    def begin(self) -> str:
+        """The comment before it."""
+        return f"<!-- made by benchmarks/foresight.py: {self.name} -->"
+
+    def lines_of(self, page: str) -> dict[str, str]:
+        """The lines that a page has, by the names of their rows."""
+        text = page.partition(self.begin)[2].partition(END)[0]
+        return {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
+
+    def on(self, page: str, made: Mapping[str, str]) -> str:
+        """The page with these lines."""
+        before, _, rest = page.partition(self.begin)
+        lines = (made[row.name] for row in self.rows if row.name in made)
+        return "\n".join([f"{before}{self.begin}\n", self.head, *lines, f"\n{END}{rest.partition(END)[2]}"])
+
+
+TABLES = (
+    PageTable(
+        "theirs",
+        "| configuration | devices | data × tensor × stages | micro-batches | published TFLOP/s a device | forecast | "
+        "miss | forecast step | forecast peak memory | |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+        ROWS,
+        table_row,
+    ),
+    PageTable(
+        "ours",
+        "| configuration | devices | their step | their peak memory | chosen | its step | its peak memory | "
+        "its step by theirs |\n|---|--:|--:|--:|---|--:|--:|--:|",
+        [row for row in ROWS if "compiled" not in row.name],  # the others' plans are those of the eager ones
+        choice_row,
+    ),
 )
 
 
 @click.command()
 @click.option("--row", "names", multiple=True, help="Only these rows; the others stay as they are in the table.")
-@click.option("--output", default=str(OUTPUT), help="The page whose table is made anew; - for none.")
-def main(names: Sequence[str], output: str) -> None:
-    """Forecast the rows, print them, and write the table; each row is written as soon as it is there."""
+@click.option("--table", "tables", multiple=True, type=click.Choice([t.name for t in TABLES]), help="Only this.")
+@click.option("--seconds", default=300.0, show_default=True, help="How long each choice is searched for.")
+@click.option("--output", default=str(OUTPUT), help="The page whose tables are made anew; - for none.")
+def main(names: Sequence[str], tables: Sequence[str], seconds: float, output: str) -> None:
+    """Forecast the rows, print them, and write the tables; each row is written as soon as it is there."""
     unknown = set(names) - {row.name for row in ROWS}
     if unknown:
         raise click.UsageError(f"no row {min(unknown)!r}; there are {', '.join(row.name for row in ROWS)}")
-    page = Path(output)
-    before, _, rest = page.read_text().partition(BEGIN) if output != "-" else ("", "", "")
-    known, _, after = rest.partition(END)
-    made = {line.split("|")[1].strip(): line for line in known.splitlines() if line.startswith("|")}
-    click.echo(HEAD)
-    for row in ROWS:
-        if names and row.name not in names:
-            continue
-        try:
-            line = table_row(row, foreseen(row, lambda text: click.echo(f"  {text}", err=True)))
-        except ActorflowError as error:
-            line = f"| {row.name} | {row.devices} | | | {row.figure:.0f} | no plan: {error} | | | | {row.remark} |"
-        made[row.name] = line
-        click.echo(line)
-        if output != "-":  # rows that are not made anew stay
-            lines = (made[row.name] for row in ROWS if row.name in made)
-            page.write_text("\n".join([f"{before}{BEGIN}\n", HEAD, *lines, f"\n{END}{after}"]))
+    for table in (table for table in TABLES if not tables or table.name in tables):
+        click.echo(table.head)
+        for row in (row for row in table.rows if not names or row.name in names):
+            try:
+                line = table.line(row, lambda text: click.echo(f"  {text}", err=True), seconds)
+            except ActorflowError as error:
+                line = as_line(row.name, row.devices, f"no plan: {error}")
+            click.echo(line)
+            if output != "-":  # rows that are not made anew stay
+                page = Path(output)
+                page.write_text(table.on(page.read_text(), {**table.lines_of(page.read_text()), row.name: line}))
 
 
 if __name__ == "__main__":
