@@ -29,6 +29,7 @@ from actorflow_scheduler.cost import moved_by_all
 from actorflow_scheduler.forecast import Forecast, forecast
 
 SHAPES = 8  # meshes and stages that are compiled, each with what is estimated to be best for it
+SMALLER = 2  # further ones of a mesh that are compiled where what is estimated to be best for it does not fit
 VARIED = 6  # further ones, beside the best, with other micro-batches or ZeRO
 FINAL = 2  # of pipelines: how many the full search of schedules decides among
 ENOUGH = 45.0  # seconds
@@ -197,7 +198,7 @@ class PlanSearch:
         return ratio if ratio > 1 else 0.0
 
     def _compare_shapes(self, order: Sequence[Strategy]) -> None:
-        """Compile the strategy of each shape that is estimated to be best, and if it does not fit a smaller one."""
+        """Compile the strategy of each shape that is estimated to be best, and while none fits some smaller ones."""
         shapes: dict[Shape, list[Strategy]] = {}
         for s in order:
             shapes.setdefault((s.stages, s.mesh, tuple(map(str, s.modes))), []).append(s)
@@ -211,10 +212,12 @@ class PlanSearch:
                     self._compare_smallest(shapes.values())
                 return
             worth = [s for s in alike if best is None or not self._is_worse(s, best)]
-            if worth and (found := self.compare(worth[0])).refused:
+            found = self.compare(worth[0]) if worth else None
+            for _ in range(SMALLER):
+                if found is None or not found.refused or (best is not None and self._is_late()):
+                    break
                 smaller = self._smaller(found, worth)
-                if smaller not in self.compared:
-                    self.compare(smaller)
+                found = None if smaller in self.compared else self.compare(smaller)
 
     def _compare_smallest(self, shapes: Iterable[Sequence[Strategy]]) -> None:
         """Compile the strategies of a few shapes that are estimated to need least memory, until one fits."""

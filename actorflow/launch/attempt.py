@@ -233,13 +233,25 @@ def _first_failure(findings: WatchFindings, codes: dict[int, int], statuses: dic
     died = dict(findings.deaths)
     for failure in findings.failures:
         seen_by_peers = failure.kind in LOST and failure.noticed_by != failure.rank
-        if not seen_by_peers or failure.rank not in codes or failure.rank not in died:
+        code = _own_end(failure, codes, statuses) if seen_by_peers and failure.rank in died else None
+        if code is None:
             return failure
-        cause = _status(codes[failure.rank])  # more exact than what its peers could see
+        cause = _status(code)  # more exact than what its peers could see
         return Failure(failure.rank, failure.host, failure.pid, FailureKind.KILLED, cause, failure.noticed_by)
     rank, pid = next(iter(findings.deaths), (min(codes), 0))
     pid = pid or findings.started.get(rank, 0)
     return Failure(rank, socket.gethostname(), pid, FailureKind.KILLED, _status(statuses.get(rank, 1)), LAUNCHER)
+
+
+def _own_end(failure: Failure, codes: dict[int, int], statuses: dict[int, int]) -> int | None:
+    """The exit status of a rank that peers have lost; None where it is not here, or has ended because it was told to.
+
+    The kernel closes the connections of a process that is killed before its parent can have the status, so that on a
+    busy machine peers may have ended by then.
+    """
+    code = statuses.get(failure.rank, 0)
+    killed = failure.kind is FailureKind.KILLED and code < 0 and code != -signal.SIGTERM
+    return codes.get(failure.rank, code if killed else None)
 
 
 def _status(code: int) -> str:

@@ -14,9 +14,10 @@ import pytest
 
 from actorflow.launch import standstill
 from actorflow.launch import watch as watching
+from actorflow.launch.attempt import _first_failure
 from actorflow.launch.rank_processes import RankProcess
-from actorflow.launch.watch import RankWatch
-from actorflow.rendezvous.failure import LAUNCHER, Failure
+from actorflow.launch.watch import RankWatch, WatchFindings
+from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import RankFinished, RankSilence, RankStarted, report_to_launcher
 from cluster.ranks import LIMIT, until
 
@@ -205,3 +206,23 @@ def test_a_rank_that_its_peers_got_no_answer_from_is_killed_at_once(watch: RankW
 def test_a_launcher_that_is_gone_does_not_disturb_its_ranks(tmp_path: os.PathLike[str]) -> None:
     report_to_launcher(f"{tmp_path}/nobody", RankFinished(0))
     report_to_launcher("", RankFinished(0))
+
+
+LOST_RANK = Failure(1, "here", 7, FailureKind.KILLED, LOST[FailureKind.KILLED], 0)
+
+
+@pytest.mark.parametrize(
+    ("codes", "statuses", "cause"),
+    [
+        ({1: -signal.SIGKILL}, {0: -signal.SIGTERM, 1: -signal.SIGKILL}, "was killed by SIGKILL"),
+        # the rank that has noticed it had ended before the launcher could have the status
+        ({0: 1}, {0: 1, 1: -signal.SIGKILL}, "was killed by SIGKILL"),
+        ({0: 1}, {0: 1, 1: -signal.SIGTERM}, LOST_RANK.cause),  # it was told to end
+        ({0: 1}, {0: 1, 1: 0}, LOST_RANK.cause),
+    ],
+)
+def test_of_a_rank_that_peers_have_lost_the_launcher_tells_how_it_ended(
+    codes: dict[int, int], statuses: dict[int, int], cause: str
+) -> None:
+    found = _first_failure(WatchFindings([LOST_RANK], [(1, 7)]), codes, statuses)
+    assert (found.rank, found.cause) == (1, cause)
