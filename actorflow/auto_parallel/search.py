@@ -34,7 +34,7 @@ VARIED = 6  # further ones, beside the best, with other micro-batches or ZeRO
 FINAL = 2  # of pipelines: how many the full search of schedules decides among
 ENOUGH = 45.0  # seconds
 ABOUT = 0.1  # by which estimates of a step's time may differ and say little of which is faster
-LAST = 3  # strategies that are compiled when the time is over and nothing fits yet: those that need least
+LAST = 3  # strategies that are still compiled when the time is over and nothing fits: those that need least
 NEAR = 0.1  # of the budget, by which a forecast of memory may be wrong
 ALIKE = 0.05  # of a part of a value: ranks whose parts differ by less are compared as one, which has the largest
 
@@ -207,7 +207,7 @@ class PlanSearch:
             best = self._best()
             if best is not None and number >= SHAPES:
                 return
-            if self._is_late():
+            if number and self._is_late():
                 if best is None:
                     self._compare_smallest(shapes.values())
                 return
