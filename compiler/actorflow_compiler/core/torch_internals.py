@@ -594,6 +594,8 @@ def checkpoints_as_eager() -> Iterator[None]:
 
     While it is traced it would keep all, and leave the choice, which it marks, to a compiler.
     """
+    import torch.utils.checkpoint
+
     functions: dict[str, Any] = vars(torch.utils.checkpoint)
     compiling = functions["_is_compiling"]
     functions["_is_compiling"] = lambda *_: False
