@@ -340,9 +340,8 @@ def chosen(row: Published, told: Callable[[str], None], seconds: float) -> Compa
     return choice.best
 
 
-def table_row(row: Published, told: Callable[[str], None], seconds: float) -> str:
+def table_row(row: Published, told: Callable[[str], None], _: float) -> str:
     """A line of the table of their configurations."""
-    del seconds
     found = foreseen(row, told)
     achieved = row.flops / found.period / row.devices / 1e12
     mesh = f"{row.data} × {row.tensor} × {row.stages}"
