@@ -270,7 +270,9 @@ def _probe() -> tuple[float, float]:
                 command, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=True, env=environment, cwd=folder
             )
             found = json.loads(done.stdout.splitlines()[-1])
-            return float(found["latency"]), float(found["bandwidth"])
+            if "failed" not in found:
+                return float(found["latency"]), float(found["bandwidth"])
+            why = str(found["failed"])
         except subprocess.CalledProcessError as e:
             why = (e.stderr.strip().splitlines() or [f"exit status {e.returncode}"])[-1]
         except (OSError, subprocess.SubprocessError, ValueError, LookupError) as e:

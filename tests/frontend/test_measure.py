@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import warm
+from actorflow.link_probe import link_of
 from actorflow.runtime import measured_costs as costs
 from actorflow.runtime.measured_costs import Place, Target, measure
 from actorflow_compiler.core.hardware import CPU_CORE
@@ -181,3 +182,19 @@ def test_that_sends_cannot_be_measured_is_told_with_the_reason(
     with pytest.warns(UserWarning, match=r"could not be measured \(.*\); they are taken to be as fast as"):
         hardware = measure([sending()], "cpu", 1)
     assert hardware.bytes_per_s == CPU_CORE.bytes_per_s
+
+
+def test_sends_whose_times_cannot_be_true_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    copy = 4e-4
+    assert link_of(1e-4, 1.1e-3, copy) == {"latency": 1e-4, "bandwidth": pytest.approx(4.19e9, rel=1e-2)}
+    for small, large in ((1e-4, 1e-4), (1e-4, 1.1e-4), (2e-3, 1e-3), (-1e-5, 1e-3), (0.0, 1e-3)):
+        assert list(link_of(small, large, copy)) == ["failed"], (small, large)
+    script = tmp_path / "disturbed.py"
+    script.write_text(f"import json; print(json.dumps({link_of(1e-4, 1e-4, copy)!r}))")
+    monkeypatch.setattr(costs, "PROBE", script)
+    monkeypatch.setattr(sys, "executable", warm.python())
+    with pytest.warns(UserWarning, match=r"could not be measured \(other processes disturb it: 1.0e-04 s for 16"):
+        hardware = measure([sending()], "cpu", 1)
+    assert (hardware.latency_s, hardware.bytes_per_s) == (CPU_CORE.latency_s, CPU_CORE.bytes_per_s)
