@@ -281,7 +281,7 @@ def scheduled(
     def make(variant: Variant) -> FoldedPlan:
         return replace(step.cut(variant), plane=Plane.NCCL)
 
-    plan, budget = make(PLAIN).plan, memory_limit(None, hardware.memory_bytes)
+    plan, budget = make(PLAIN).plan, memory_limit(request.preferences.goal.budget, hardware.memory_bytes)
     memory, room = left_for_registers(plan, budget), room_beside_variables(plan, budget, hardware.memory_bytes, ())
     return schedule_folded(make, hardware, memory, name, room, proven=proven)
 

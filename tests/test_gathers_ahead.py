@@ -23,7 +23,8 @@ from actorflow_compiler.plan.plan import Collective, CollectiveKind, OfVariable,
 from actorflow_compiler.plan.variant import AHEAD, PLAIN, Variant
 from actorflow_scheduler.cost import max_workspace_bytes
 from actorflow_scheduler.forecast import forecast
-from actorflow_scheduler.schedule import WORTH, schedule
+from actorflow_scheduler.schedule import WORTH, _Search, schedule
+from actorflow_scheduler.slots import SlotPlanner
 from actorflow_scheduler.timeline import simulate
 from models import CASES
 from plans import pipeline
@@ -177,6 +178,30 @@ def test_less_memory_means_fewer_chunks_and_the_plan_fits() -> None:
     assert list(numbers) == sorted(numbers, reverse=True)
     assert list(periods) == sorted(periods)
     assert len({*numbers}) > 2  # there is a number between all that are of use and the fewest
+
+
+@pytest.mark.parametrize("share", [2.0, 1.0, 0.9, pytest.param(0.8, marks=pytest.mark.slow), 0.7])
+def test_slots_are_planned_for_the_delays_that_are_chosen_and_for_those_that_may_not_fit(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, solved = "data 2, micro-batches", []
+    exact_always, place = _Search.further_ahead, SlotPlanner.place
+    monkeypatch.setattr(SlotPlanner, "place", lambda *args: solved.append(1) or place(*args))
+    room = dict.fromkeys(range(2), int(share * ample_peak(name)))
+    quick = schedule(laid(name).cut, SLOW, room=room)
+    of_quick = len(solved)
+    monkeypatch.setattr(_Search, "further_ahead", lambda *args, exact: exact_always(*args, exact=True))
+    thorough = schedule(laid(name).cut, SLOW, room=room)
+    assert period(quick) <= period(thorough) * (1 + WORTH)
+    assert peak(quick) <= room[0] or quick.registers == thorough.registers
+    if share == 2.0:
+        assert of_quick == 2  # of the delays that are always possible, and of those that are chosen
+        assert len(solved) - of_quick > 3
+
+
+@functools.cache
+def ample_peak(name: str) -> int:
+    return peak(schedule(laid(name).cut, SLOW, room=AMPLE))
 
 
 def peak(plan: Plan, hardware: Hardware = SLOW) -> int:

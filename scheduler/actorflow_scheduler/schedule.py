@@ -101,6 +101,7 @@ class _SizedCandidate:
     plan: Plan  # folded to one rank of each class
     period: float  # nanoseconds
     peak: Mapping[int, int]  # rank → peak bytes of its live registers
+    exact: bool = True  # else it has slots for all tokens, and mostly needs fewer
 
 
 class _Search:
@@ -118,6 +119,7 @@ class _Search:
         self.given: dict[Variant, FoldedPlan] = {}  # without orders
         self.folded: dict[Variant, FoldedPlan] = {}  # the same, as far as ranks do the same work at the same times
         self.workspace: dict[Variant, Mapping[int, int]] = {}  # listed rank → bytes of the largest workspace
+        self.ahead: set[Variant] = set()  # whose candidates with other delays of gathers are made
 
     def with_orders(self, found: _SizedCandidate) -> FoldedPlan:
         """The plan of a candidate."""
@@ -227,20 +229,26 @@ class _Search:
         found = [(v, c) for v in variants for c in self.portfolios[v].found]
         return sorted(found, key=lambda x: x[1].period)
 
-    def choose(self, variants: list[Variant]) -> _SizedCandidate | None:
-        """The fastest candidate that fits the memory; without memory caps, the smallest of the equally fast ones."""
+    def choose(self, variants: list[Variant], exact: bool = True) -> _SizedCandidate | None:
+        """The fastest candidate that fits the memory; without memory caps, the smallest of the equally fast ones.
+
+        If not ``exact``, one that fits even so keeps slots for all tokens, which takes no time to find.
+        """
         found = self.candidates(variants)
         if not self.memory:
             spare = SPARE if any(self.chunks(v).in_turn for v in variants) else SAME
             fastest = [x for x in found if x[1].period <= found[0][1].period * (1 + spare)]
-            return self.size(*min(fastest, key=lambda x: self.planner(x[0]).estimate(x[1].run)), 0)
+            variant, candidate = min(fastest, key=lambda x: self.planner(x[0]).estimate(x[1].run))
+            return self.size(variant, candidate, 0 if exact else None)
         best: _SizedCandidate | None = None
         for variant, candidate in found:
             if best is not None and candidate.period >= best.period * (1 - SAME):
                 break
             if self.over(self.planner(variant).at_least(candidate.run), variant)[0] > 1:
                 continue
-            sized = self.most_slots(variant, candidate)
+            sized = None if exact else self.size(variant, candidate, None)
+            if sized is None or not self.fits(sized):
+                sized = self.most_slots(variant, candidate)
             if sized is not None and (best is None or sized.period < best.period):
                 best = sized
         return best
@@ -262,14 +270,16 @@ class _Search:
             self.planners[variant] = SlotPlanner(self.portfolios[variant].graph)
         return self.planners[variant]
 
-    def size(self, variant: Variant, candidate: Candidate, level: int) -> _SizedCandidate:
-        slots = self.planner(variant).slots(candidate.run, candidate.period, level)
-        registers = tuple(replace(r, slots=slots[r.id]) for r in candidate.plan.registers)
-        plan = replace(candidate.plan, registers=registers)
+    def size(self, variant: Variant, candidate: Candidate, level: int | None) -> _SizedCandidate:
+        """A candidate with slots of a level of the planner's; None: for all tokens."""
+        plan = candidate.plan
+        if level is not None:
+            slots = self.planner(variant).slots(candidate.run, candidate.period, level)
+            plan = replace(plan, registers=tuple(replace(r, slots=slots[r.id]) for r in plan.registers))
         firings = self.portfolios[variant].evaluate(plan)
         timeline = _timeline(plan, firings)
         name = candidate.name + ", recomputing" * variant.recompute
-        return _SizedCandidate(name, variant, plan, period_of(firings), timeline.peak_bytes)
+        return _SizedCandidate(name, variant, plan, period_of(firings), timeline.peak_bytes, level is not None)
 
     def fits(self, sized: _SizedCandidate) -> bool:
         """Whether the registers of every rank stay within its cap."""
@@ -309,7 +319,20 @@ class _Search:
             return found, (f"{chunks.text(found.variant.ahead)}; whether there is memory for more is not known",)
         if not self.fits_early(found, room):
             return found, (f"{chunks.text(AHEAD)}; there is no memory for more",)
-        free = None if self.is_optimal(found) else self.with_ahead(found, None)
+        return (
+            self.further_ahead(found, room, exact=False) or self.further_ahead(found, room, exact=True) or (found, ())
+        )
+
+    def further_ahead(
+        self, found: _SizedCandidate, room: Memory, exact: bool
+    ) -> tuple[_SizedCandidate, tuple[str, ...]] | None:
+        """As ``run_ahead``, where the room is known.
+
+        If not ``exact``, candidates that fit it even with slots for all tokens are compared so, and only the best gets
+        its slots; None if it does not fit with these, as firings are at other times then.
+        """
+        chunks = self.chunks(found.variant)
+        free = None if self.is_optimal(found) else self.with_ahead(found, None, exact)
         if free is None:
             return found, (f"{chunks.text(AHEAD)}; more would not be faster",)
         best, fits, lacks = found, AHEAD, 2 * chunks.most  # ``lacks``: so many do not fit, if there are as many
@@ -318,8 +341,12 @@ class _Search:
             if self.is_optimal(best) or (tries <= 0 and best.period <= free.period * (1 + WORTH)):
                 break
             ahead = min(2 * fits, chunks.most) if lacks > chunks.most else (fits + lacks) // 2
-            one = free if ahead == chunks.most else self.with_ahead(found, ahead)
-            if one is None or not self.fits_early(one, room):
+            one = free if ahead == chunks.most else self.with_ahead(found, ahead, exact)
+            fitting = one is not None and self.fits_early(one, room)
+            if one is not None and not fitting and not one.exact:
+                one = self.with_ahead(found, ahead)
+                fitting = one is not None and self.fits_early(one, room)
+            if one is None or not fitting:
                 lacks = ahead
                 continue
             fits = ahead
@@ -327,6 +354,11 @@ class _Search:
                 best, tries = one, more
             else:
                 tries -= 1
+        if not best.exact:
+            sized = self.choose([best.variant])
+            if sized is None or not self.fits_early(sized, room):
+                return None
+            best = sized
         told = chunks.text(best.variant.ahead)
         if best is not found:
             saved = seconds_text((found.period - best.period) / 1e9)
@@ -337,14 +369,19 @@ class _Search:
             told += "; more would not be faster"
         return best, (told,)
 
-    def with_ahead(self, found: _SizedCandidate, ahead: int | None) -> _SizedCandidate | None:
-        """The candidate with other delays of gathers; a pipeline computes in the same order.  None if memory lacks."""
+    def with_ahead(self, found: _SizedCandidate, ahead: int | None, exact: bool = True) -> _SizedCandidate | None:
+        """The candidate with other delays of gathers; a pipeline computes in the same order.  None if memory lacks.
+
+        ``exact`` as for ``choose``.
+        """
         variant = replace(found.variant, ahead=ahead)
         portfolio = self.portfolio(variant)
-        if not self.is_pipeline:
-            self.fill(variant, self.name)
-        portfolio.keep_computing(found.name, found.plan.orders)
-        return self.choose([variant]) if portfolio.found else None
+        if variant not in self.ahead:
+            self.ahead.add(variant)
+            if not self.is_pipeline:
+                self.fill(variant, self.name)
+            portfolio.keep_computing(found.name, found.plan.orders)
+        return self.choose([variant], exact) if portfolio.found else None
 
     def fits_early(self, sized: _SizedCandidate, room: Memory) -> bool:
         """Whether a candidate fits the room, also if its gathers are as early as they may be."""
