@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -229,13 +230,14 @@ class _Search:
         found = [(v, c) for v in variants for c in self.portfolios[v].found]
         return sorted(found, key=lambda x: x[1].period)
 
-    def choose(self, variants: list[Variant], exact: bool = True) -> _SizedCandidate | None:
+    def choose(self, variants: list[Variant], exact: bool = True, below: float = math.inf) -> _SizedCandidate | None:
         """The fastest candidate that fits the memory; without memory caps, the smallest of the equally fast ones.
 
-        If not ``exact``, one that fits even so keeps slots for all tokens, which takes no time to find.
+        If not ``exact``, one that fits even so keeps slots for all tokens, which takes no time to find.  None if none
+        with a period ``below`` that many nanoseconds fits.
         """
-        found = self.candidates(variants)
-        if not self.memory:
+        found = [x for x in self.candidates(variants) if x[1].period < below]
+        if not self.memory and found:
             spare = SPARE if any(self.chunks(v).in_turn for v in variants) else SAME
             fastest = [x for x in found if x[1].period <= found[0][1].period * (1 + spare)]
             variant, candidate = min(fastest, key=lambda x: self.planner(x[0]).estimate(x[1].run))
@@ -249,7 +251,7 @@ class _Search:
             sized = None if exact else self.size(variant, candidate, None)
             if sized is None or not self.fits(sized):
                 sized = self.most_slots(variant, candidate)
-            if sized is not None and (best is None or sized.period < best.period):
+            if sized is not None and sized.period < min(below, math.inf if best is None else best.period):
                 best = sized
         return best
 
@@ -313,9 +315,9 @@ class _Search:
         if not beside:
             return found, (f"{chunks.text(AHEAD)}; more would not be faster",)
         if room is None or not callable(self.make):
-            faster = self.with_ahead(found, IN_TURN) if chunks.in_turn and callable(self.make) else None
-            if faster is not None and faster.period < found.period * (1 - WORTH):
-                found = faster
+            below = found.period * (1 - WORTH)
+            if chunks.in_turn and callable(self.make) and self.period_ahead(found, IN_TURN) < below:
+                found = self.choose([replace(found.variant, ahead=IN_TURN)], below=below) or found
             return found, (f"{chunks.text(found.variant.ahead)}; whether there is memory for more is not known",)
         if not self.fits_early(found, room):
             return found, (f"{chunks.text(AHEAD)}; there is no memory for more",)
@@ -332,28 +334,28 @@ class _Search:
         its slots; None if it does not fit with these, as firings are at other times then.
         """
         chunks = self.chunks(found.variant)
-        free = None if self.is_optimal(found) else self.with_ahead(found, None, exact)
-        if free is None:
-            return found, (f"{chunks.text(AHEAD)}; more would not be faster",)
+        free = found.period if self.is_optimal(found) else self.period_ahead(found, None)
         best, fits, lacks = found, AHEAD, 2 * chunks.most  # ``lacks``: so many do not fit, if there are as many
-        more = tries = 2 if free.plan.pieces > 1 else 0  # orders of several pieces may be better without ``free`` being
+        several = self.portfolios[found.variant].plan.pieces > 1
+        more = tries = 2 if several else 0  # orders of several pieces may be better without ``free`` being
         while fits < chunks.most and lacks - fits > max(1, fits // 4):
-            if self.is_optimal(best) or (tries <= 0 and best.period <= free.period * (1 + WORTH)):
+            if self.is_optimal(best) or (tries <= 0 and best.period <= free * (1 + WORTH)):
                 break
             ahead = min(2 * fits, chunks.most) if lacks > chunks.most else (fits + lacks) // 2
-            one = free if ahead == chunks.most else self.with_ahead(found, ahead, exact)
+            variant = replace(found.variant, ahead=None if ahead == chunks.most else ahead)
+            below = best.period * (1 - WORTH)
+            if self.period_ahead(found, variant.ahead) >= below:
+                fits, tries = ahead, tries - 1
+                continue
+            one = self.choose([variant], exact, below)
             fitting = one is not None and self.fits_early(one, room)
             if one is not None and not fitting and not one.exact:
-                one = self.with_ahead(found, ahead)
+                one = self.choose([variant], below=below)
                 fitting = one is not None and self.fits_early(one, room)
             if one is None or not fitting:
                 lacks = ahead
-                continue
-            fits = ahead
-            if one.period < best.period * (1 - WORTH):
-                best, tries = one, more
             else:
-                tries -= 1
+                best, fits, tries = one, ahead, more
         if not best.exact:
             sized = self.choose([best.variant])
             if sized is None or not self.fits_early(sized, room):
@@ -363,16 +365,16 @@ class _Search:
         if best is not found:
             saved = seconds_text((found.period - best.period) / 1e9)
             told += f", with which a step takes {saved} less than with {AHEAD}"
-        if best.period > free.period * (1 + WORTH):
+        if best.period > free * (1 + WORTH):
             told += "; more would be faster, and do not fit the memory"
         elif best is found:
             told += "; more would not be faster"
         return best, (told,)
 
-    def with_ahead(self, found: _SizedCandidate, ahead: int | None, exact: bool = True) -> _SizedCandidate | None:
-        """The candidate with other delays of gathers; a pipeline computes in the same order.  None if memory lacks.
+    def period_ahead(self, found: _SizedCandidate, ahead: int | None) -> float:
+        """The shortest period of the candidate with other delays of gathers, whether or not it fits; may be infinite.
 
-        ``exact`` as for ``choose``.
+        A pipeline computes in the same order.
         """
         variant = replace(found.variant, ahead=ahead)
         portfolio = self.portfolio(variant)
@@ -381,7 +383,7 @@ class _Search:
             if not self.is_pipeline:
                 self.fill(variant, self.name)
             portfolio.keep_computing(found.name, found.plan.orders)
-        return self.choose([variant], exact) if portfolio.found else None
+        return min((c.period for c in portfolio.found), default=math.inf)
 
     def fits_early(self, sized: _SizedCandidate, room: Memory) -> bool:
         """Whether a candidate fits the room, also if its gathers are as early as they may be."""
