@@ -286,14 +286,25 @@ def _handle_signals(run: Cluster | Alone) -> None:
     signal.signal(signal.SIGUSR1, handle)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
+    handled = (signal.SIGTERM, signal.SIGUSR1)
+    forking = threading.local()
+
+    def before_fork() -> None:
+        """A child would hand on to this process what it is sent before its first line of Python: let that wait."""
+        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+
+    def after_fork() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
+
     def in_child() -> None:
         """A process that the script forks (a pool, a worker) is no rank: signals to it are its own."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in handled:
             if signal.getsignal(number) is handle:
                 signal.signal(number, signal.SIG_DFL)
+        after_fork()
 
-    os.register_at_fork(after_in_child=in_child)
+    os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=in_child)
     threading.Thread(target=wait, name="actorflow-sigterm", daemon=True).start()
 
 

@@ -72,6 +72,13 @@ if not pid:
         os.kill(os.getpid(), signal.SIGTERM)
     os._exit(5)
 print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+for _ in range(20):
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    os.kill(pid, signal.SIGTERM)  # perhaps before it has run a line of Python
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 from multiprocessing import get_context
 with get_context("fork").Pool(2) as pool:
     print("pool", pool.map(abs, range(-2, 2)))  # whose processes are ended by SIGTERM
