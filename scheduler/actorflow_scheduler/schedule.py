@@ -357,7 +357,7 @@ class _Search:
             else:
                 best, fits, tries = one, ahead, more
         if not best.exact:
-            sized = self.choose([best.variant])
+            sized = self.choose([best.variant], below=found.period * (1 - WORTH))
             if sized is None or not self.fits_early(sized, room):
                 return None
             best = sized
