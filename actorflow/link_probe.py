@@ -56,7 +56,7 @@ def shortest(calls: list[Callable[[], object]]) -> list[float]:
 def link_of(small: float, large: float, copy: float) -> dict[str, float | str]:
     """The link by the seconds of a small and a large send, and of a copy of the large tensor within one rank.
 
-    Where they cannot be true it says so under ``"failed"``.
+    ``"latency"`` is in s, ``"bandwidth"`` in bytes/s.  Where they cannot be true, ``"failed"`` says so instead.
     """
     if small <= 0 or large - small < COPIES * copy:
         taken = f"{small:.1e} s for {SMALL} floats and {large:.1e} s for {LARGE:,}"

@@ -191,7 +191,7 @@ def test_slots_are_planned_for_the_delays_that_are_chosen_and_for_those_that_may
     monkeypatch.setattr(SlotPlanner, "place", lambda *args: solved.append(1) or place(*args))
     quick = of_micro_batches(share)
     of_quick = len(solved)
-    monkeypatch.setattr(_Search, "further_ahead", lambda *args, exact: exact_always(*args, exact=True))
+    monkeypatch.setattr(_Search, "further_ahead", lambda *args: exact_always(*args, exact=True))
     thorough = of_micro_batches(share)
     assert forecast(quick, GAINING).period <= forecast(thorough, GAINING).period * (1 + WORTH)
     assert peak(quick, GAINING) <= max(most, peak(thorough, GAINING))
@@ -202,7 +202,7 @@ def test_slots_are_planned_for_the_delays_that_are_chosen_and_for_those_that_may
 
 
 def test_delays_between_are_tried_where_all_chunks_at_a_time_do_not_fit() -> None:
-    """The plan with all is not the fastest, and computing with less memory would make it slower still."""
+    """With all of them no order of the four micro-batches fits the budget."""
     budget = dict.fromkeys(range(2), int(0.8 * ample_peak()))
     plan = schedule(laid(IN_TURNS, GAINING).cut, GAINING, memory=budget, room=budget)
     assert int(chosen(plan)[0]) > AHEAD

@@ -321,17 +321,15 @@ class _Search:
             return found, (f"{chunks.text(found.variant.ahead)}; whether there is memory for more is not known",)
         if not self.fits_early(found, room):
             return found, (f"{chunks.text(AHEAD)}; there is no memory for more",)
-        return (
-            self.further_ahead(found, room, exact=False) or self.further_ahead(found, room, exact=True) or (found, ())
-        )
+        return self.further_ahead(found, room)
 
     def further_ahead(
-        self, found: _SizedCandidate, room: Memory, exact: bool
-    ) -> tuple[_SizedCandidate, tuple[str, ...]] | None:
+        self, found: _SizedCandidate, room: Memory, exact: bool = False
+    ) -> tuple[_SizedCandidate, tuple[str, ...]]:
         """As ``run_ahead``, where the room is known.
 
         If not ``exact``, candidates that fit it even with slots for all tokens are compared so, and only the best gets
-        its slots; None if it does not fit with these, as firings are at other times then.
+        its slots.  With these, firings are at other times: where it does not fit then, all are compared exactly.
         """
         chunks = self.chunks(found.variant)
         free = found.period if self.is_optimal(found) else self.period_ahead(found, None)
@@ -359,7 +357,7 @@ class _Search:
         if not best.exact:
             sized = self.choose([best.variant], below=found.period * (1 - WORTH))
             if sized is None or not self.fits_early(sized, room):
-                return None
+                return self.further_ahead(found, room, exact=True)
             best = sized
         told = chunks.text(best.variant.ahead)
         if best is not found:
