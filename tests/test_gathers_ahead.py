@@ -209,6 +209,11 @@ def test_delays_between_are_tried_where_all_chunks_at_a_time_do_not_fit() -> Non
     assert peak(plan, GAINING) <= budget[0]
 
 
+def test_delays_that_do_not_fit_with_the_slots_that_they_get_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Search, "fits_early", lambda _, sized, room: sized.variant == PLAIN or not sized.exact)
+    assert chosen(of_micro_batches(2.0)) == (str(AHEAD), "; more would be faster, and do not fit the memory")
+
+
 def of_micro_batches(share: float) -> Plan:
     """A plan of four micro-batches whose ranks have a share of the memory that they would like to have."""
     return schedule(laid(IN_TURNS, GAINING).cut, GAINING, room=dict.fromkeys(range(2), int(share * ample_peak())))
