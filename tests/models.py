@@ -102,6 +102,26 @@ class Case:
         return self.make()
 
 
+class Narrow(nn.Module):
+    """A model whose matrix products are in bfloat16, so that gradients are cast after their reduction."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        """What the model makes of a batch, in float32."""
+        with torch.autocast("cpu", torch.bfloat16):
+            made: Tensor = self.model(*batch)
+        return made.float()
+
+
+def narrow(case: Case) -> Case:
+    """A case under autocast."""
+    stages = tuple(rf"model\.({stage})" for stage in case.stages)
+    return replace(case, make=lambda: Narrow(case.make()), stages=(stages[0], stages[1]))
+
+
 class Lstm(nn.Module):
     """Pixels float32[n, 64], row by row, to the logits of ten digits."""
 

@@ -21,7 +21,7 @@ from actorflow_scheduler import schedule
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.timeline import simulate
 from gpt import GPT
-from models import CASES, CONTEXT, Case
+from models import CASES, CONTEXT, Case, narrow
 from trained import Layout, laid_of, train_planned
 
 WIDE = replace(CASES["gpt"], make=lambda: GPT(layers=4, width=384, heads=4, context=CONTEXT))
@@ -91,6 +91,20 @@ def test_parts_run_while_gradients_of_other_layers_are_on_their_way(layout: str)
         assert not updates(plan, one) & updates(plan, other)
     parameters = {v.name for v in plan.variables if v.kind == "parameter"}
     assert set().union(*(updates(plan, a) for a in parts)) == parameters
+
+
+@pytest.mark.parametrize("layout", [DATA, ZERO_1], ids=["data", "zero"])
+def test_parts_do_not_wait_for_gradients_that_are_cast_after_their_reduction(layout: Layout) -> None:
+    case = narrow(WIDE)
+    plan = cut(case, layout)
+    parts = optimizers(plan)
+    assert len(parts) >= 4
+    spans = {s.actor: s for s in simulate(plan, 1, SLOW).spans if s.rank == 0}
+    sums = [a for a in plan.actors if a.rank == 0 and a.name.startswith(("all_reduce0B", "reduce_scatter0B"))]
+    assert spans[parts[0].id].end <= max(spans[a.id].end for a in sums)
+    reduced = {a.id for a in sums}
+    readers = {plan.actor(read.actor).kind for r in plan.registers if r.producer in reduced for read in r.readers}
+    assert readers == {ActorKind.OPTIMIZER}
 
 
 @pytest.mark.slow
@@ -168,8 +182,10 @@ def test_no_part_keeps_gradients_for_another(case: Case) -> None:
         replace(CASES["mlp"], optimizer=lambda m: SGD(m.parameters(), 0.05, momentum=0.9, nesterov=True)),
         replace(CASES["mlp"], optimizer=lambda m: RMSprop(m.parameters(), 1e-3, momentum=0.5), **SCALED),
         CASES["gpt"],
+        narrow(CASES["gpt"]),
+        narrow(replace(CASES["gpt"], clip=0.5, **SCALED)),
     ],
-    ids=["amsgrad, clipped", "sgd with momentum", "rmsprop, scaled", "gpt"],
+    ids=["amsgrad, clipped", "sgd with momentum", "rmsprop, scaled", "gpt", "autocast", "autocast, scaled, clipped"],
 )
 @pytest.mark.usefixtures("small_buckets")
 def test_parts_compute_bit_for_bit_what_one_computes(

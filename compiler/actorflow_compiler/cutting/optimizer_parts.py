@@ -7,16 +7,20 @@ for clipping or behind a check for infinity, has the last arrival, and so is one
 
 Only what is small passes from one part to another: a large value that a later part needs, such as an unscaled
 gradient, would have to be kept, so the op that makes it is put off.  What depends on no gradient goes with its readers.
+
+What the backward pass does to gradients after their reduction, such as a cast to the parameter's dtype, is counted to
+the optimizer: as a segment of the backward pass, it would wait for all gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.cutting.buckets import BUCKET
-from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram
+from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 
 SMALL = 1 << 10  # bytes on one rank of all that an op may pass to a later part
 
@@ -50,6 +54,47 @@ def optimizer_parts(program: LoweredProgram, levels: Sequence[int], parts: Seque
         for k in moves.get(level, ()):
             found[k] = max([found[k], *(found[maker[v]] for v in program.items[k].reads if v in maker)])
     return found
+
+
+def with_reduced_gradients(program: LoweredProgram) -> LoweredProgram:
+    """The program in which ops on gradients that are reduced already are of the optimizer's phase.
+
+    They are those of the backward pass that keep the shape of what was communicated, and that only the optimizer needs.
+    """
+    reduced: set[int] = set()  # values of the backward pass that were communicated, or made of these
+    behind: set[int] = set()  # positions of ops
+    for k, item in enumerate(program.items):
+        if item.phase not in (Phase.BACKWARD, Phase.WEIGHT) or item.pieces:
+            continue
+        if item.kind is ItemKind.COMM:
+            reduced.update(item.writes)
+        elif item.kind is ItemKind.COMPUTE and _keeps_shape(program, item, reduced):
+            behind.add(k)
+            reduced.update(item.writes)
+    needed = {v for _, v in program.updates} | {v for v, *_ in program.results}  # by others than the optimizer
+    items = list(program.items)
+    for k in range(len(items) - 1, -1, -1) if behind else ():
+        item = items[k]
+        if k in behind and not any(v in needed for v in item.writes):
+            items[k] = replace(item, phase=Phase.OPTIMIZER)
+        elif item.phase != Phase.OPTIMIZER:
+            needed.update((*item.reads, *item.after))
+    return replace(program, items=tuple(items))
+
+
+# ---- inside
+
+
+def _keeps_shape(program: LoweredProgram, item: ProgramItem, reduced: Collection[int]) -> bool:
+    """Whether an op has a result of the shape of what it reads of ``reduced`` values, on every rank."""
+    made = [v for v in item.reads if v in reduced]
+    return bool(made) and all(
+        program.metas[v, rank].shape == program.metas[w, rank].shape
+        for rank in item.steps
+        for v in made
+        for w in item.writes
+        if (v, rank) in program.metas and (w, rank) in program.metas
+    )
 
 
 def _last_of_buckets(program: LoweredProgram, levels: Sequence[int], parts: Sequence[int]) -> dict[int, Arrival]:

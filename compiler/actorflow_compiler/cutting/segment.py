@@ -25,7 +25,7 @@ from actorflow_compiler.cutting.buckets import BUCKET, fill_buckets
 from actorflow_compiler.cutting.copies import is_view, repeat_views
 from actorflow_compiler.cutting.gathers import chunks
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
-from actorflow_compiler.cutting.optimizer_parts import optimizer_parts
+from actorflow_compiler.cutting.optimizer_parts import optimizer_parts, with_reduced_gradients
 from actorflow_compiler.cutting.recompute import recompute
 from actorflow_compiler.cutting.split_backward import split_backward
 from actorflow_compiler.plan.variant import PLAIN, Variant
@@ -62,6 +62,7 @@ def segment(program: LoweredProgram, variant: Variant = PLAIN) -> SegmentedProgr
         program = split_backward(program)
     if variant.recompute:
         program = recompute(program)
+    program = with_reduced_gradients(program)
     chunk = chunks(program)
     program, levels = _with_buckets(program, chunk)
     program, levels = repeat_views(program, levels)
