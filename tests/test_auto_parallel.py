@@ -28,13 +28,15 @@ from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.hints.goal import ParallelMode, goal_of
 from actorflow_compiler.hints.hints import place, zero
 from actorflow_compiler.plan.folded import FoldedPlan
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import Plan, Plane
+from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.values.variables import real_optimizer_state
 from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.schedule import schedule, schedule_folded
 from cluster.runs import Run
-from models import CASES, Case
+from gpt import GPT
+from models import CASES, CONTEXT, Case, narrow
 from trained import Layout, request_of, train, train_eagerly
 
 SIZE, STEPS = 8, 3
@@ -198,9 +200,54 @@ def test_of_about_equal_estimates_those_are_compiled_first_that_take_less_work(
     for s in search.compared:
         shapes.setdefault((s.stages, s.mesh, s.modes), s)
     first = list(shapes.values())[: actorflow.auto_parallel.search.SHAPES]
-    pieces = [(s.stages or 1) * s.micro_batches for s in first]
-    assert len(pieces) > 3
-    assert pieces == sorted(pieces)
+    efforts = [s.effort for s in first]
+    assert len(set(efforts)) > 2
+    assert efforts == sorted(efforts)
+
+
+def test_stages_with_micro_batches_and_tensors_that_are_split_are_more_effort() -> None:
+    data = Strategy(1, (4,), (ParallelMode.DATA,), 3, 8)
+    tensor = Strategy(1, (2, 2), (ParallelMode.DATA, ParallelMode.TENSOR), 0, 1)
+    pipeline = Strategy(2, (2,), (ParallelMode.DATA,), 0, 8)
+    assert data.effort < tensor.effort < pipeline.effort
+    assert replace(data, micro_batches=1).effort == data.effort
+
+
+DEEPER = replace(CASES["gpt"], make=lambda: GPT(layers=6, width=192, heads=4, context=CONTEXT))
+
+
+def folded_on_nccl(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[FoldedPlan, Hardware]:
+    """As ``folded``, with collectives that run while devices compute."""
+    step, hardware = fold_captured(captured, request), request.devices.hardware
+
+    @functools.cache
+    def make(variant: Variant) -> FoldedPlan:
+        return replace(step.cut(variant), plane=Plane.NCCL)
+
+    return schedule_folded(make, hardware, room_for_registers(make(PLAIN).plan, request), name), hardware
+
+
+@pytest.mark.parametrize(
+    ("case", "bytes_per_s"),
+    [
+        pytest.param(DEEPER, 1e8, marks=pytest.mark.slow),
+        pytest.param(DEEPER, 3e8, marks=pytest.mark.slow),
+        pytest.param(narrow(DEEPER), 1e8, marks=pytest.mark.slow),
+        (narrow(DEEPER), 3e8),
+    ],
+    ids=["float32, slower", "float32", "autocast, slower", "autocast"],
+)
+def test_estimates_are_about_as_wrong_whatever_is_exchanged_behind_computing(case: Case, bytes_per_s: float) -> None:
+    """All that differs is what is exchanged, and when: as wrong as one estimate is, so are the others."""
+    hardware = Hardware(bytes_per_s=bytes_per_s, latency_s=1e-7, fire_overhead_s=1e-7)
+    search, _ = search_of(case, 4, layout=Layout(4, hardware=hardware))
+    search.beside, search.schedule = True, folded_on_nccl
+    search._estimated()
+    wrong = {}
+    for stage, pieces in ((0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (1, 2), (3, 2)):
+        strategy = Strategy(1, (4,), (ParallelMode.DATA,), stage, pieces)
+        wrong[strategy] = search.estimates[strategy].seconds / search.compare(strategy).seconds
+    assert max(wrong.values()) < 1.25 * min(wrong.values()), wrong
 
 
 def test_a_budget_that_nothing_fits_is_refused_with_what_is_needed() -> None:

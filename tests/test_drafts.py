@@ -111,12 +111,6 @@ def test_after_a_draft_that_was_too_small_those_come_first_that_fit_if_they_are_
     for strategy in STRATEGIES[:3]:
         search.compare(strategy)
     first, second, third = sorted(search.compared.values(), key=lambda c: c.seconds)
-
-    def held(one: Compared, nbytes: float) -> Compared:
-        assert one.forecast is not None
-        rank = replace(one.forecast.ranks[0], registers=0, workspace=0, variables=int(nbytes))
-        return replace(one, forecast=replace(one.forecast, ranks=(rank,)))
-
     for one, share in ((first, 0.6), (second, 0.7), (third, 0.4)):
         search.compared[one.strategy] = held(one, share * 1e12)
     choice = search._choice()
@@ -124,3 +118,52 @@ def test_after_a_draft_that_was_too_small_those_come_first_that_fit_if_they_are_
     twice = held(first, 2 * 0.6e12).forecast
     assert twice is not None
     assert search.confirmed(choice, twice).best.strategy == third.strategy  # 0.8 of the budget; the second would be 1.4
+
+
+def held(one: Compared, nbytes: float, seconds: float | None = None, refused: str = "") -> Compared:
+    """A drafted strategy with other bytes that each device holds, and another time of a step."""
+    assert one.forecast is not None
+    rank = replace(one.forecast.ranks[0], registers=0, workspace=0, variables=int(nbytes))
+    period = one.forecast.period if seconds is None else seconds
+    return replace(one, forecast=replace(one.forecast, ranks=(rank,), period=period), refused=refused)
+
+
+@pytest.mark.parametrize("bytes_of_whole", [0.99e12, 1.02e12])
+def test_a_faster_draft_that_hardly_exceeds_the_budget_is_tried_as_a_whole_once(bytes_of_whole: float) -> None:
+    search, _ = search_of(DEEP, 4, budget=1e12)
+    search._estimated()
+    doubtful, other, fits = (search.compare(strategy) for strategy in STRATEGIES[:3])
+    for one, share, seconds in ((doubtful, 1.01, 0.9), (other, 1.05, 0.91), (fits, 0.5, 1.0)):
+        search.compared[one.strategy] = held(one, share * 1e12, seconds, "too large" if share > 1 else "")
+    choice = search._choice()
+    assert choice.best.strategy == doubtful.strategy
+    whole = held(doubtful, bytes_of_whole, 0.92).forecast
+    assert whole is not None
+    taken = search.confirmed(choice, whole).best
+    assert taken.strategy == (doubtful if bytes_of_whole < 1e12 else fits).strategy
+    assert not taken.refused
+
+
+@pytest.mark.parametrize(("share", "seconds"), [(1.2, 0.9), (1.01, 0.98)], ids=["too large", "hardly faster"])
+def test_a_draft_over_the_budget_that_is_not_worth_it_is_not_taken(share: float, seconds: float) -> None:
+    search, _ = search_of(DEEP, 4, budget=1e12)
+    search._estimated()
+    over, fits = (search.compare(strategy) for strategy in STRATEGIES[:2])
+    search.compared[over.strategy] = held(over, share * 1e12, seconds, "too large")
+    search.compared[fits.strategy] = held(fits, 0.5e12, 1.0)
+    assert search._choice().best.strategy == fits.strategy
+
+
+def test_a_whole_plan_that_uses_its_room_and_is_slower_than_its_draft_says_nothing_against_it() -> None:
+    """Others' drafts are taken to be as much too fast, and not to need more than they say."""
+    search, _ = search_of(DEEP, 4, budget=1e12)
+    search._estimated()
+    first, second = (search.compare(strategy) for strategy in STRATEGIES[:2])
+    search.compared[first.strategy] = held(first, 0.4e12, 1.0)
+    search.compared[second.strategy] = held(second, 0.7e12, 1.05)
+    choice = search._choice()
+    assert choice.best.strategy == first.strategy
+    whole = held(first, 0.99e12, 1.1).forecast
+    assert whole is not None
+    assert search.confirmed(choice, whole).best.strategy == first.strategy
+    assert search.more == 1.0

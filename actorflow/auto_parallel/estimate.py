@@ -21,7 +21,7 @@ from actorflow.auto_parallel.special_axes import (
 from actorflow.auto_parallel.strategy import BY_SAMPLES, Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.hardware import Hardware
-from actorflow_compiler.core.ops import Phase
+from actorflow_compiler.core.ops import ITEM_BYTES, Phase
 from actorflow_compiler.graph.flops import dtype_of_flops, flops_of
 from actorflow_compiler.graph.graph import InputKind, call_of
 from actorflow_compiler.hints.goal import ParallelMode
@@ -29,12 +29,15 @@ from actorflow_compiler.placing.automatic_stages import VisitCosts
 from actorflow_compiler.placing.partition import PartitionUnit, least_longest
 from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts
 
+WIDE = 4  # bytes of an item of parameters, in which they are updated
 FIRINGS = 3  # of a stage for each micro-batch: forward, backward, and what they hand on
-BEHIND = 0.5  # of the time of computing, behind which sums over replicas may go on
+BACKWARD = 2 / 3  # of a micro-batch's time that the backward pass takes
+BEHIND = 0.8  # of the time of the backward pass, behind which its gradients may be reduced
+BESIDE = 0.5  # of the time in which activations are exchanged that something else is computed in
 IN_DOUBT = 4.0  # by which estimates of memory may be too small
 KEYS_MOVED = 4  # times that keys and values, or their gradients, move in a step: forward, and thrice in backward
 ROWS_MOVED = 2  # times that rows of experts move in a step: in the forward pass, and in the backward pass
-FILL = 1 / 3  # of a micro-batch's time that the forward pass takes, for which later stages wait under any schedule
+FILL = 1 - BACKWARD  # of a micro-batch's time, for which later stages wait under any schedule: its forward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class StepProfile:
     arithmetic: float  # seconds of these that no device undercuts: those of their floating-point operations
     update: float  # seconds of the optimizer
     products: float  # bytes of the results of matrix products, in the forward pass
-    parameters: float  # bytes of what is trained, as many as of its gradients
+    parameters: float  # bytes of what is trained, as many as of its gradients added up
+    gradients: float  # bytes of the gradients of a micro-batch, as the backward pass makes them (under autocast)
     state: float  # bytes of the optimizer's state
     activations: float  # bytes that forward keeps for backward
     units: tuple[PartitionUnit, ...]  # that can be shared among stages
@@ -75,7 +79,7 @@ class StepProfile:
             kind = captured.kinds.get(i.name, "") if i.kind == InputKind.VARIABLE else ""
             if kind in size and (kind == "optimizer" or i.value in updated):
                 size[kind] += graph.metas[i.value].nbytes
-        seconds = arithmetic = update = products = 0.0
+        seconds = arithmetic = update = products = multiplied = narrow = 0.0
         forward = {part: [0.0, 0.0] for part in parts.order}  # seconds, and seconds of arithmetic
         for n, took in zip(graph.nodes, costs.work, strict=True):
             if n.phase == Phase.OPTIMIZER:
@@ -88,8 +92,11 @@ class StepProfile:
                 again[0] += took or 0.0
             call = call_of(n, graph.metas)[0]
             if flops := flops_of(call):
-                least = flops / hardware.flops_on({dtype_of_flops(call): 1})
+                dtype = dtype_of_flops(call)
+                least = flops / hardware.flops_on({dtype: 1})
                 arithmetic += least
+                multiplied += flops
+                narrow += flops * ITEM_BYTES.get(dtype, WIDE)
                 if again is not None:
                     again[1] += least
                 if n.phase == Phase.FORWARD and n.outs[0] >= 0:
@@ -102,6 +109,7 @@ class StepProfile:
             update,
             products,
             size["parameter"],
+            size["parameter"] * (min(1.0, narrow / multiplied / WIDE) if multiplied else 1.0),
             size["optimizer"],
             sum(unit.activations for unit in costs.costs),
             tuple(costs.costs),
@@ -169,25 +177,41 @@ class Estimator:
         """The estimate for a strategy."""
         p, hardware, profile = strategy.stages or 1, self.hardware, self.profile
         at = _Shares.of(strategy, max(1, self.world // p))
-        pieces, zero, again = strategy.micro_batches, strategy.zero or 0, profile.again(strategy)
+        pieces, again = strategy.micro_batches, profile.again(strategy)
         skew, crowded = self.unevenness(p), self._crowding(strategy, at)
         work = (profile.seconds + again.seconds) * skew * crowded / (p * at.width) / self._pace(strategy)
         busy = work + self._inside(strategy, at, skew) + pieces * FIRINGS * hardware.fire_overhead_s
         period = busy * (pieces + p - 1) / pieces + 2 * (p - 1) * hardware.latency_s
-        far = hardware.link(tuple(range(0, at.width, at.tensor)))
-        shared = (at.replicas - 1) / at.replicas / far.bytes_per_s
-        experts = profile.experts.parameters * (1 - 1 / at.experts)  # bytes of gradients that are on one device only
-        gradients = (profile.parameters - experts) / (p * at.tensor)
-        sums = 2.0 if zero < 2 else 1.0 + pieces
-        gathers = {0: 0.0, 1: 0.0, 2: 0.0, 3: 1.0}[zero]
-        exchanged = gradients * (sums + gathers) * shared
-        exposed = max(0.0, exchanged - BEHIND * work) if self.beside else exchanged
-        if at.free:
-            exposed = min(exposed, profile.products * 2 / p / at.width * (at.width - 1) / far.bytes_per_s)
-        update = profile.update / (p * at.tensor * (at.zero if zero else 1))
+        exposed = self._exchanged(strategy, at, work)
+        update = profile.update / (p * at.tensor * (at.zero if strategy.zero else 1))
         arithmetic = profile.arithmetic + again.arithmetic
         least = arithmetic / (p * at.width) / self._pace() * (1 + FILL * (p - 1) / pieces)
         return StrategyEstimate(period + exposed + update, least, self._held(strategy, at, crowded))
+
+    def _exchanged(self, strategy: Strategy, at: _Shares, work: float) -> float:
+        """Seconds in which gradients and parameters are exchanged over replicas, and nothing is computed.
+
+        Gradients are reduced behind the backward pass that makes the last of them.  Stage 2 of ZeRO reduces those of
+        each micro-batch while the next one is computed; stage 3 also gathers parameters twice for each.
+        """
+        profile, p, pieces, zero = self.profile, strategy.stages or 1, strategy.micro_batches, strategy.zero or 0
+        far = self.hardware.link(tuple(range(0, at.width, at.tensor)))
+        experts = profile.experts.parameters * (1 - 1 / at.experts)  # bytes of gradients that are on one device only
+        moved = (profile.parameters - experts) / (p * at.tensor) * (at.replicas - 1) / at.replicas
+        once = moved / far.bytes_per_s  # seconds to reduce or to gather all
+        narrow = once * profile.gradients / profile.parameters if profile.parameters else 0.0  # of one micro-batch
+        each = work / pieces
+        if zero == 3:
+            exchanged, behind = pieces * (2 * once + narrow), work
+        elif zero == 2 and pieces > 1:
+            exchanged, behind = once + pieces * narrow, (pieces - 1) * min(narrow, each)
+        else:  # added up over micro-batches, and reduced in the last one
+            half = once if pieces > 1 else narrow
+            exchanged, behind = half + (once if zero else half), BEHIND * BACKWARD * each
+        exposed = max(0.0, exchanged - behind) if self.beside else exchanged
+        if at.free:
+            exposed = min(exposed, profile.products * 2 / p / at.width * (at.width - 1) / far.bytes_per_s)
+        return exposed
 
     def _inside(self, strategy: Strategy, at: _Shares, skew: float) -> float:
         """Seconds in which activations are exchanged among the devices of a stage that share samples or experts."""
@@ -201,7 +225,9 @@ class Estimator:
                 near = self.hardware.link(tuple(range(size)))
                 moved = nbytes * skew / (p * at.width / size) * (size - 1) / size
                 repeated = profile.again(strategy).seconds / profile.seconds if profile.seconds else 0.0
-                found += moved * (1 + repeated) / near.bytes_per_s + 2 * strategy.micro_batches * near.latency_s
+                shown = 1 - BESIDE if self.beside else 1.0
+                found += shown * moved * (1 + repeated) / near.bytes_per_s
+                found += 2 * strategy.micro_batches * near.latency_s
         return found
 
     def _crowding(self, strategy: Strategy, at: _Shares) -> float:

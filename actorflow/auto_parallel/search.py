@@ -36,6 +36,7 @@ ENOUGH = 45.0  # seconds
 ABOUT = 0.1  # by which estimates of a step's time may differ and say little of which is faster
 LAST = 3  # strategies that are still compiled when the time is over and nothing fits: those that need least
 NEAR = 0.1  # of the budget, by which a forecast of memory may be wrong
+FASTER = 0.03  # of the time of a step, for which a draft that needs hardly more than the budget is compiled as a whole
 ALIKE = 0.05  # of a part of a value: ranks whose parts differ by less are compared as one, which has the largest
 
 Schedule = Callable[[Capture, StepRequest, ScheduleName], tuple[FoldedPlan, Hardware]]
@@ -108,7 +109,9 @@ class PlanSearch:
     stopped: str = ""  # why it ended before its time
     late: bool = False  # whether its time was used up
     possible: int = 0  # strategies that there are
-    more: float = 1.0  # bytes of a whole plan by those of its draft, the most that was found
+    more: float = 1.0  # bytes of a whole plan that does not fit by those of its draft, the most that was found
+    slower: float = 1.0  # seconds of a whole plan by those of its draft, the most that was found
+    doubted: bool = False  # whether a draft that needs hardly more than the budget was compiled as a whole
 
     def run(self) -> Choice:
         """The best strategy that was found.
@@ -137,17 +140,22 @@ class PlanSearch:
     def confirmed(self, choice: Choice, whole: Forecast) -> Choice:
         """The choice with the forecast of its ``whole`` plan in place of that of drafts, or another one.
 
-        It is another one if the whole plan does not fit the memory, and one that was compared may.  Raises LayoutError
-        as ``run``.
+        It is another one if the whole plan does not fit the memory, and one that was compared may.  Other drafts are
+        taken to be as wrong as this one was; in memory only if the whole plan does not fit, as one that does may use
+        what there is.  Raises LayoutError as ``run``.
         """
-        found = replace(choice.best, forecast=whole, refused=self._over(whole), drafted=False)
-        self.compared[choice.best.strategy] = found
-        self.more = max(self.more, found.nbytes / max(choice.best.nbytes, 1))
+        draft, found = choice.best, replace(choice.best, forecast=whole, refused=self._over(whole), drafted=False)
+        self.compared[draft.strategy] = found
+        self.doubted |= bool(draft.refused)
+        self.slower = max(self.slower, found.seconds / draft.seconds)
+        if found.refused:
+            self.more = max(self.more, found.nbytes / draft.nbytes)
         return self._choice()
 
     def _choice(self) -> Choice:
         """The best of what was compared."""
-        best = self._best() or self._nearest()
+        fits = self._best()
+        best = self._nearest() if fits is None else self._doubtful(fits) or fits
         if best is None:
             raise LayoutError(self._refusal())
         others = sorted((c for c in self.compared.values() if c is not best), key=lambda c: c.seconds)
@@ -243,8 +251,7 @@ class PlanSearch:
     def _effort(self, strategy: Strategy, first: Strategy) -> tuple[float, int, int]:
         """A key by which, of strategies with about equal estimates, those come first that are compiled sooner."""
         behind = self.estimates[strategy].seconds / max(self.estimates[first].seconds, 1e-12)
-        pieces = (strategy.stages or 1) * strategy.micro_batches
-        return self._seems_over(strategy), int(math.log(max(behind, 1.0)) / math.log1p(ABOUT)), pieces
+        return self._seems_over(strategy), int(math.log(max(behind, 1.0)) / math.log1p(ABOUT)), strategy.effort
 
     def _vary(self, order: Sequence[Strategy]) -> None:
         """Compile neighbours of the best strategy until none is better: other micro-batches, other stages of ZeRO."""
@@ -349,7 +356,28 @@ class PlanSearch:
         """
         fit = [c for c in self.compared.values() if not c.refused and not self._is_in_vain(c.strategy)]
         limit = math.inf if self.budget is None else self.budget / self.more
-        return min(fit, key=lambda c: (c.drafted and c.nbytes > limit, c.seconds, c.nbytes, c.strategy), default=None)
+        return min(
+            fit, key=lambda c: (c.drafted and c.nbytes > limit, self._expected(c), c.nbytes, c.strategy), default=None
+        )
+
+    def _expected(self, one: Compared) -> float:
+        """The seconds of a step's whole plan."""
+        return self.slower * one.seconds if one.drafted else one.seconds
+
+    def _doubtful(self, fits: Compared) -> Compared | None:
+        """A faster one than the best that ``fits`` whose draft is so near the budget that its whole plan may fit.
+
+        There is one only once, as a plan that does not fit was made in vain.
+        """
+        if self.doubted or self.budget is None:
+            return None
+        limit, fast = (1 + NEAR) * self.budget / self.more, (1 - FASTER) * self._expected(fits)
+        near = (
+            c
+            for c in self.compared.values()
+            if c.drafted and self._expected(c) < fast and c.nbytes <= limit and not self._is_in_vain(c.strategy)
+        )
+        return min(near, key=lambda c: (c.seconds, c.nbytes, c.strategy), default=None)
 
     def _nearest(self) -> Compared | None:
         """Where none fits by its forecast: that with the least memory, if it is near the budget."""

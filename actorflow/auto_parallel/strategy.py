@@ -19,6 +19,7 @@ from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts
 ORIGIN = 'parallel="auto"'  # of the hints that a strategy gives
 BY_SAMPLES = frozenset({ParallelMode.DATA, ParallelMode.AUTO, ParallelMode.EXPERT})  # axes that may split samples
 NOTHING = (0, 0)  # is computed again
+SPLIT = 4  # times as long it takes to compile a step if more than samples is split: ops have more layouts
 MARKED = 2  # the ZeRO stage from which gradients are marked while a step is captured
 
 
@@ -68,6 +69,13 @@ class Strategy:
     def replicas(self) -> int:
         """Into how many parts the samples of a batch are split at the same time, as far as this says."""
         return math.prod(n for mode, n in zip(self.modes, self.mesh or (), strict=False) if mode in BY_SAMPLES)
+
+    @property
+    def effort(self) -> int:
+        """How long it takes to compile a plan of this, by how long one takes that splits samples alone."""
+        visits = self.micro_batches if (self.stages or 1) > 1 else 1  # each stage's of each micro-batch get an order
+        splits = any(mode != ParallelMode.DATA for mode in self.modes)
+        return (self.stages or 1) * visits * (SPLIT if splits else 1)
 
     def __str__(self) -> str:
         said = [f"{self.stages} stages"] if self.stages and self.stages > 1 else []
