@@ -40,6 +40,7 @@ from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import capture_step, fold_captured
 from actorflow_compiler.core.errors import ActorflowError
+from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.hints.goal import Goal, goal_of
@@ -286,6 +287,7 @@ def scheduled(
     return schedule_folded(make, hardware, memory, name, room, proven=proven)
 
 
+@young_only()  # as all that compiles
 def foreseen(row: Published, told: Callable[[str], None]) -> Forecast:
     """The forecast of their configuration."""
     with flow.deferred_init():
@@ -311,6 +313,7 @@ def foreseen(row: Published, told: Callable[[str], None]) -> Forecast:
     return found
 
 
+@young_only()
 def chosen(row: Published, told: Callable[[str], None], seconds: float) -> Compared:
     """What ``parallel="auto"`` chooses for the same model, batch and devices, with all of it left open.
 

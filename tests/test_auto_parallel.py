@@ -15,7 +15,7 @@ import torch
 import actorflow.auto_parallel.search
 import warm
 from actorflow.auto_parallel.comparison import SHOWN, choice_note, considered
-from actorflow.auto_parallel.search import PlanSearch
+from actorflow.auto_parallel.search import NEAR, Compared, PlanSearch
 from actorflow.auto_parallel.space import divisors, marked_for_zero, open_choices, strategies
 from actorflow.auto_parallel.strategy import Strategy
 from actorflow_compiler.capture.from_fx import Capture
@@ -203,6 +203,35 @@ def test_of_about_equal_estimates_those_are_compiled_first_that_take_less_work(
     efforts = [s.effort for s in first]
     assert len(set(efforts)) > 2
     assert efforts == sorted(efforts)
+
+
+def test_once_something_fits_what_would_not_by_estimates_as_wrong_as_before_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search, _ = search_of(CASES["mlp"], 4, budget=1e12)
+    search._estimated()
+    forecast = search.compare(Strategy(1, (4,), (ParallelMode.DATA,), 0)).forecast
+    assert forecast is not None
+    wrong = 1.5
+
+    def compared(self: PlanSearch, strategy: Strategy, _: ScheduleName | None = None) -> Compared:
+        """What a forecast would say by which all estimates of memory are too small."""
+        asked = self.estimates[strategy]
+        rank = replace(forecast.ranks[0], registers=0, workspace=0, variables=int(wrong * asked.nbytes))
+        found = replace(forecast, ranks=(rank,), period=asked.seconds)
+        self.compared[strategy] = Compared(strategy, found, refused=self._over(found))
+        return self.compared[strategy]
+
+    monkeypatch.setattr(PlanSearch, "compare", compared)
+    sizes = sorted(e.nbytes for e in search.estimates.values())
+    search.budget, search.compared = 1.8 * sizes[0], {}
+    search._compare_shapes(sorted(search.estimates, key=lambda s: search.estimates[s].seconds))
+    order = list(search.compared.values())
+    first = next(k for k, c in enumerate(order) if not c.refused)
+    later = order[first + 1 :]
+    assert len(later) > 2
+    assert all(c.nbytes <= (1 + NEAR) * search.budget for c in later)
+    assert any(wrong * nbytes > (1 + NEAR) * search.budget > nbytes for nbytes in sizes)  # which were left out
 
 
 def test_stages_with_micro_batches_and_tensors_that_are_split_are_more_effort() -> None:

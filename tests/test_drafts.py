@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -73,6 +74,22 @@ def test_less_is_compiled_for_drafts_and_a_small_step_or_many_stages_have_none(
     monkeypatch.setattr(drafts, "LARGE", 1 << 30)
     given = search.drafts.whole
     assert Drafts.of(given.captured, given.parts, given.estimator, False).sizes(STRATEGIES[0]) is None
+
+
+def test_the_time_to_compile_what_is_chosen_as_a_whole_is_a_part_of_the_searchs() -> None:
+    search, _ = search_of(DEEP, 4, budget=1e12)
+    search._estimated()
+    search.enough = 45.0
+    best = search.compare(STRATEGIES[0])
+    assert best.drafted
+    assert search.drafts is not None
+    assert search.drafts.seconds[best.strategy] > 0
+    for whole, passed, late in ((10, 17, False), (10, 18, True), (40, 11.9, False), (40, 12.1, True), (300, 22, False)):
+        search.drafts.seconds[best.strategy] = whole
+        search.begun = time.monotonic() - passed
+        assert search._is_late() == late, (whole, passed)
+    search.begun = time.monotonic() - 23  # and one more
+    assert search._is_late()
 
 
 def test_blocks_of_which_too_few_are_alike_have_no_drafts() -> None:

@@ -6,6 +6,7 @@ whole one takes, for a fraction of what it costs to compile.  Whatever is chosen
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -51,6 +52,7 @@ class DraftForecast:
     moved: int  # bytes of communication in a step
     estimate: StrategyEstimate
     blocks: int
+    took: float = 0.0  # seconds to compile and to forecast it
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Drafts:
     again: bool  # whether parts may be computed again
     blocks: RepeatedBlocks = field(default_factory=RepeatedBlocks)
     made: dict[int, Draft] = field(default_factory=dict)
+    seconds: dict[Strategy, float] = field(default_factory=dict)  # that the whole plan would take to compile, about
 
     @staticmethod
     def of(captured: Capture, parts: ModelParts, estimator: Estimator, again: bool) -> Drafts:
@@ -88,12 +91,13 @@ class Drafts:
             return None
         whole = self.whole.estimator.of(strategy)
         few, more = (self._forecast(self._draft(keep), strategy, whole, make) for keep in sizes)
+        self.seconds[strategy] = _on_line(few.took, more.took, _beyond(few.blocks, more.blocks, self.whole.blocks))
         return extrapolated(few, more, whole, self.whole.blocks)
 
     def _forecast(
         self, draft: Draft, strategy: Strategy, whole: StrategyEstimate, make: Forecaster
     ) -> DraftForecast:
-        mine = draft.strategy(strategy, self.whole.parts)
+        began, mine = time.monotonic(), draft.strategy(strategy, self.whole.parts)
         estimate = draft.estimator.of(mine)
         captured = mine.captured(draft.captured, draft.parts)
         share = min(1.0, estimate.nbytes / whole.nbytes) if whole.nbytes else 1.0
@@ -101,7 +105,7 @@ class Drafts:
             found, moved = make(captured, mine, share + ROOM * (1 - share))
         except (LayoutError, PlanError):  # the share is a guess, by which nothing is refused
             found, moved = make(captured, mine, 1.0)
-        return DraftForecast(found, moved, estimate, draft.blocks)
+        return DraftForecast(found, moved, estimate, draft.blocks, time.monotonic() - began)
 
     def _draft(self, keep: int) -> Draft:
         if keep not in self.made:

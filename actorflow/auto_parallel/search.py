@@ -33,6 +33,7 @@ SMALLER = 2  # further ones of a mesh that are compiled where what is estimated 
 VARIED = 6  # further ones, beside the best, with other micro-batches or ZeRO
 FINAL = 2  # of pipelines: how many the full search of schedules decides among
 ENOUGH = 45.0  # seconds
+SEARCHED = 0.6  # of the time in which what is chosen by drafts is compiled as a whole: that long others may be compared
 ABOUT = 0.1  # by which estimates of a step's time may differ and say little of which is faster
 LAST = 3  # strategies that are still compiled when the time is over and nothing fits: those that need least
 NEAR = 0.1  # of the budget, by which a forecast of memory may be wrong
@@ -100,7 +101,7 @@ class PlanSearch:
     parts: ModelParts = NO_PARTS  # of the model, which may be computed again
     least: int = 1  # strategies that are compiled even if they cannot be the best, so that people can compare them
     may_stop: bool = False  # an interrupt (Ctrl-C) ends the search with the best so far, and not the process
-    enough: float = ENOUGH  # seconds after which no further strategy is compiled
+    enough: float = ENOUGH  # seconds after which no further strategy is compiled, and what is chosen is, as a whole
     compared: dict[Strategy, Compared] = field(default_factory=dict)
     estimates: dict[Strategy, StrategyEstimate] = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
@@ -219,13 +220,24 @@ class PlanSearch:
                 if best is None:
                     self._compare_smallest(shapes.values())
                 return
-            worth = [s for s in alike if best is None or not self._is_worse(s, best)]
+            worth = [s for s in alike if best is None or not (self._is_worse(s, best) or self._is_too_large(s))]
             found = self.compare(worth[0]) if worth else None
             for _ in range(SMALLER):
                 if found is None or not found.refused or (best is not None and self._is_late()):
                     break
                 smaller = self._smaller(found, worth)
                 found = None if smaller in self.compared else self.compare(smaller)
+
+    def _is_too_large(self, strategy: Strategy) -> bool:
+        """Whether a strategy does not fit if its estimate of memory is as wrong as that of others has been at least."""
+        if self.budget is None:
+            return False
+        known = (  # but for those that may have used what there was
+            c.nbytes / self.estimates[c.strategy].nbytes
+            for c in self.compared.values()
+            if c.forecast is not None and (c.refused or c.nbytes <= (1 - NEAR) * self.budget)
+        )
+        return min(known, default=1.0) * self.estimates[strategy].nbytes > (1 + NEAR) * self.budget
 
     def _compare_smallest(self, shapes: Iterable[Sequence[Strategy]]) -> None:
         """Compile the strategies of a few shapes that are estimated to need least memory, until one fits."""
@@ -400,9 +412,15 @@ class PlanSearch:
         return ", ".join(self.parts.parts[k].name or "the step's own ops" for k in chosen)
 
     def _is_late(self) -> bool:
-        """Whether the time is over, or would be if one more plan takes as long as those before did."""
-        passed = time.monotonic() - self.begun
-        return passed + passed / max(1, len(self.compared)) > self.enough
+        """Whether the time is over, or would be if one more plan takes as long as those before did.
+
+        The time to compile the whole plan of the best draft is a part of it, but for some in any case.
+        """
+        best, passed, whole = self._best(), time.monotonic() - self.begun, 0.0
+        if self.drafts is not None and best is not None and best.drafted:
+            whole = self.drafts.seconds.get(best.strategy, 0.0)
+        limit = min(self.enough, max(self.enough - whole, SEARCHED * whole))
+        return passed + passed / max(1, len(self.compared)) > limit
 
     def _refusal(self) -> str:
         """The text of an error that says why there is no plan: of the plan that needs least, what it needs."""

@@ -24,6 +24,7 @@ from actorflow_compiler.plan.plan import (
     Send,
     Target,
     TensorSpec,
+    Variable,
     elements,
 )
 from actorflow_compiler.plan.summary import sent_bytes, variable_shape
@@ -176,10 +177,14 @@ def register_bytes(plan: Plan) -> dict[int, int]:
 def variable_bytes(plan: Plan, ranks: Iterable[int] | None = None) -> dict[int, int]:
     """Rank → bytes of its parts of all variables, for these ranks, or those whose actors the plan lists."""
     total = dict.fromkeys(sorted({a.rank for a in plan.actors}) if ranks is None else ranks, 0)
+    alike: dict[object, list[Variable]] = {}
     for variable in plan.variables:
-        for rank in variable.placement.ranks:
+        alike.setdefault((variable.shape, variable.sbp, variable.placement), []).append(variable)
+    for variables in alike.values():
+        items = sum(ITEM_BYTES[variable.dtype] for variable in variables)
+        for rank in variables[0].placement.ranks:
             if rank in total:
-                total[rank] += numel(variable_shape(variable, rank)) * ITEM_BYTES[variable.dtype]
+                total[rank] += numel(variable_shape(variables[0], rank)) * items
     return total
 
 
