@@ -59,7 +59,8 @@ def optimizer_parts(program: LoweredProgram, levels: Sequence[int], parts: Seque
 def with_reduced_gradients(program: LoweredProgram) -> LoweredProgram:
     """The program in which ops on gradients that are reduced already are of the optimizer's phase.
 
-    They are those of the backward pass that keep the shape of what was communicated, and that only the optimizer needs.
+    They are those of the backward pass that keep the shape of what was communicated, and whose results only the
+    optimizer needs; products of matrices are not.
     """
     reduced: set[int] = set()  # values of the backward pass that were communicated, or made of these
     behind: set[int] = set()  # positions of ops
@@ -68,7 +69,7 @@ def with_reduced_gradients(program: LoweredProgram) -> LoweredProgram:
             continue
         if item.kind is ItemKind.COMM:
             reduced.update(item.writes)
-        elif item.kind is ItemKind.COMPUTE and _keeps_shape(program, item, reduced):
+        elif item.kind is ItemKind.COMPUTE and not item.flops and _keeps_shape(program, item, reduced):
             behind.add(k)
             reduced.update(item.writes)
     needed = {v for _, v in program.updates} | {v for v, *_ in program.results}  # by others than the optimizer
