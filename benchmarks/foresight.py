@@ -31,7 +31,7 @@ from torch.utils.checkpoint import (
 )
 
 import actorflow as flow
-from actorflow.auto_parallel.search import ALIKE, Compared, PlanSearch
+from actorflow.auto_parallel.search import ALIKE, Choice, Compared, PlanSearch
 from actorflow.auto_parallel.space import marked_for_zero, open_choices
 from actorflow.script_state.search import find_state
 from actorflow.session.compiling import left_for_registers, memory_limit, room_beside_variables
@@ -332,11 +332,14 @@ def chosen(row: Published, told: Callable[[str], None], seconds: float) -> Compa
 
     choices = open_choices(captured, asked, micro_batches=True, budget=budget)
     search = PlanSearch(captured, asked, choices, draft, budget, beside=True, doing=told, enough=seconds)
-    choice = search.run()
-    while choice.best.drafted:
+
+    def make(choice: Choice) -> FoldedPlan:
         told(f"{choice.best.strategy} as a whole; its draft: {choice.best.seconds:.2f} s")
-        whole = scheduled(choice.captured, choice.request, choice.schedule)
-        choice = search.confirmed(choice, forecast(whole, hardware))
+        return scheduled(choice.captured, choice.request, choice.schedule)
+
+    choice = search.run()
+    if choice.best.drafted:
+        choice, _ = search.settled(choice, make, lambda whole: forecast(whole, hardware))
     for one in (choice.best, *choice.others):
         why = f"  {one.refused}" if one.refused else ""
         told(f"{one.seconds:8.2f} s {one.nbytes / 1e9:6.1f} GB  {one.strategy}{why}")

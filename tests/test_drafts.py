@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from actorflow.auto_parallel import drafts
 from actorflow.auto_parallel.comparison import choice_note
 from actorflow.auto_parallel.drafts import Drafts
-from actorflow.auto_parallel.search import Compared
+from actorflow.auto_parallel.search import Choice, Compared, PlanSearch
 from actorflow.auto_parallel.strategy import Strategy
+from actorflow_compiler.core.errors import LayoutError, PlanError
 from actorflow_compiler.hints.goal import ParallelMode
+from actorflow_scheduler.forecast import Forecast
 from compiler.test_fewer_blocks import Chain, layer
 from models import CASES, Case, small_gpt
 from test_auto_parallel import FAST_NODES, all_strategies, search_of
@@ -103,7 +106,23 @@ def test_blocks_of_which_too_few_are_alike_have_no_drafts() -> None:
     assert not search.compare(STRATEGIES[0]).drafted
 
 
-def test_a_choice_that_does_not_fit_as_a_whole_makes_way_for_the_next() -> None:
+def settled(search: PlanSearch, wholes: Mapping[Strategy, Forecast | Exception]) -> Compared:
+    """What a search takes whose whole plans have these forecasts, or cannot be made."""
+
+    def make(choice: Choice) -> Forecast:
+        whole = wholes[choice.best.strategy]
+        if isinstance(whole, Exception):
+            raise whole
+        return whole
+
+    choice, whole = search.settled(search._choice(), make, lambda whole: whole)
+    assert choice.best.forecast is whole
+    assert not choice.best.drafted
+    return choice.best
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["too large", "cannot be made"])
+def test_a_choice_that_does_not_fit_as_a_whole_makes_way_for_the_next(fails: bool) -> None:
     search, _ = search_of(DEEP, 4, budget=1e12)
     search._estimated()
     for strategy in STRATEGIES[:2]:
@@ -111,15 +130,22 @@ def test_a_choice_that_does_not_fit_as_a_whole_makes_way_for_the_next() -> None:
     choice = search._choice()
     assert choice.best.drafted
     assert "by drafts with fewer of the repeated blocks" in choice_note(choice)
-    assert choice.best.forecast is not None
-    rank = choice.best.forecast.ranks[0]
-    large = replace(choice.best.forecast, ranks=(replace(rank, variables=1 << 50),))
-    other = search.confirmed(choice, large)
-    assert other.best.strategy == choice.others[0].strategy
-    assert search.compared[choice.best.strategy].refused
-    assert other.best.forecast is not None
-    kept = search.confirmed(other, other.best.forecast)
-    assert (kept.best.strategy, kept.best.drafted) == (other.best.strategy, False)
+    first, other = choice.best, choice.others[0]
+    assert first.forecast is not None
+    assert other.forecast is not None
+    large = replace(first.forecast, ranks=(replace(first.forecast.ranks[0], variables=1 << 50),))
+    wholes = {first.strategy: PlanError("it needs more") if fails else large, other.strategy: other.forecast}
+    assert settled(search, wholes).strategy == other.strategy
+    assert search.compared[first.strategy].refused
+
+
+def test_where_no_whole_plan_can_be_made_an_error_says_what_was_tried() -> None:
+    search, _ = search_of(DEEP, 4, budget=1e12)
+    search._estimated()
+    for strategy in STRATEGIES[:2]:
+        search.compare(strategy)
+    with pytest.raises(LayoutError, match=r"none of 2 plans that were tried is possible.*it needs more"):
+        settled(search, dict.fromkeys(STRATEGIES[:2], PlanError("it needs more")))
 
 
 def test_after_a_draft_that_was_too_small_those_come_first_that_fit_if_they_are_as_wrong() -> None:
@@ -132,9 +158,8 @@ def test_after_a_draft_that_was_too_small_those_come_first_that_fit_if_they_are_
         search.compared[one.strategy] = held(one, share * 1e12)
     choice = search._choice()
     assert choice.best.strategy == first.strategy
-    twice = held(first, 2 * 0.6e12).forecast
-    assert twice is not None
-    assert search.confirmed(choice, twice).best.strategy == third.strategy  # 0.8 of the budget; the second would be 1.4
+    twice = {one.strategy: held(one, 2 * one.nbytes).forecast for one in search.compared.values()}
+    assert settled(search, twice).strategy == third.strategy  # 0.8 of the budget; the second would be 1.4
 
 
 def held(one: Compared, nbytes: float, seconds: float | None = None, refused: str = "") -> Compared:
@@ -145,8 +170,8 @@ def held(one: Compared, nbytes: float, seconds: float | None = None, refused: st
     return replace(one, forecast=replace(one.forecast, ranks=(rank,), period=period), refused=refused)
 
 
-@pytest.mark.parametrize("bytes_of_whole", [0.99e12, 1.02e12])
-def test_a_faster_draft_that_hardly_exceeds_the_budget_is_tried_as_a_whole_once(bytes_of_whole: float) -> None:
+@pytest.mark.parametrize("bytes_of_whole", [0.99e12, 1.02e12, None])
+def test_a_faster_draft_that_hardly_exceeds_the_budget_is_tried_as_a_whole_once(bytes_of_whole: float | None) -> None:
     search, _ = search_of(DEEP, 4, budget=1e12)
     search._estimated()
     doubtful, other, fits = (search.compare(strategy) for strategy in STRATEGIES[:3])
@@ -154,10 +179,10 @@ def test_a_faster_draft_that_hardly_exceeds_the_budget_is_tried_as_a_whole_once(
         search.compared[one.strategy] = held(one, share * 1e12, seconds, "too large" if share > 1 else "")
     choice = search._choice()
     assert choice.best.strategy == doubtful.strategy
-    whole = held(doubtful, bytes_of_whole, 0.92).forecast
-    assert whole is not None
-    taken = search.confirmed(choice, whole).best
-    assert taken.strategy == (doubtful if bytes_of_whole < 1e12 else fits).strategy
+    whole = None if bytes_of_whole is None else held(doubtful, bytes_of_whole, 0.92).forecast
+    wholes = {doubtful.strategy: whole or PlanError("it needs more"), fits.strategy: held(fits, 0.5e12, 1.0).forecast}
+    taken = settled(search, wholes)
+    assert taken.strategy == (doubtful if bytes_of_whole == 0.99e12 else fits).strategy
     assert not taken.refused
 
 
@@ -180,7 +205,6 @@ def test_a_whole_plan_that_uses_its_room_and_is_slower_than_its_draft_says_nothi
     search.compared[second.strategy] = held(second, 0.7e12, 1.05)
     choice = search._choice()
     assert choice.best.strategy == first.strategy
-    whole = held(first, 0.99e12, 1.1).forecast
-    assert whole is not None
-    assert search.confirmed(choice, whole).best.strategy == first.strategy
+    wholes = {first.strategy: held(first, 0.99e12, 1.1).forecast}
+    assert settled(search, wholes).strategy == first.strategy
     assert search.more == 1.0

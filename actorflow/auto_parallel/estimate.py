@@ -1,4 +1,4 @@
-"""StrategyEstimate the time and memory of a step under a strategy from a few sums over its graph.
+"""Estimate the time and memory of a step under a strategy from sums over its graph, before anything is compiled.
 
 The estimate orders what is worth compiling; ``StrategyEstimate.least`` is what no plan of the strategy undercuts.
 """

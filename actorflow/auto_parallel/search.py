@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
+from typing import TypeVar
 
 from actorflow.auto_parallel.drafts import Drafts
 from actorflow.auto_parallel.estimate import IN_DOUBT, Estimator, StepProfile, StrategyEstimate
@@ -38,8 +39,10 @@ ABOUT = 0.1  # by which estimates of a step's time may differ and say little of 
 LAST = 3  # strategies that are still compiled when the time is over and nothing fits: those that need least
 NEAR = 0.1  # of the budget, by which a forecast of memory may be wrong
 FASTER = 0.03  # of the time of a step, for which a draft that needs hardly more than the budget is compiled as a whole
+REFUSALS = (LayoutError, PlanError, CallError)  # errors of a strategy that is not possible
 ALIKE = 0.05  # of a part of a value: ranks whose parts differ by less are compared as one, which has the largest
 
+T = TypeVar("T")
 Schedule = Callable[[Capture, StepRequest, ScheduleName], tuple[FoldedPlan, Hardware]]
 Shape = tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]
 
@@ -138,19 +141,44 @@ class PlanSearch:
         self.taken = time.monotonic() - self.begun
         return self._choice()
 
-    def confirmed(self, choice: Choice, whole: Forecast) -> Choice:
-        """The choice with the forecast of its ``whole`` plan in place of that of drafts, or another one.
+    def settled(
+        self, choice: Choice, make: Callable[[Choice], T], forecast_of: Callable[[T], Forecast]
+    ) -> tuple[Choice, T]:
+        """The choice and what ``make`` makes of it, a whole plan of which ``forecast_of`` gives the forecast.
 
-        It is another one if the whole plan does not fit the memory, and one that was compared may.  Other drafts are
-        taken to be as wrong as this one was; in memory only if the whole plan does not fit, as one that does may use
-        what there is.  Raises LayoutError as ``run``.
+        A choice by drafts makes way for another one if its whole plan does not fit the memory, or cannot be made.
+        Raises LayoutError as ``run``, and what ``make`` raises of a choice that is not by drafts.
         """
-        draft, found = choice.best, replace(choice.best, forecast=whole, refused=self._over(whole), drafted=False)
+        while True:
+            try:
+                made = make(choice)
+            except REFUSALS as error:
+                if not choice.best.drafted:
+                    raise
+                choice = self._instead_of(choice, Compared(choice.best.strategy, refused=str(error)))
+                continue
+            if not choice.best.drafted:
+                return choice, made
+            whole = forecast_of(made)
+            found = replace(choice.best, forecast=whole, refused=self._over(whole), drafted=False)
+            other = self._instead_of(choice, found)
+            if other.best is found:
+                return other, made
+            choice = other
+
+    def _instead_of(self, choice: Choice, found: Compared) -> Choice:
+        """The choice now that it has been ``found`` what the whole plan of a choice by drafts is.
+
+        Other drafts are taken to be as wrong as this one was; in memory only if the whole plan does not fit, as one
+        that does may use what there is.
+        """
+        draft = choice.best
         self.compared[draft.strategy] = found
         self.doubted |= bool(draft.refused)
-        self.slower = max(self.slower, found.seconds / draft.seconds)
-        if found.refused:
-            self.more = max(self.more, found.nbytes / draft.nbytes)
+        if found.forecast is not None:
+            self.slower = max(self.slower, found.seconds / draft.seconds)
+        if found.refused and self.budget is not None:
+            self.more = max(self.more, max(found.nbytes, self.budget) / draft.nbytes)
         return self._choice()
 
     def _choice(self) -> Choice:
@@ -344,7 +372,7 @@ class PlanSearch:
             drafted = found is not None
             whole, moved = found or self._forecast_of(name, self.captured_for(strategy), strategy)
             result = Compared(strategy, whole, moved, self._over(whole), name, drafted)
-        except (LayoutError, PlanError, CallError) as error:
+        except REFUSALS as error:
             result = Compared(strategy, refused=str(error))
         self.compared[strategy] = result
         return result

@@ -17,7 +17,7 @@ import torch
 
 from actorflow.auto_parallel.comparison import SHOWN, again_notes, choice_note, considered
 from actorflow.auto_parallel.follow import following
-from actorflow.auto_parallel.search import ALIKE, Choice, PlanSearch
+from actorflow.auto_parallel.search import ALIKE, REFUSALS, Choice, PlanSearch
 from actorflow.auto_parallel.space import marked_for_zero, may_split_state, open_choices
 from actorflow.auto_parallel.strategy import UNMARKED
 from actorflow.rendezvous.device_assignment import (
@@ -416,8 +416,11 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     for one in choice.others[:SHOWN] if request.looked_at is LookedAt.ALL else ():
         doing(f"the page of {one.strategy}")
         wanted, marked = search.request_of(one.strategy), search.captured_for(one.strategy)
-        drawn = one.forecast and _scheduled(request, marked, wanted, request.schedule, wanted.listeners.doing)[0]
-        others.append(drawn or None)
+        drawn: Plan | None = None
+        with contextlib.suppress(*REFUSALS):  # drafts of a plan may fit that does not
+            if one.forecast is not None:
+                drawn = _scheduled(request, marked, wanted, request.schedule, wanted.listeners.doing)[0]
+        others.append(drawn)
     return replace(made, plan=plan, others=tuple(others))
 
 
@@ -428,18 +431,14 @@ def _chosen(
 
     One whose forecast is of drafts is kept if the whole plan fits the memory; else the next best takes its place.
     """
+
+    def make(choice: Choice) -> _Made:
+        chosen = replace(choice.request, listeners=asked.listeners)
+        return _made(request, choice.captured, chosen, choice.schedule, doing)
+
     with _located_errors(request):
         choice = search.run()
-    while True:
-        chosen = replace(choice.request, listeners=asked.listeners)
-        made = _made(request, choice.captured, chosen, choice.schedule, doing)
-        if not choice.best.drafted:
-            return choice, made
-        with _located_errors(request):
-            confirmed = search.confirmed(choice, forecast(made.folded or made.plan, made.hardware))
-        if confirmed.best.strategy == choice.best.strategy:
-            return confirmed, made
-        choice = confirmed
+    return search.settled(choice, make, lambda made: forecast(made.folded or made.plan, made.hardware))
 
 
 def _made(
