@@ -28,6 +28,7 @@ class Outline:
 
     docstring: str
     public_classes: tuple[str, ...]
+    public_names: tuple[str, ...]  # of classes and functions that are no part of others
     imports: tuple[ast.Import | ast.ImportFrom, ...]
     lookups: tuple[tuple[int, ast.expr], ...]  # lines, and what ``import_module`` or ``sys.modules`` are asked for
 
@@ -49,7 +50,9 @@ def outline(text: str) -> Outline:
                 lookups += [(node.lineno, name) for name in node.args[:1]]
         elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("sys.modules"):
             lookups.append((node.lineno, node.slice))
-    return Outline(ast.get_docstring(tree) or "", tuple(classes), tuple(imports), tuple(lookups))
+    made = (n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef))
+    names = tuple(name for name in made if not name.startswith("_"))
+    return Outline(ast.get_docstring(tree) or "", tuple(classes), names, tuple(imports), tuple(lookups))
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:

@@ -29,7 +29,7 @@ from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.variant import Variant
 from actorflow_compiler.rewriting.compute_again import compute_again
-from actorflow_compiler.rewriting.model_parts import ModelPart, ModelParts, find_parts
+from actorflow_compiler.rewriting.model_parts import DividedModel, ModelPart, find_parts
 from actorflow_compiler.values.variables import real_optimizer_state
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.schedule import schedule, schedule_folded
@@ -172,7 +172,7 @@ def test_parts_begin_where_least_is_handed_on_and_all_but_equal_ones_are_far_apa
     assert second - first > 1
 
 
-def chain(updates: bool, random: bool = False) -> tuple[Graph, ModelParts]:
+def chain(updates: bool, random: bool = False) -> tuple[Graph, DividedModel]:
     """A graph x → a → b, of which the backward pass reads a and b."""
     op = "aten.bernoulli.default" if random else "aten.tanh.default"
     nodes = (
@@ -183,7 +183,7 @@ def chain(updates: bool, random: bool = False) -> tuple[Graph, ModelParts]:
     )
     inputs = (Input(0, "x", InputKind.BATCH), Input(1, "w", InputKind.VARIABLE))
     graph = Graph(inputs, nodes, {v: Meta((4,), "float32") for v in range(6)}, (4,), ((1, 5),))
-    return graph, ModelParts((ModelPart(0, 32, 32),), (0,))
+    return graph, DividedModel((ModelPart(0, 32, 32),), (0,))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def chain(updates: bool, random: bool = False) -> tuple[Graph, ModelParts]:
     ids=["plain", "moving", "random"],
 )
 def test_ops_are_repeated_that_give_the_same_again(
-    made: Callable[[], tuple[Graph, ModelParts]], again: list[str]
+    made: Callable[[], tuple[Graph, DividedModel]], again: list[str]
 ) -> None:
     graph, parts = made()
     assert compute_again(graph, parts, ()) is graph

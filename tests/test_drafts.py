@@ -10,7 +10,7 @@ import pytest
 
 from actorflow.auto_parallel import drafts
 from actorflow.auto_parallel.comparison import choice_note
-from actorflow.auto_parallel.drafts import Drafts
+from actorflow.auto_parallel.drafts import DraftForecaster
 from actorflow.auto_parallel.search import Choice, Compared, PlanSearch
 from actorflow.auto_parallel.strategy import Strategy
 from actorflow_compiler.core.errors import LayoutError, PlanError
@@ -76,7 +76,7 @@ def test_less_is_compiled_for_drafts_and_a_small_step_or_many_stages_have_none(
     assert search.drafts.sizes(replace(STRATEGIES[0], stages=8)) is None
     monkeypatch.setattr(drafts, "LARGE", 1 << 30)
     given = search.drafts.whole
-    assert Drafts.of(given.captured, given.parts, given.estimator, False).sizes(STRATEGIES[0]) is None
+    assert DraftForecaster.of(given.captured, given.parts, given.estimator, False).sizes(STRATEGIES[0]) is None
 
 
 def test_the_time_to_compile_what_is_chosen_as_a_whole_is_a_part_of_the_searchs() -> None:

@@ -44,6 +44,22 @@ def differ_by_an_ending(modules: Modules) -> list[str]:
     ]
 
 
+IRREGULAR = {"bind": "bound", "find": "found", "hold": "held", "keep": "kept", "lay": "laid", "make": "made"}
+
+
+def told_apart_by_an_ending(modules: Modules) -> list[str]:
+    """Public functions, or public classes, of one room, such as ``call`` beside ``called``."""
+    rooms: dict[str, set[str]] = defaultdict(set)
+    for module, text in modules.items():
+        rooms[module.rpartition(".")[0]].update(outline(text).public_names)
+    return [
+        f"{room}: {name} and {other}"
+        for room, names in rooms.items()
+        for name in sorted(names)
+        for other in sorted(names & (ends(name) | {IRREGULAR.get(name, name)}) - {name})
+    ]
+
+
 def made_by_a_formula(modules: Modules) -> list[str]:
     """First sentences of modules that say what goes in and comes out, in place of what the module does."""
     found = []
@@ -62,6 +78,10 @@ def test_no_two_modules_of_a_room_differ_by_an_ending() -> None:
     assert differ_by_an_ending(read(HOUSE)) == []
 
 
+def test_no_two_names_of_a_room_differ_by_an_ending() -> None:
+    assert told_apart_by_an_ending(read(HOUSE)) == []
+
+
 def test_modules_say_what_they_do() -> None:
     assert made_by_a_formula(read(HOUSE)) == []
 
@@ -77,6 +97,9 @@ def test_every_module_has_a_docstring() -> None:
         (differ_by_an_ending, {"room.call": "", "room.calls": ""}),
         (differ_by_an_ending, {"room.cut": "", "room.cutting": ""}),
         (differ_by_an_ending, {"room.schedule": "", "room.scheduler": ""}),
+        (told_apart_by_an_ending, {"room.a": "def call(): ...", "room.b": "def called(): ..."}),
+        (told_apart_by_an_ending, {"room.a": "class Draft: ...\nclass Drafts: ..."}),
+        (told_apart_by_an_ending, {"room.a": "def lay(): ...", "room.b": "async def laid(): ..."}),
         (made_by_a_formula, {"a": '"""A plan goes in; slot counts come out."""'}),
         (made_by_a_formula, {"a": '"""Messages enter; what they\nsay leaves."""'}),
         (made_by_a_formula, {"a": '"""The compiler: a step goes in, a plan comes out."""'}),

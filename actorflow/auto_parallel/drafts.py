@@ -16,7 +16,7 @@ from actorflow.auto_parallel.strategy import Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError, PlanError
 from actorflow_compiler.rewriting.fewer_blocks import RepeatedBlocks, find_blocks, with_fewer_blocks
-from actorflow_compiler.rewriting.model_parts import ModelParts
+from actorflow_compiler.rewriting.model_parts import DividedModel
 from actorflow_scheduler.forecast import Forecast, RankForecast
 
 LARGE = 3000  # ops: a smaller step is compiled as it is
@@ -33,11 +33,11 @@ class Draft:
     """A step, or what is left of it, with what is needed to make a plan of it under a strategy, and to estimate it."""
 
     captured: Capture
-    parts: ModelParts  # that may be computed again
+    parts: DividedModel  # that may be computed again
     estimator: Estimator
     blocks: int
 
-    def strategy(self, asked: Strategy, of: ModelParts) -> Strategy:
+    def strategy(self, asked: Strategy, of: DividedModel) -> Strategy:
         """The strategy for this step, with as large a share of its parts computed again as of those of the whole."""
         count, mine = asked.again[0], len(self.parts.order)
         again = (round(count / len(of.order) * mine), len(self.parts.parts)) if count else asked.again
@@ -45,7 +45,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftForecast:
+class DraftPoint:
     """The forecast of a draft, and where it lies on the lines."""
 
     forecast: Forecast
@@ -56,7 +56,7 @@ class DraftForecast:
 
 
 @dataclass(slots=True)
-class Drafts:
+class DraftForecaster:
     """The drafts of one captured step, each made when it is first asked for."""
 
     whole: Draft
@@ -66,11 +66,11 @@ class Drafts:
     seconds: dict[Strategy, float] = field(default_factory=dict)  # that the whole plan would take to compile, about
 
     @staticmethod
-    def of(captured: Capture, parts: ModelParts, estimator: Estimator, again: bool) -> Drafts:
+    def of(captured: Capture, parts: DividedModel, estimator: Estimator, again: bool) -> DraftForecaster:
         """The drafts of a step; of a small one, or one without many like blocks, there are none."""
         found = find_blocks(captured.graph) if len(captured.graph.nodes) >= LARGE else RepeatedBlocks()
         whole = Draft(captured, parts, estimator, found.count)
-        return Drafts(whole, again, found)
+        return DraftForecaster(whole, again, found)
 
     def sizes(self, strategy: Strategy) -> tuple[int, int] | None:
         """How many blocks the drafts for a strategy are to have; None where it is to be compiled as a whole.
@@ -96,7 +96,7 @@ class Drafts:
 
     def _forecast(
         self, draft: Draft, strategy: Strategy, whole: StrategyEstimate, make: Forecaster
-    ) -> DraftForecast:
+    ) -> DraftPoint:
         began, mine = time.monotonic(), draft.strategy(strategy, self.whole.parts)
         estimate = draft.estimator.of(mine)
         captured = mine.captured(draft.captured, draft.parts)
@@ -105,7 +105,7 @@ class Drafts:
             found, moved = make(captured, mine, share + ROOM * (1 - share))
         except (LayoutError, PlanError):  # the share is a guess, by which nothing is refused
             found, moved = make(captured, mine, 1.0)
-        return DraftForecast(found, moved, estimate, draft.blocks, time.monotonic() - began)
+        return DraftPoint(found, moved, estimate, draft.blocks, time.monotonic() - began)
 
     def _draft(self, keep: int) -> Draft:
         if keep not in self.made:
@@ -118,7 +118,7 @@ class Drafts:
 
 
 def extrapolated(
-    few: DraftForecast, more: DraftForecast, whole: StrategyEstimate, blocks: int
+    few: DraftPoint, more: DraftPoint, whole: StrategyEstimate, blocks: int
 ) -> tuple[Forecast, int]:
     """The forecast of a step of so many blocks, and the bytes that it moves, on the lines through those of two drafts.
 

@@ -27,7 +27,7 @@ from actorflow_compiler.graph.graph import InputKind, call_of
 from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.placing.automatic_stages import VisitCosts
 from actorflow_compiler.placing.partition import PartitionUnit, least_longest
-from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts
+from actorflow_compiler.rewriting.model_parts import NO_PARTS, DividedModel
 
 WIDE = 4  # bytes of an item of parameters, in which they are updated
 FIRINGS = 3  # of a stage for each micro-batch: forward, backward, and what they hand on
@@ -70,7 +70,7 @@ class StepProfile:
     sequence: SequenceFacts = NO_SEQUENCE
 
     @staticmethod
-    def of(captured: Capture, hardware: Hardware, parts: ModelParts = NO_PARTS) -> StepProfile:
+    def of(captured: Capture, hardware: Hardware, parts: DividedModel = NO_PARTS) -> StepProfile:
         """The profile of a captured step on devices like those of ``hardware``; ``parts`` may be computed again."""
         graph, costs = captured.graph, VisitCosts(captured, 1, 1.0, hardware)
         size = dict.fromkeys(("parameter", "optimizer"), 0.0)

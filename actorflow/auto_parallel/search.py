@@ -14,7 +14,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TypeVar
 
-from actorflow.auto_parallel.drafts import Drafts
+from actorflow.auto_parallel.drafts import DraftForecaster
 from actorflow.auto_parallel.estimate import IN_DOUBT, Estimator, StepProfile, StrategyEstimate
 from actorflow.auto_parallel.space import ZERO, OpenChoices, levels, parameters_of, parts_if, strategies
 from actorflow.auto_parallel.strategy import NOTHING, Strategy
@@ -25,7 +25,7 @@ from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.plan.folded import FoldedPlan
-from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts
+from actorflow_compiler.rewriting.model_parts import NO_PARTS, DividedModel
 from actorflow_scheduler.cost import moved_by_all
 from actorflow_scheduler.forecast import Forecast, forecast
 
@@ -101,14 +101,14 @@ class PlanSearch:
     budget: float | None
     beside: bool
     doing: Callable[[str], None] = lambda _: None
-    parts: ModelParts = NO_PARTS  # of the model, which may be computed again
+    parts: DividedModel = NO_PARTS  # of the model, which may be computed again
     least: int = 1  # strategies that are compiled even if they cannot be the best, so that people can compare them
     may_stop: bool = False  # an interrupt (Ctrl-C) ends the search with the best so far, and not the process
     enough: float = ENOUGH  # seconds after which no further strategy is compiled, and what is chosen is, as a whole
     compared: dict[Strategy, Compared] = field(default_factory=dict)
     estimates: dict[Strategy, StrategyEstimate] = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
-    drafts: Drafts | None = None  # of the step
+    drafts: DraftForecaster | None = None  # of the step
     taken: float = 0.0  # seconds that the search took
     stopped: str = ""  # why it ended before its time
     late: bool = False  # whether its time was used up
@@ -218,7 +218,7 @@ class PlanSearch:
         self.parts = parts_if(self.choices.again, self.captured)
         profile = StepProfile.of(self.captured, devices.hardware, self.parts)
         estimator = Estimator(profile, devices.hardware, devices.world, self.beside)
-        self.drafts = Drafts.of(self.captured, self.parts, estimator, self.choices.again)
+        self.drafts = DraftForecaster.of(self.captured, self.parts, estimator, self.choices.again)
         special = profile.special_axes(devices.world, self.budget)
         units = len(profile.units)
         for s in strategies(self.choices, asked, devices.hardware, devices.world, profile.batch, units, special):

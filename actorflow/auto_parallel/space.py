@@ -15,7 +15,7 @@ from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.hints.goal import WHOLE_VARIABLES, ParallelMode
 from actorflow_compiler.hints.packing import MARKERS
 from actorflow_compiler.plan.plan import VariableKind
-from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts, find_parts
+from actorflow_compiler.rewriting.model_parts import NO_PARTS, DividedModel, find_parts
 
 ZERO = (0, 1, 2, 3)
 LEVELS = 4  # of how much is computed again
@@ -169,12 +169,12 @@ def _weights(mesh: tuple[int, ...], hardware: Hardware) -> tuple[tuple[int, ...]
     return () if weights is None else (weights, *((1,) * size for size in mesh[1:]))
 
 
-def parts_if(again: bool, captured: Capture) -> ModelParts:
+def parts_if(again: bool, captured: Capture) -> DividedModel:
     """The parts of a captured step that may be computed again, if any may be."""
     return find_parts(captured.graph) if again else NO_PARTS
 
 
-def levels(parts: ModelParts) -> tuple[tuple[int, int], ...]:
+def levels(parts: DividedModel) -> tuple[tuple[int, int], ...]:
     """How many parts may be computed again: about a fourth, a half, three fourths, and all that are worth it."""
     most = len(parts.order)
     counts = sorted({math.ceil(most * k / LEVELS) for k in range(1, LEVELS + 1)} - {0})

@@ -14,7 +14,7 @@ from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.hints.hints import StagesHint, ZeroHint
 from actorflow_compiler.hints.zero import GRADIENT
 from actorflow_compiler.rewriting.compute_again import compute_again
-from actorflow_compiler.rewriting.model_parts import NO_PARTS, ModelParts
+from actorflow_compiler.rewriting.model_parts import NO_PARTS, DividedModel
 
 ORIGIN = 'parallel="auto"'  # of the hints that a strategy gives
 BY_SAMPLES = frozenset({ParallelMode.DATA, ParallelMode.AUTO, ParallelMode.EXPERT})  # axes that may split samples
@@ -53,7 +53,7 @@ class Strategy:
             hints = replace(hints, zero=zero_hints(parameters, self.zero))
         return replace(given, goal=goal, hints=hints, micro_batches=self.micro_batches)
 
-    def captured(self, marked: Capture, parts: ModelParts = NO_PARTS) -> Capture:
+    def captured(self, marked: Capture, parts: DividedModel = NO_PARTS) -> Capture:
         """The step as it is compiled: it computes again what this says of its ``parts``.
 
         Marks on gradients that were made while it was captured are left out, unless they are needed.

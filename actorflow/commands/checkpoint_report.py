@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from actorflow.persistence.container import SUFFIX, dtype_name, dtype_named
+from actorflow.persistence.container import SUFFIX, dtype_name, dtype_of_name
 from actorflow.persistence.folders import FoundCheckpoint, checkpoints_in, open_checkpoint
 from actorflow.persistence.foreign import DCP_METADATA, open_foreign
 from actorflow.persistence.manifest import MANIFEST, Manifest, read_manifest
@@ -190,7 +190,7 @@ def _head(found: FoundCheckpoint, manifest: Manifest) -> list[tuple[str, str]]:
 def _line(name: str, manifest: Manifest) -> _Line:
     record = manifest.tensors[name]
     files = dict.fromkeys(manifest.files[piece.file].name for piece in record.pieces)
-    return _Line(name, dtype_named(record.dtype), record.shape, tuple(files))
+    return _Line(name, dtype_of_name(record.dtype), record.shape, tuple(files))
 
 
 def _lines_in(name: str, value: Any) -> Iterator[_Line]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from actorflow.control.message_rules import PIDS, PORTS, RANKS, check_addresses, check_socket, one_of_a_range, refuse
+from actorflow.control.message_rules import PIDS, PORTS, RANKS, check_each_address, check_socket, one_of_a_range, refuse
 from actorflow.rendezvous.roster import Ticket
 from actorflow.support.refusals import RefusalReason
 from actorflow_protos import runtime_pb2 as pb
@@ -69,7 +69,7 @@ def check_welcome(item: pb.Welcome, world: int, own: Ticket) -> None:
         refuse(RefusalReason.NUMBER, f"tickets of {len(item.nodes)} ranks", f"those of ranks 0 to {world - 1} in order")
     for what, numbers, stop in (("a node", item.nodes, RANKS), ("a pid", item.pids, PIDS + 1)):
         one_of_a_range(what, max(numbers), 0, stop)
-    check_addresses(item.addresses)
+    check_each_address(item.addresses)
     for socket in {*item.sockets}:
         check_socket(socket)
     if _ticket_of(item, own.rank, own) != own:

@@ -21,7 +21,7 @@ __all__ = [
     "CHUNK",
     "LONGEST",
     "check_address",
-    "check_addresses",
+    "check_each_address",
     "check_below",
     "check_fields",
     "check_known",
@@ -194,10 +194,10 @@ def check_socket(socket: str) -> None:
 
 def check_address(address: str) -> None:
     """Raise MessageRefused if an address is no HOST:PORT."""
-    check_addresses((address,))
+    check_each_address((address,))
 
 
-def check_addresses(addresses: Iterable[str]) -> None:
+def check_each_address(addresses: Iterable[str]) -> None:
     """Raise MessageRefused if any of these is no HOST:PORT."""
     for address in addresses:  # of all ranks, on each rank
         found = _ADDRESS.fullmatch(address)

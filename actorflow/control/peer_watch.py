@@ -12,7 +12,7 @@ from actorflow.rendezvous.options import LOST_AFTER, SUSPECT
 from actorflow.rendezvous.reports import Notice, RankSilence, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
-from actorflow.support.silences import LongSilence, SilenceCounter, Turn
+from actorflow.support.silences import LongSilence, SilenceCounter, SilenceEvent
 from actorflow.support.terminal import say
 from actorflow_compiler.core.units import ranges_text
 from actorflow_protos import runtime_pb2 as pb
@@ -132,9 +132,9 @@ class PeerWatch:
         for peer in heard:
             self._links[peer].heard = False
         for silence in self._counter.tick(now, heard):
-            if silence.turn is Turn.LONG:
+            if silence.event is SilenceEvent.LONG:
                 self._on_long(silence.peer)
-            elif silence.turn is Turn.OVER:
+            elif silence.event is SilenceEvent.OVER:
                 self._tell(silence, "")
             else:
                 look = asyncio.ensure_future(self._look(silence))
@@ -158,7 +158,7 @@ class PeerWatch:
                 self._name(silence.peer)
 
     def _tell(self, silence: LongSilence, waits: str) -> None:
-        own, over = self._settings.rank, silence.turn is Turn.OVER
+        own, over = self._settings.rank, silence.event is SilenceEvent.OVER
         missing = "" if over else self._missing_step(silence.peer)
         if own == 0 or silence.peer == 0:
             self.hear(own, silence.peer, silence.seconds, over, waits, missing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from actorflow.doctor.finding import Finding
-from actorflow.rendezvous.addresses import is_address, is_loopback, own_addresses
+from actorflow.rendezvous.addresses import is_address, is_loopback, own_addresses_text
 
 if TYPE_CHECKING:
     from actorflow.doctor.machine_facts import MachineFacts
@@ -44,7 +44,8 @@ def not_the_master(here: MachineFacts) -> Finding | None:
         return None
     return Finding(
         "master's address is another machine's",
-        f"The master's address {here.master} is none of this machine's, which has {own_addresses(here.interfaces)}.",
+        f"The master's address {here.master} is none of this machine's, which has "
+        f"{own_addresses_text(here.interfaces)}.",
         "The other nodes look for node 0 there.",
         "Give --node-rank 0 on one node alone, the one with that address; behind a translation of addresses it may be "
         "right as it is.",
@@ -63,7 +64,7 @@ def unpublished(here: MachineFacts) -> Finding | None:
     return Finding(
         "container without published ports",
         f"This process runs in a container ({here.container}) with addresses of its own, "
-        f"{own_addresses(here.interfaces)}; node {here.node} of the run is {name}.",
+        f"{own_addresses_text(here.interfaces)}; node {here.node} of the run is {name}.",
         "In a container's own network other machines reach only the ports that were published, and ranks use ports "
         "that the system chooses as well.",
         "Start the container with the host's network: docker run --net=host (Kubernetes: hostNetwork: true). If it is "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from actorflow.doctor.finding import Finding
-from actorflow.rendezvous.addresses import interfaces, own_addresses
+from actorflow.rendezvous.addresses import interfaces, own_addresses_text
 
 if TYPE_CHECKING:
     from actorflow.doctor.machine_facts import MachineFacts
@@ -78,7 +78,7 @@ def _why(host: str, port: int, error: OSError, use: PortUse) -> Finding:
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
         return Finding(
             "address of another machine",
-            f"{host} is not an address of this machine, whose addresses are {own_addresses(interfaces())}.",
+            f"{host} is not an address of this machine, whose addresses are {own_addresses_text(interfaces())}.",
             "Node 0 listens on the master's address.",
             "Give node 0's own address as the master's, or start this as another node.",
         )

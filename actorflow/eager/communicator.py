@@ -22,7 +22,7 @@ from actorflow_compiler.core.sbp import share
 
 __all__ = ["CHECK", "CollectiveLabel", "SingleRankCommunicator", "EagerCommunicator"]
 
-CHECK = "ACTORFLOW_CHECK_PACE"  # 1: every op on global tensors is compared between all ranks before it runs
+CHECK = "ACTORFLOW_CHECK_MISMATCH"  # 1: every op on global tensors is compared between all ranks before it runs
 SMALL = 65536  # bytes; smaller sums are exchanged all to all, larger ones in two steps that move fewer bytes
 # dtype → the dtype of its sums
 WIDE = dict.fromkeys(

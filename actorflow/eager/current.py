@@ -11,7 +11,7 @@ from actorflow.eager.communicator import EagerCommunicator, SingleRankCommunicat
 from actorflow.eager.group_communicator import GroupCommunicator
 from actorflow.support.exit_hooks import when_finished
 
-__all__ = ["checked", "current", "finish", "use", "world"]
+__all__ = ["comparing_ops", "current", "finish", "use", "world"]
 
 
 class _Here(threading.local):
@@ -52,11 +52,11 @@ def use(comm: EagerCommunicator) -> Iterator[EagerCommunicator]:
 
 
 @contextlib.contextmanager
-def checked() -> Iterator[None]:
+def comparing_ops() -> Iterator[None]:
     """Compare every op on global tensors of the body between all ranks before it runs: slow, but exact.
 
     If a rank is about to run another op than the others, every rank raises an error at once that shows each
-    rank's op.  Every rank has to enter it.  ``ACTORFLOW_CHECK_PACE=1`` does it for a whole run.
+    rank's op.  Every rank has to enter it.  ``ACTORFLOW_CHECK_MISMATCH=1`` does it for a whole run.
     """
     comm = current()
     comm.checks += 1

@@ -24,7 +24,7 @@ from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.op_cache import CACHE, MadeOf, call_key, code_of_call
 from actorflow.eager.op_plans import is_view, op_name
 from actorflow.eager.perform import perform
-from actorflow.eager.plain_tensors import check, count_references, flat, plain_at
+from actorflow.eager.plain_tensors import check_plain, count_references, flat, plain_at
 from actorflow_compiler.core.errors import GlobalInCollective, LayoutError
 from actorflow_compiler.core.torch_internals import is_composed, only_dispatch
 from actorflow_compiler.signatures import has_line
@@ -181,7 +181,7 @@ def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if plain and func._schema.is_mutable and func not in CHANGE_PLAIN:
         written_tensors(func, args, kwargs)
     for i in plain:
-        check(leaves[i], count_references(leaves[i]), str(func))
+        check_plain(leaves[i], count_references(leaves[i]), str(func))
     _begin(func, leaves)
     handler = HANDLERS.get(func)
     if handler is not None:

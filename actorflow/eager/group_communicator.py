@@ -74,7 +74,7 @@ class GroupCommunicator(EagerCommunicator):
         self._group = communicators.open(Scope.GROUP, self.all_ranks)
         connection: Any = store  # its stub lacks what follows
         own = connection.clone()  # a connection of its own: one thread's calls do not hold up the other's
-        self._watch = MismatchWatch(PrefixStore("pace", own), rank, world, self._break, silent)
+        self._watch = MismatchWatch(PrefixStore("mismatch", own), rank, world, self._break, silent)
 
     @classmethod
     def joined(cls) -> GroupCommunicator | None:

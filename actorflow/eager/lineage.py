@@ -32,7 +32,7 @@ from actorflow_compiler.core.torch_internals import in_transform, number_of_back
 __all__ = [
     "COPY",
     "Lineage",
-    "LineageRecord",
+    "RecordedLineages",
     "LineageRecorder",
     "backward_pass",
     "code_of",
@@ -176,7 +176,7 @@ class KnownLineage(int):
 
 
 @dataclass(frozen=True, slots=True)
-class LineageRecord:
+class RecordedLineages:
     """How the lineages of a function's results come from those of its operands."""
 
     steps: tuple[tuple[int, tuple[tuple[bool, int], ...]], ...]  # code, and what is mixed: (known, its index), or codes
@@ -213,11 +213,11 @@ class LineageRecorder:
         one = self._step(code, made_of if code > 0 else made_of[1:], 0 if several else outputs[0])
         return [self._step(COPY, (one, i), lineage) for i, lineage in enumerate(outputs)] if several else [one]
 
-    def record(self, results: Sequence[Lineage]) -> LineageRecord | None:
+    def record(self, results: Sequence[Lineage]) -> RecordedLineages | None:
         """The record; None where a result's lineage does not come from these ops alone."""
         if not all(isinstance(r, KnownLineage) for r in results):
             return None
-        return LineageRecord(tuple(self._steps), tuple(r.index for r in results if isinstance(r, KnownLineage)))
+        return RecordedLineages(tuple(self._steps), tuple(r.index for r in results if isinstance(r, KnownLineage)))
 
     def _step(self, code: int, made_of: tuple[Any, ...], lineage: Lineage) -> KnownLineage:
         mixed = tuple([(True, m.index) if isinstance(m, KnownLineage) else (False, m) for m in made_of])

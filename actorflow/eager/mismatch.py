@@ -68,7 +68,7 @@ class RankState:
 
 MADE_OTHERWISE = (
     "are to exchange tensors that they have made in different ways: all ranks have to run the same ops on global "
-    "tensors, with the same numbers; ACTORFLOW_CHECK_PACE=1 shows the first one that differs"
+    "tensors, with the same numbers; ACTORFLOW_CHECK_MISMATCH=1 shows the first one that differs"
 )
 
 

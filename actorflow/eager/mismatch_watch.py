@@ -73,7 +73,7 @@ class MismatchWatch:
         self.verdict: str | None = None
         self.lost = False  # whether the verdict is that a rank was lost
         self._decided = threading.Event()
-        self._thread = background.start(self._run, "actorflow-pace", self._close.set)
+        self._thread = background.start(self._run, "actorflow-mismatch", self._close.set)
 
     # -- the main thread -------------------------------------------------------------------------
 

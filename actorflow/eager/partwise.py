@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from actorflow.eager import dispatch
 from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of
 from actorflow.eager.layout import Layout, local_shape
-from actorflow.eager.lineage import LineageRecord, LineageRecorder, code_of_op
+from actorflow.eager.lineage import LineageRecorder, RecordedLineages, code_of_op
 from actorflow.eager.op_cache import call_key
 from actorflow.eager.op_plans import RESHAPES
 from actorflow.eager.perform import plan_of
@@ -51,7 +51,7 @@ class PartwiseCall:
     outs: tuple[GlobalSpec, ...]
     back: tuple[Layout, ...]  # layouts that the gradients of the results need
     grads: tuple[GlobalSpec, ...]  # specs that the gradients of the operands then have
-    lineages: LineageRecord  # of the results, as the ops would set them
+    lineages: RecordedLineages  # of the results, as the ops would set them
     kept_ins: tuple[int, ...] = ()  # operands whose memory the autograd graph of the parts saves
     kept_outs: tuple[int, ...] = ()  # results whose memory it saves
 

@@ -47,7 +47,7 @@ def plain_as_whole() -> Iterator[None]:
         _inside.depth -= 1
 
 
-def check(tensor: Tensor, references: int, op: str) -> None:
+def check_plain(tensor: Tensor, references: int, op: str) -> None:
     """Raise LayoutError for a plain tensor that the script has passed to an op together with a global one.
 
     ``references`` is the number that Python holds: only the op's arguments refer to a tensor that torch has made inside

@@ -19,7 +19,7 @@ from actorflow.session.context import adopt_with
 from actorflow.session.jobs import CompiledPlan, JobOptions, JobType
 from actorflow.session.optimizer_steps import step_in_jobs
 from actorflow.session.plan_cache import PlanCache
-from actorflow.session.plan_keys import PlanKeys
+from actorflow.session.plan_keys import PlanKeyMaker
 from actorflow.session.process import current, observed_by
 from actorflow.standins.beside import beside, beside_parts
 from actorflow.tracing.observer import TracingObserver
@@ -74,7 +74,7 @@ class Job:
         if body.mirrored:
             self._check_mirrored()
         self.plans: PlanCache[CompiledPlan] = PlanCache(self.name)
-        self.keys: PlanKeys | None = None  # of the state that the last search found
+        self.keys: PlanKeyMaker | None = None  # of the state that the last search found
         self.last: CompiledPlan | None = None
         self._bound: dict[int, Job] = {}  # by id, for objects to which nothing can be attached
 

@@ -32,7 +32,7 @@ from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
-__all__ = ["AttendedSeat", "HostedSeat", "Seat"]
+__all__ = ["RemoteMeeting", "HostedMeeting", "LauncherMeeting"]
 
 MEETING = PortUse("The launchers of all nodes meet there.", "--master-port (the same on every node)")
 MOST_ATTEMPTS, MOST_NODES = 1 << 20, 1 << 20
@@ -40,7 +40,7 @@ AGAIN, LOOKING_LONGEST = 0.3, 10.0  # seconds between attempts, and between look
 CLOSING = 3.0  # seconds for the last items to reach other launchers
 
 
-class Seat(Protocol):
+class LauncherMeeting(Protocol):
     """A launcher's place in the meeting."""
 
     def ready(self, failed: bool, attempts: int, culprit: int | None) -> None:
@@ -59,8 +59,8 @@ class Seat(Protocol):
         """
 
 
-class HostedSeat:
-    """The seat of node 0's launcher, which holds the meeting; raises ClusterError where it cannot listen.
+class HostedMeeting:
+    """The place of node 0's launcher, which holds the meeting; raises ClusterError where it cannot listen.
 
     ``on_waiting`` is called with the number of nodes that could be taken in, whenever that changes, and ``on_lost``
     with what has happened to a node of the attempt under way; ``port`` returns the port of the next attempt's master;
@@ -94,7 +94,7 @@ class HostedSeat:
         self._started.result()
 
     def ready(self, failed: bool, attempts: int, culprit: int | None) -> None:
-        """See ``Seat``."""
+        """See ``LauncherMeeting``."""
         with suppress(RuntimeError):  # the meeting is over, which is the next item
             self._loop.call_soon_threadsafe(
                 lambda: self._hear_of(
@@ -103,11 +103,11 @@ class HostedSeat:
             )
 
     def next(self) -> pb.MeetingItem:
-        """See ``Seat``."""
+        """See ``LauncherMeeting``."""
         return self._items.get()
 
     def leave(self, status: int, why: str) -> None:
-        """See ``Seat``."""
+        """See ``LauncherMeeting``."""
         over = pb.MeetingItem(over=pb.Over(status=status, text=why))
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(lambda: self._end(over))
@@ -268,7 +268,7 @@ class _Servicer(door.MeetingServicer):  # type: ignore[misc]
 
 
 def _reach(address: str, silence: float, limit: float, tls: TlsFiles | None) -> Any:
-    """A channel to the launcher of node 0, which has answered; see ``AttendedSeat``."""
+    """A channel to the launcher of node 0, which has answered; see ``RemoteMeeting``."""
     end, look = time.monotonic() + limit, 1.0
     channel = door.make_blocking_channel(address, silence) if tls is None else None
     while (left := end - time.monotonic()) > 0:
@@ -297,8 +297,8 @@ class _Gone:
     why: Exception
 
 
-class AttendedSeat:
-    """The seat of another node's launcher; dials node 0's launcher until it answers, for ``limit`` seconds at most.
+class RemoteMeeting:
+    """The place of another node's launcher; dials node 0's launcher until it answers, for ``limit`` seconds at most.
 
     Raises ClusterError for a wrong token, for certificates that do not fit, and where one side alone uses TLS, and
     ConnectionError where nobody answers.
@@ -316,13 +316,13 @@ class AttendedSeat:
         self._thread.start()
 
     def ready(self, failed: bool, attempts: int, culprit: int | None) -> None:
-        """See ``Seat``."""
+        """See ``LauncherMeeting``."""
         self._requests.put(
             pb.NodeReady(ticket=self._ticket, node=self._wanted, failed=failed, attempts=attempts, culprit=culprit)
         )
 
     def next(self) -> pb.MeetingItem:
-        """See ``Seat``."""
+        """See ``LauncherMeeting``."""
         item = self._items.get()
         if isinstance(item, _Gone):
             if isinstance(item.why, grpc.RpcError) and item.why.code() is grpc.StatusCode.UNAUTHENTICATED:
@@ -339,7 +339,7 @@ class AttendedSeat:
         return item
 
     def leave(self, status: int, why: str) -> None:
-        """See ``Seat``."""
+        """See ``LauncherMeeting``."""
         if why:
             self._requests.put(pb.NodeReady(ticket=self._ticket, left=why))
         elif status == 0:

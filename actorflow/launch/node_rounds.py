@@ -10,7 +10,7 @@ from typing import Self
 
 from actorflow.launch.attempt import AttemptResult
 from actorflow.launch.node_assembly import NodeAssembly
-from actorflow.launch.node_meeting import AttendedSeat, HostedSeat, Seat
+from actorflow.launch.node_meeting import HostedMeeting, LauncherMeeting, RemoteMeeting
 from actorflow.launch.rounds import EndedBySignal, Rounds
 from actorflow.rendezvous.addresses import is_own, resolve
 from actorflow.rendezvous.network import hold_port
@@ -32,7 +32,7 @@ class SeveralNodes(Rounds):
         self.status = 0
         self._run, self._say = run, say
         self._ticket = own_ticket(run)
-        self._seat: Seat | None = None
+        self._meeting: LauncherMeeting | None = None
         self._attempts = 0  # so far
         self._why = ""  # why this launcher ends on purpose
         self._hosts = False  # it is node 0's
@@ -50,8 +50,8 @@ class SeveralNodes(Rounds):
             self._ended_by(128 + error.signal)
         elif error is not None:
             self.status = 1
-        if self._seat is not None:
-            self._seat.leave(self.status, self._why or ("the run is over" if self._hosts else ""))
+        if self._meeting is not None:
+            self._meeting.leave(self.status, self._why or ("the run is over" if self._hosts else ""))
         if self._held is not None:
             self._held.close()
 
@@ -68,15 +68,15 @@ class SeveralNodes(Rounds):
         failed, culprit = failure is not None, None if failure is None else failure.rank // self._run.devices
         while True:
             try:
-                self._seat = self._seat or self._take_seat()
-                self._seat.ready(failed, self._attempts, culprit)
-                return self._await_attempt(self._seat)
+                self._meeting = self._meeting or self._join_meeting()
+                self._meeting.ready(failed, self._attempts, culprit)
+                return self._await_attempt(self._meeting)
             except ConnectionError as error:
-                if self._seat is None:
+                if self._meeting is None:
                     raise ClusterError(f"{error} (--join-timeout). {self._advice}{self._unheld}") from error
                 self._say(f"{error}: waiting for it to come back")
-                self._seat.leave(1, "")
-                self._seat, failed, culprit = None, False, None  # a new launcher there knows nothing of the failure
+                self._meeting.leave(1, "")
+                self._meeting, failed, culprit = None, False, None  # a new launcher there knows nothing of the failure
 
     def attend(self, launcher: str) -> None:
         """See ``Rounds``."""
@@ -85,9 +85,9 @@ class SeveralNodes(Rounds):
         if self._lost:
             say_node_is_lost(launcher, self._lost)
 
-    def _await_attempt(self, seat: Seat) -> Settings | None:
+    def _await_attempt(self, meeting: LauncherMeeting) -> Settings | None:
         while True:
-            item = seat.next()
+            item = meeting.next()
             match item.WhichOneof("kind"):
                 case "attempt":
                     found = item.attempt
@@ -118,7 +118,7 @@ class SeveralNodes(Rounds):
         who = "node 0's launcher" if self._hosts else f"the launcher of another node ({self._ticket.host})"
         self._why = f"{who} was ended by {signal.Signals(status - 128).name}"
 
-    def _take_seat(self) -> Seat:
+    def _join_meeting(self) -> LauncherMeeting:
         run = self._run
         if run.node == 0 and (run.numbered or any(map(is_own, resolve(run.master_host)))):
             try:
@@ -130,14 +130,14 @@ class SeveralNodes(Rounds):
                 self._say(f"the launcher that has the port {run.master_port} of this machine is taken for node 0's")
         wanted = run.node if run.numbered else None
         self._say(f"meeting the other nodes at {run.master_address}")
-        return AttendedSeat(self._ticket, wanted, run.master_address, run.token, run.join_timeout, run.tls)
+        return RemoteMeeting(self._ticket, wanted, run.master_address, run.token, run.join_timeout, run.tls)
 
-    def _host(self) -> Seat:
+    def _host(self) -> LauncherMeeting:
         run = self._run
         assembly = NodeAssembly(
             self._ticket, run.least_nodes or run.nnodes, run.nnodes, run.join_timeout, run.max_restarts
         )
-        seat = HostedSeat(
+        meeting = HostedMeeting(
             self._ticket,
             assembly,
             (run.bind_host(), run.master_port),
@@ -149,7 +149,7 @@ class SeveralNodes(Rounds):
             run.tls,
         )
         self._hosts = True
-        return seat
+        return meeting
 
     def _port(self) -> int:
         """A port for the next attempt's master, held for it unless the command line names it."""

@@ -30,13 +30,13 @@ class Standstill:
 
     def runs(self) -> bool:
         """Whether it has run since the last look; the first time, and where the kernel does not tell, if it may."""
-        now = _turns(self._pid)
+        now = _switches(self._pid)
         stood = now is not None and now == self._before
         self._before = now
         return not stood and not is_stopped(self._pid)
 
 
-def _turns(pid: int) -> int | None:
+def _switches(pid: int) -> int | None:
     """How often threads of a process have left a core, which grows while any of them runs."""
     found = None
     with suppress(OSError):  # it has ended

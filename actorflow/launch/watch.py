@@ -33,7 +33,7 @@ from actorflow.rendezvous.reports import (
 from actorflow.rendezvous.script_request import RunShape
 from actorflow.support.peer_user import hear_senders
 from actorflow.support.refusals import REFUSALS, MessageRefused, RefusalReason
-from actorflow.support.silences import SilenceCounter, Turn
+from actorflow.support.silences import SilenceCounter, SilenceEvent
 from actorflow.support.terminal import say
 from actorflow_compiler.core.owned_folders import make_owned_folder, remove_owned_folder
 
@@ -229,7 +229,7 @@ class RankWatch:
             for process in self._alive.values()
         }
         for stop in self._stops.tick(time.monotonic(), going):
-            if stop.turn is Turn.LONG:
+            if stop.event is SilenceEvent.LONG:
                 process = self._alive[stop.peer]
                 cause = LOST[FailureKind.STOPPED] if process.begins is None else NOT_BEGUN
                 self._note_failure(

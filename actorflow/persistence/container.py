@@ -30,7 +30,7 @@ __all__ = [
     "Entry",
     "SUFFIX",
     "code_of",
-    "dtype_named",
+    "dtype_of_name",
     "dtype_name",
     "header_of",
     "read_header",
@@ -84,7 +84,7 @@ def code_of(name: str, dtype: torch.dtype) -> str:
     return code
 
 
-def dtype_named(name: str) -> torch.dtype:
+def dtype_of_name(name: str) -> torch.dtype:
     """``"float32"`` → ``torch.float32``; also of the format's codes.  Raises StateError."""
     found = getattr(torch, _DTYPES.get(name, name), None)
     if not isinstance(found, torch.dtype):
@@ -143,7 +143,7 @@ def _entry(
     assert isinstance(shape, list)
     assert isinstance(offsets, list)
     at = tuple(sharding[name]["saved_offsets"]) if name in sharding else (0,) * len(shape)
-    made = Entry(name, dtype_named(str(said["dtype"])), at, tuple(shape), base + int(offsets[0]))
+    made = Entry(name, dtype_of_name(str(said["dtype"])), at, tuple(shape), base + int(offsets[0]))
     if made.nbytes != offsets[1] - offsets[0]:
         raise ValueError(f"{name} has {offsets[1] - offsets[0]} bytes; {made.nbytes} were expected")
     return made

@@ -24,7 +24,7 @@ from actorflow import deferred
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.deferred import DeferredTensor
-from actorflow.persistence.container import code_of, dtype_name, dtype_named
+from actorflow.persistence.container import code_of, dtype_name, dtype_of_name
 from actorflow.persistence.file_plan import FilePlan
 from actorflow.persistence.folder_lock import FolderLock, lock_folder
 from actorflow.persistence.folders import plans_beside, step_folder
@@ -240,7 +240,7 @@ def _contents(objects: Mapping[str, Any], table: VariableTable | None) -> _Conte
     for name, tensor in tensors.items():
         variable = None if table is None else table.variable_of(tensor)
         if variable is not None:  # it answers at once, where its stand-in has to be asked
-            dtypes[name] = dtype = dtype_named(variable.dtype)
+            dtypes[name] = dtype = dtype_of_name(variable.dtype)
             if any(isinstance(entry, PartialSum) for entry in variable.sbp):
                 layouts.append(TensorLayout(name, variable.shape, dtype.itemsize))
             else:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actorflow import deferred
 from actorflow.deferred.tape import Indices
-from actorflow.persistence.container import BLOCK, BUFFER, dtype_named
+from actorflow.persistence.container import BLOCK, BUFFER, dtype_of_name
 from actorflow.persistence.manifest import FileRecord, StoredPiece, TensorRecord
 from actorflow.persistence.storage import RangeReader, ReadableFolder
 from actorflow_compiler.core.errors import StateError
@@ -206,7 +206,7 @@ class StoredTensorValues:
     ) -> None:
         self._name, self._record, self._files, self._source = name, record, files, source
         self._held = held  # see ``is_unread``
-        self.dtype = dtype_named(record.dtype)
+        self.dtype = dtype_of_name(record.dtype)
         self.shape = record.shape
 
     @property

@@ -44,7 +44,7 @@ def _is_local(address: str) -> bool:
     return found.version == 6 and (found.is_link_local or found.is_loopback)
 
 
-def own_addresses(cards: tuple[Interface, ...]) -> str:
+def own_addresses_text(cards: tuple[Interface, ...]) -> str:
     """This machine's addresses for people: "10.0.0.1 (eth0), 172.17.0.1 (docker0)"; the loopback is left out."""
     shown = [f"{a} ({card.name})" for card in cards for a in card.addresses if not is_loopback(a)]
     return ", ".join(shown) or "none but the loopback's"

@@ -69,7 +69,7 @@ def own_address(host: str) -> str:
         return cards[0].addresses[0]
     raise ClusterError(
         f"the name of node 0, {host}, resolves to {known[0]} on node 0 itself, and which of its addresses others reach "
-        f"is not clear: it has {addresses.own_addresses(tuple(cards))}. Give --master-addr as one of these, or "
+        f"is not clear: it has {addresses.own_addresses_text(tuple(cards))}. Give --master-addr as one of these, or "
         "--interface."
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actorflow.rendezvous.addresses import interfaces, is_own, own_addresses, resolve
+from actorflow.rendezvous.addresses import interfaces, is_own, own_addresses_text, resolve
 from actorflow_compiler.core.errors import ClusterError
 
 NODE = "ACTORFLOW_NODE"  # this node's number in the list, if its addresses do not determine it
@@ -30,7 +30,7 @@ def own_node(nodes: Sequence[str], said: str | None) -> int:
     mine = [number for number, found in enumerate(addresses) if any(is_own(a) for a in found)]
     if len(mine) == 1:
         return mine[0]
-    own = own_addresses(interfaces())
+    own = own_addresses_text(interfaces())
     if mine:
         both = ", ".join(f"node {number} ({nodes[number]})" for number in mine)
         raise ClusterError(

@@ -255,7 +255,7 @@ class Behind:
         with self._lock:
             self._calls.append(call)
 
-    def keep_pace(self, before: Sized, most: int, end: float | None = None) -> None:
+    def limit_in_flight(self, before: Sized, most: int, end: float | None = None) -> None:
         """Block until fewer than ``most`` calls are unfinished, or none of the calls here is.
 
         Calls count that have not fired, which are in ``before``, and calls here with which the device is not done.
@@ -278,7 +278,7 @@ class Behind:
 
     def wait(self, end: float | None = None) -> None:
         """Block until the device is done with all calls; TimeoutError if ``time.monotonic()`` reaches ``end`` first."""
-        self.keep_pace((), 1, end)
+        self.limit_in_flight((), 1, end)
 
     def keep(self) -> None:
         """See ``Call.keep``."""

@@ -156,7 +156,7 @@ class Worker:
         self._raise_if_forked()
         self.check(NOT_MADE)
         inputs, scalars = dict(inputs or {}), dict(scalars or {})
-        self._behind.keep_pace(self._unfinished, self._in_flight)
+        self._behind.limit_in_flight(self._unfinished, self._in_flight)
         with self._changed:
             self._raise_failure()
             job = self._jobs.get(number)

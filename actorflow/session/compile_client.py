@@ -32,7 +32,7 @@ from actorflow.session.context import PlanRuntime, SessionContext
 from actorflow.session.jobs import CompiledPlan, JobLike, JobType, bind_script
 from actorflow.session.lifecycle import Lifecycle
 from actorflow.session.number_reads import NumberReads, fused
-from actorflow.session.plan_keys import PlanKeys, call_text, first_step_differs, refuse_mixed
+from actorflow.session.plan_keys import PlanKeyMaker, call_text, first_step_differs, refuse_mixed
 from actorflow.session.plan_release import PlanRelease
 from actorflow.session.planes import meet_groups, unshare
 from actorflow.session.shared_memory import refuse_shared, refuse_sparse
@@ -77,7 +77,7 @@ class CompileClient:
         request = self._request(job, prepared, found, {} if runtime is None else runtime.variables.layouts)
         unused: Unused = {}
         guards = Guards(found, partial(self._stands_for, unused))
-        key = PlanKeys(state).key(prepared.arguments, request.fresh)
+        key = PlanKeyMaker(state).key(prepared.arguments, request.fresh)
         if runtime is not None:
             self._release.park(runtime, job, state)
         made = self._make(request, number)
@@ -133,7 +133,7 @@ class CompileClient:
         variables = None if context.runtime is None else context.runtime.variables
         kinds = () if context.runtime is None else context.runtime.kinds
         target = Target(settings.hardware, settings.measure, threads_of(settings.devices) if settings.pretend else 0)
-        job.keys = PlanKeys(state)
+        job.keys = PlanKeyMaker(state)
         options = job.options(settings.auto)
         return CompileRequest(
             name=job.name,

@@ -23,7 +23,7 @@ from actorflow.session.call_barrier import CallBarrier
 from actorflow.session.compile_request import located
 from actorflow.session.jobs import JobLike
 from actorflow.standins.lazy_tensor import LazyTensor
-from actorflow.variables.rebinding import RebindingSites
+from actorflow.variables.rebinding import RebindingTable
 from actorflow.variables.variable_table import VariableTable
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.plan.plan import Result
@@ -43,7 +43,7 @@ class PlanRuntime:
     worker: Worker
     variables: VariableTable
     results: Results
-    rebound: RebindingSites
+    rebound: RebindingTable
     kinds: tuple[str, ...]  # of each rank's device
     seed: int  # the master's seed of random ops, used where the script sets none
 

@@ -19,7 +19,7 @@ from actorflow.script_state.side_effects import place_key
 from actorflow.script_state.sources import StateSource
 from actorflow.session.body import JobBody
 from actorflow.session.plan_cache import PlanCache
-from actorflow.session.plan_keys import PlanKeys
+from actorflow.session.plan_keys import PlanKeyMaker
 from actorflow.session.step_effects import StepEffects
 from actorflow.standins.beside import WAS_GLOBAL, is_noted
 from actorflow.variables.rebinding import RebindingSite
@@ -66,7 +66,7 @@ class JobLike(Protocol):
     model: Any
     optimizer: Any
     plans: PlanCache[CompiledPlan]
-    keys: PlanKeys | None
+    keys: PlanKeyMaker | None
     last: CompiledPlan | None
 
     def options(self, auto: bool) -> JobOptions:
@@ -78,7 +78,7 @@ class ScriptBinding:
     """The objects of the script that a plan was made with; this keeps them alive."""
 
     optimizers: tuple[torch.optim.Optimizer, ...]
-    keys: PlanKeys
+    keys: PlanKeyMaker
     guards: Guards
     found: SearchResult
     was_global: bool  # whether a module's tensors were global ones, which a job has taken over
@@ -174,7 +174,7 @@ def bind_script(steps: bool, guards: Guards, found: SearchResult, effects: StepE
     guards.watch_stored(found, [*own, *((sources[change.at], decode_key(change.key, sources)) for change in left)])
     hints = resolve(state.modules)
     return ScriptBinding(
-        tuple(state.optimizers.values()) if steps else (), PlanKeys(state), guards, found,
+        tuple(state.optimizers.values()) if steps else (), PlanKeyMaker(state), guards, found,
         any(is_noted(m, WAS_GLOBAL) for root in state.modules.values() for m in root.modules()),
         None if hints.stages is not None else frozenset(place.ranks for place in hints.places.values()),
     )  # fmt: skip

@@ -30,7 +30,7 @@ from actorflow.script_state.user_code import is_user_file
 from actorflow.session import plan_store
 from actorflow.session.compile_request import CompileRequest
 from actorflow.session.number_reads import numbers_now
-from actorflow.session.plan_keys import PlanKeys, torch_modes
+from actorflow.session.plan_keys import PlanKeyMaker, torch_modes
 from actorflow.session.plan_store import PlanKey, PlanStore
 from actorflow.session.step_effects import StepEffects
 from actorflow_compiler.capture.from_fx import Capture
@@ -91,7 +91,7 @@ def key_of_capture(request: CompileRequest, asked: StepRequest) -> CaptureKey:
         _before.update(library)
     parts = {**plan_store.code_parts(), **request_parts(asked)}
     parts.pop("the arguments")  # which ``script_form`` has
-    flags = PlanKeys(request.state).key(request.arguments, request.fresh)[1:]
+    flags = PlanKeyMaker(request.state).key(request.arguments, request.fresh)[1:]
     digest = digest_of((
         tuple([(name, part) for name, (part, _) in parts.items()]),
         _own_code(),

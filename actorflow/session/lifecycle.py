@@ -23,7 +23,7 @@ from actorflow.transport.messages import DataPlane
 from actorflow.transport.nccl import NcclPlane, nccl_version
 from actorflow.transport.staged import StagedPlane
 from actorflow.transport.timeouts import Started
-from actorflow.variables.rebinding import RebindingSites
+from actorflow.variables.rebinding import RebindingTable
 from actorflow.variables.variable_table import VariableTable
 from actorflow_compiler.plan.plan import Plane
 
@@ -60,7 +60,7 @@ class Lifecycle:
             worker.before_write, context.barrier.history,
         )  # fmt: skip
         results = Results(cluster, device, context.barrier.history)
-        runtime = PlanRuntime(worker, variables, results, RebindingSites(variables), kinds, seed)
+        runtime = PlanRuntime(worker, variables, results, RebindingTable(variables), kinds, seed)
         context.runtime = runtime
         worker.permit(context.barrier.agreed_calls - 1)
         context.barrier.notify()

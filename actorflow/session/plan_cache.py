@@ -10,7 +10,7 @@ from actorflow.script_state.arguments import CallArguments
 from actorflow.script_state.guards import Guards
 from actorflow.script_state.search_result import SearchResult
 from actorflow.session.number_reads import numbers_now
-from actorflow.session.plan_keys import PlanKeys
+from actorflow.session.plan_keys import PlanKeyMaker
 from actorflow.session.step_effects import StepEffects
 from actorflow.variables.weak_guards import WeakGuards
 
@@ -31,7 +31,7 @@ PARTS = (  # the parts of a key, in order
 class CachedBinding(Protocol):
     """The objects of the script that a plan was made with."""
 
-    keys: PlanKeys
+    keys: PlanKeyMaker
     guards: Guards
     found: SearchResult
 
@@ -88,7 +88,9 @@ class PlanCache(Generic[P]):
     def __iter__(self) -> Iterator[P]:
         return iter(self._all)
 
-    def find(self, arguments: CallArguments, fresh: Callable[[PlanKeys], bool], misfit: Callable[[P], str]) -> P | None:
+    def find(
+        self, arguments: CallArguments, fresh: Callable[[PlanKeyMaker], bool], misfit: Callable[[P], str]
+    ) -> P | None:
         """The valid plan for a call with these arguments in the script's present state; if None, ``why`` says why.
 
         ``misfit`` returns a plan's assumption about gradients or values that does not hold, or an empty text.

@@ -18,7 +18,7 @@ from actorflow_compiler.custom_ops.optimizers import READ
 from actorflow_compiler.values.variables import ScriptState
 
 __all__ = [
-    "GrowingModule", "PlanKeys", "call_text", "first_step_differs", "refuse_mixed", "settings_lines", "torch_modes",
+    "GrowingModule", "PlanKeyMaker", "call_text", "first_step_differs", "refuse_mixed", "settings_lines", "torch_modes",
 ]  # fmt: skip
 
 BUFFER = "momentum_buffer"
@@ -28,7 +28,7 @@ class GrowingModule(torch.nn.Module):
     """A module whose flags never change, and to which other jobs may add parameters."""
 
 
-class PlanKeys:
+class PlanKeyMaker:
     """Makes the keys of one job's calls.
 
     Besides the arguments, a key has the flags of the modules and parameters that the search found, the

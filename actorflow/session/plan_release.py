@@ -13,7 +13,7 @@ from actorflow.session.agreement import StateReport
 from actorflow.session.context import PlanRuntime, SessionContext
 from actorflow.session.jobs import CompiledPlan, JobLike
 from actorflow.session.plan_cache import MOST_VARIABLE
-from actorflow.session.plan_keys import PlanKeys
+from actorflow.session.plan_keys import PlanKeyMaker
 from actorflow.session.plan_uses import PlanUses
 from actorflow.variables.weak_guards import names_in, owned_in
 from actorflow_compiler.core.errors import StateError
@@ -73,7 +73,7 @@ class PlanRelease:
 
         if not job.plans.unpark(binds):
             return False
-        job.keys = PlanKeys(found.state)
+        job.keys = PlanKeyMaker(found.state)
         for plan in taken:
             self._gone.unpark(plan.number)
             plan.take_places(runtime.rebound.adopt(plan.places, {}, self._context.states()))

@@ -26,7 +26,7 @@ from actorflow.session.input_devices import InputDevices
 from actorflow.session.jobs import CompiledPlan, JobLike, JobType
 from actorflow.session.lifecycle import Lifecycle
 from actorflow.session.number_reads import numbers_now, write
-from actorflow.session.plan_keys import PlanKeys, first_step_differs
+from actorflow.session.plan_keys import PlanKeyMaker, first_step_differs
 from actorflow.session.plan_release import PlanRelease
 from actorflow.session.pull_server import PullServer
 from actorflow.session.undo import Undo
@@ -148,7 +148,7 @@ class Session:
 
         def search(held: Mapping[str, Any]) -> ScriptState:
             state = self.context.look(job, held, arguments).state
-            job.keys = PlanKeys(state)
+            job.keys = PlanKeyMaker(state)
             return state
 
         prepared = job.body.prepare(arguments, given, search, self.context.aside)

@@ -6,10 +6,10 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["LongSilence", "SilenceCounter", "Turn"]
+__all__ = ["LongSilence", "SilenceCounter", "SilenceEvent"]
 
 
-class Turn(enum.Enum):
+class SilenceEvent(enum.Enum):
     """What has become of a peer's silence."""
 
     SUSPECT = "suspect"  # it has lasted for a while
@@ -23,7 +23,7 @@ class LongSilence:
 
     peer: int
     seconds: float
-    turn: Turn
+    event: SilenceEvent
 
 
 class SilenceCounter:
@@ -36,9 +36,9 @@ class SilenceCounter:
     >>> [counter.tick(float(second), {1: False}) for second in range(5)][-1]
     []
     >>> counter.tick(5.0, {1: False})
-    [LongSilence(peer=1, seconds=5.0, turn=<Turn.SUSPECT: 'suspect'>)]
+    [LongSilence(peer=1, seconds=5.0, event=<SilenceEvent.SUSPECT: 'suspect'>)]
     >>> counter.tick(6.0, {1: True})
-    [LongSilence(peer=1, seconds=6.0, turn=<Turn.OVER: 'over'>)]
+    [LongSilence(peer=1, seconds=6.0, event=<SilenceEvent.OVER: 'over'>)]
     """
 
     def __init__(self, suspect: float, limit: float, tick: float) -> None:
@@ -68,12 +68,12 @@ class SilenceCounter:
                 continue
             if sign:
                 if before >= self._suspect:
-                    found.append(LongSilence(peer, after, Turn.OVER))
+                    found.append(LongSilence(peer, after, SilenceEvent.OVER))
                 continue
             if before < self._suspect <= after:
-                found.append(LongSilence(peer, after, Turn.SUSPECT))
+                found.append(LongSilence(peer, after, SilenceEvent.SUSPECT))
             if before // self._limit < after // self._limit:
-                found.append(LongSilence(peer, after, Turn.LONG))
+                found.append(LongSilence(peer, after, SilenceEvent.LONG))
         self._silent = silent
         return found
 

@@ -23,7 +23,7 @@ from actorflow.standins.lazy_tensor import wait_for_values
 from actorflow.standins.owned_tensor import OwnedTensor, ReleasedValue, real_value
 from actorflow_compiler.values.variables import ScriptState, StateTensor
 
-__all__ = ["RebindingSites", "RebindingSite", "tensors_in"]
+__all__ = ["RebindingTable", "RebindingSite", "tensors_in"]
 
 
 _TENSOR_MARK = object()  # marks the position of a tensor
@@ -191,7 +191,7 @@ class RebindingSite:
         return leaves if fits else None
 
 
-class RebindingSites:
+class RebindingTable:
     """The rebinding sites of one rank, held by weak references: plans hold the sites."""
 
     def __init__(self, holder: RebindingBackend) -> None:

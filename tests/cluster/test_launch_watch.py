@@ -125,8 +125,8 @@ def test_a_rank_that_runs_or_has_said_that_it_has_started_may_take_its_time(
                 watch._read_reports()
             watch._check_stopped()
             now[0] += watching.TICK
-            turns = standstill._turns(busy.pid)
-            until(lambda turns=turns: standstill._turns(busy.pid) != turns)
+            switches = standstill._switches(busy.pid)
+            until(lambda switches=switches: standstill._switches(busy.pid) != switches)
         assert [(failure.rank, failure.kind) for failure in watch.findings.failures] == [(3, "stopped")]
         assert stands.wait(LIMIT) == -signal.SIGKILL
         assert [one.poll() for one in (busy, begun, stub, other)] == [None] * 4

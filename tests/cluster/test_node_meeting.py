@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import warm
 from actorflow.cli import main
 from actorflow.launch.node_assembly import NodeAssembly
-from actorflow.launch.node_meeting import AttendedSeat, HostedSeat
+from actorflow.launch.node_meeting import HostedMeeting, RemoteMeeting
 from actorflow.rendezvous.roster import Ticket
 from actorflow_compiler.core.errors import ClusterError
 from cluster.ranks import LIMIT, free_port
@@ -36,14 +36,14 @@ class Hosted:
         self.waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.port = free_port()
-        self.seat = HostedSeat(
+        self.meeting = HostedMeeting(
             OWN, NodeAssembly(OWN, least, 2, LIMIT, 1), ("127.0.0.1", self.port), "secret", lambda: 4242,
             self.waiting.put, self.lost.put, self.said.put,
         )  # fmt: skip
 
-    def guest(self, token: str = "secret", **ticket: str) -> AttendedSeat:
+    def guest(self, token: str = "secret", **ticket: str) -> RemoteMeeting:
         own = replace(OWN, host="b", pid=2, **ticket)  # type: ignore[arg-type]
-        return AttendedSeat(own, None, f"127.0.0.1:{self.port}", token, LIMIT)
+        return RemoteMeeting(own, None, f"127.0.0.1:{self.port}", token, LIMIT)
 
 
 @contextmanager
@@ -52,18 +52,18 @@ def meeting(least: int = 1) -> Iterator[Hosted]:
     try:
         yield hosted
     finally:
-        hosted.seat.leave(0, "")
+        hosted.meeting.leave(0, "")
 
 
 def test_all_hear_their_numbers_and_the_port_and_of_the_end() -> None:
     with meeting() as here:
         there = here.guest()
-        here.seat.ready(False, 0, None)
+        here.meeting.ready(False, 0, None)
         there.ready(False, 0, None)
-        for seat, node in ((here.seat, 0), (there, 1)):
-            attempt = seat.next().attempt
+        for one, node in ((here.meeting, 0), (there, 1)):
+            attempt = one.next().attempt
             assert (attempt.number, attempt.node, attempt.nnodes, attempt.port) == (0, node, 2, 4242)
-        here.seat.leave(3, "because")
+        here.meeting.leave(3, "because")
         over = there.next().over
         assert (over.status, over.text) == (3, "because")
         there.leave(0, "")
@@ -71,7 +71,7 @@ def test_all_hear_their_numbers_and_the_port_and_of_the_end() -> None:
 
 def test_a_launcher_with_another_token_is_turned_away_and_one_with_another_script_refused() -> None:
     with meeting() as here:
-        here.seat.ready(False, 0, None)
+        here.meeting.ready(False, 0, None)
         stranger = here.guest(token="guess")
         stranger.ready(False, 0, None)
         with pytest.raises(ClusterError, match="turned this one away: their tokens differ"):
@@ -81,21 +81,21 @@ def test_a_launcher_with_another_token_is_turned_away_and_one_with_another_scrip
         assert "the nodes do not agree on the script" in other.next().refused
         there = here.guest()
         there.ready(False, 0, None)
-        assert here.seat.next().attempt.nnodes == 2  # they harmed nobody
+        assert here.meeting.next().attempt.nnodes == 2  # they harmed nobody
 
 
 def test_a_launcher_that_is_gone_is_noticed_by_its_stream() -> None:
     with meeting() as here:
         there = here.guest()
-        here.seat.ready(False, 0, None)
+        here.meeting.ready(False, 0, None)
         there.ready(False, 0, None)
-        assert here.seat.next().attempt.nnodes == 2
+        assert here.meeting.next().attempt.nnodes == 2
         later = here.guest()
         later.ready(False, 0, None)
         assert "takes the place of a node that is lost" in later.next().note
         there.leave(1, "")
         assert here.lost.get() == "node 1 (b) has lost its launcher"
-        here.seat.ready(True, 1, 1)
+        here.meeting.ready(True, 1, 1)
         assert later.next().attempt.node == 1
         later.leave(0, "")
 
@@ -103,19 +103,19 @@ def test_a_launcher_that_is_gone_is_noticed_by_its_stream() -> None:
 def test_a_launcher_whose_ranks_came_to_their_end_is_not_waited_for() -> None:
     with meeting(least=2) as here:
         there = here.guest()
-        here.seat.ready(False, 0, None)
+        here.meeting.ready(False, 0, None)
         there.ready(False, 0, None)
-        assert here.seat.next().attempt.nnodes == 2
+        assert here.meeting.next().attempt.nnodes == 2
         there.leave(0, "")
-        here.seat.ready(True, 1, 0)
-        assert "node 1 (b) had come to the end of the script" in here.seat.next().over.text
+        here.meeting.ready(True, 1, 0)
+        assert "node 1 (b) had come to the end of the script" in here.meeting.next().over.text
         assert here.lost.empty()
 
 
 def test_a_port_that_is_taken_is_named() -> None:
     text = "is in use.*The launchers of all nodes meet there.*with --master-port"
     with meeting() as here, pytest.raises(ClusterError, match=f"Port {here.port} .*{text}"):
-        HostedSeat(
+        HostedMeeting(
             OWN, NodeAssembly(OWN, 1, 2, 1.0, 0), ("127.0.0.1", here.port), "", lambda: 1, lambda _: None,
             lambda _: None, lambda _: None,
         )  # fmt: skip

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from actorflow.control.peer_watch import SeenSilence, name_silence
-from actorflow.support.silences import LongSilence, SilenceCounter, Turn
+from actorflow.support.silences import LongSilence, SilenceCounter, SilenceEvent
 
 
 def counter() -> SilenceCounter:
     return SilenceCounter(suspect=5.0, limit=15.0, tick=1.0)
 
 
-def turns(found: list[LongSilence]) -> list[tuple[int, Turn]]:
-    return [(one.peer, one.turn) for one in found]
+def events(found: list[LongSilence]) -> list[tuple[int, SilenceEvent]]:
+    return [(one.peer, one.event) for one in found]
 
 
 def test_a_silence_is_told_once_when_it_is_long_and_once_when_it_is_over() -> None:
     count = counter()
     told = {now: count.tick(float(now), {1: now in (0, 1, 11), 2: True}) for now in range(14)}
-    assert {now: turns(found) for now, found in told.items() if found} == {
-        6: [(1, Turn.SUSPECT)],
-        11: [(1, Turn.OVER)],
+    assert {now: events(found) for now, found in told.items() if found} == {
+        6: [(1, SilenceEvent.SUSPECT)],
+        11: [(1, SilenceEvent.OVER)],
     }
     assert told[11][0].seconds == 10.0
 
@@ -33,7 +33,7 @@ def test_a_short_silence_is_not_told() -> None:
 
 def test_a_silence_of_the_limit_is_told_each_time_that_it_has_lasted_so_long_again() -> None:
     count = counter()
-    told = [now for now in range(60) for one in count.tick(float(now), {7: False}) if one.turn is Turn.LONG]
+    told = [now for now in range(60) for one in count.tick(float(now), {7: False}) if one.event is SilenceEvent.LONG]
     assert told == [15, 30, 45]
 
 
@@ -52,7 +52,7 @@ def test_time_in_which_this_process_was_stopped_is_no_silence_of_its_peers() -> 
 def test_a_late_tick_counts_as_the_time_that_has_passed() -> None:
     count = counter()
     found = [one for now in (0.0, 1.9, 3.8, 5.7) for one in count.tick(now, {1: False})]
-    assert found == [LongSilence(1, pytest.approx(5.7), Turn.SUSPECT)]
+    assert found == [LongSilence(1, pytest.approx(5.7), SilenceEvent.SUSPECT)]
 
 
 def test_a_peer_that_is_new_has_not_been_silent_and_one_that_has_left_is_forgotten() -> None:
@@ -61,7 +61,7 @@ def test_a_peer_that_is_new_has_not_been_silent_and_one_that_has_left_is_forgott
         count.tick(float(now), {1: False})
     count.tick(4.0, {2: False})
     assert (count.of(1), count.of(2), count.longest) == (0.0, 0.0, 0.0)
-    assert turns(count.tick(5.0, {1: False, 2: False})) == []
+    assert events(count.tick(5.0, {1: False, 2: False})) == []
 
 
 def test_a_process_that_was_stopped_knows_for_how_long_until_it_has_run_for_a_while() -> None:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import warm
 from actorflow.cli import main
 from actorflow.control import channels
-from actorflow.launch.node_meeting import AttendedSeat
+from actorflow.launch.node_meeting import RemoteMeeting
 from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.script_request import RunShape, check_token
 from actorflow.rendezvous.settings import Settings
@@ -285,7 +285,7 @@ def test_a_launcher_is_told_at_once_that_node_0s_speaks_tls(ranks: Ranks, settin
 
     def attend() -> None:
         try:
-            AttendedSeat(own_ticket(master.settings), 1, master.settings.master_address, "secret", LIMIT)
+            RemoteMeeting(own_ticket(master.settings), 1, master.settings.master_address, "secret", LIMIT)
         except ClusterError as error:
             found.append(error)
 

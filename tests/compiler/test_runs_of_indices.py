@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorflow_compiler.core.runs import Runs, difference, intersection, length, position, positions, selection, union
+from actorflow_compiler.core.runs import (
+    Runs,
+    difference,
+    intersection,
+    length,
+    position,
+    position_of_each,
+    selection,
+    union,
+)
 
 RANGES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6)
 RUNS = RANGES.map(union)
@@ -44,12 +53,12 @@ def test_runs_are_intersected_and_subtracted_as_sets(a: Runs, b: Runs) -> None:
 def test_positions_in_runs_are_counted_over_their_gaps(runs: Runs, data: st.DataObject) -> None:
     indices = members(runs)
     assert [position(runs, index) for index in indices] == [*range(len(indices))]
-    assert positions(runs, indices) == [*range(len(indices))]
-    assert positions(runs, indices[1::2]) == [*range(len(indices))][1::2]
+    assert position_of_each(runs, indices) == [*range(len(indices))]
+    assert position_of_each(runs, indices[1::2]) == [*range(len(indices))][1::2]
     with pytest.raises(AssertionError):
         position(runs, 20)
     with pytest.raises(AssertionError, match="20 is not in"):
-        positions(runs, [20])
+        position_of_each(runs, [20])
     starts = data.draw(st.lists(st.integers(0, len(indices)), max_size=4))
     ranges = [(start, data.draw(st.integers(0, len(indices) - start))) for start in starts]
     assert members(selection(runs, ranges)) == [index for start, n in ranges for index in indices[start : start + n]]

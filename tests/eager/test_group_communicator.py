@@ -10,7 +10,7 @@ from torch import Tensor
 
 import actorflow as flow
 from actorflow.eager.communicator import CHECK, CollectiveLabel, SingleRankCommunicator
-from actorflow.eager.current import checked, current, use
+from actorflow.eager.current import comparing_ops, current, use
 from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import CallError, LayoutError
 from actorflow_compiler.core.placement import placement
@@ -144,7 +144,7 @@ def test_ranks_go_on_after_an_error_that_they_have_caught(threads: ThreadRanks) 
 
 def test_comparing_ops_shows_what_every_rank_is_about_to_do(threads: ThreadRanks) -> None:
     def on_a_rank() -> None:
-        with checked():
+        with comparing_ops():
             assert current().checks
             current().compare("aten.relu" if current().rank else "aten.gelu")
 
@@ -164,7 +164,7 @@ def test_in_the_checking_mode_ops_that_move_nothing_are_compared_as_well(threads
     def on_a_rank(parts: bool) -> None:
         x = flow.ones(4, **where)
         _ = x * 2, x + 1  # planned before
-        with checked():
+        with comparing_ops():
             _ = x + 1
             _ = x * 2 if parts and current().rank == 2 else x + 1
 

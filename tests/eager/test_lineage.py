@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
-from actorflow.eager.current import checked, current
+from actorflow.eager.current import comparing_ops, current
 from actorflow.eager.lineage import _codes, code_of_value
 from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import CallError
@@ -123,13 +123,13 @@ def test_ranks_that_have_made_a_tensor_in_different_ways_are_told(ranks: ThreadR
     assert one == other
     with pytest.raises(CallError, match="exchange tensors that they have made in different ways") as told:
         ranks.run(lambda: make(me()))
-    assert "ACTORFLOW_CHECK_PACE=1" in str(told.value)
+    assert "ACTORFLOW_CHECK_MISMATCH=1" in str(told.value)
     assert {line.split(" is in ")[0].strip() for line in str(told.value).splitlines()[1:]} == {"rank 0", "rank 1"}
 
 
 def test_in_the_checking_mode_the_number_that_differs_is_shown(ranks: ThreadRanks) -> None:
     def factor() -> None:
-        with checked():
+        with comparing_ops():
             _ = flow.ones(4, **ROWS) * (2 + me())
 
     with pytest.raises(CallError, match="about to run different ops") as told:
@@ -137,7 +137,7 @@ def test_in_the_checking_mode_the_number_that_differs_is_shown(ranks: ThreadRank
     assert [line.rpartition("; ")[2] for line in str(told.value).splitlines()[1:]] == ["2)", "3)"]
 
     def size() -> None:
-        with checked():
+        with comparing_ops():
             flow.ones(2 + me(), **ROWS)
 
     with pytest.raises(CallError, match=r"rank 1: flow\.ones\(1\): float32\[3\]"):
@@ -145,7 +145,7 @@ def test_in_the_checking_mode_the_number_that_differs_is_shown(ranks: ThreadRank
 
     def before() -> None:
         x = flow.ones(4, **ROWS) * (2 + me())
-        with checked():
+        with comparing_ops():
             x.relu()
 
     with pytest.raises(CallError, match="made in different ways, before ops were compared"):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
-from actorflow.eager.current import checked
+from actorflow.eager.current import comparing_ops
 from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import LayoutError
 from eager.ranks import MESH, PAIR, B, P, S, check_equal, on, spread, value
@@ -185,7 +185,7 @@ def test_checkpointing_and_the_check_of_each_op_see_the_ops(two: ThreadRanks) ->
     def run() -> tuple[str, str, Tensor, Tensor]:
         x, w, b = (spread(torch.ones(*s, requires_grad=True), PAIR, B) for s in ((4, 4), (4, 4), (4,)))
         made, _ = _linear(x, w, b)
-        with checked():
+        with comparing_ops():
             node = type(F.linear(x, w, b).grad_fn).__name__
         inside: list[str] = []
 

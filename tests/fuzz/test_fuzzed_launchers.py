@@ -21,7 +21,7 @@ from actorflow.control import channels
 from actorflow.control.channels import LogCollectorStub, MeetingStub
 from actorflow.launch.log_gather import MOST_BYTES, LogKeeper
 from actorflow.launch.node_assembly import NodeAssembly
-from actorflow.launch.node_meeting import HostedSeat
+from actorflow.launch.node_meeting import HostedMeeting
 from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous.reports import parse
 from actorflow.rendezvous.roster import Ticket
@@ -126,21 +126,21 @@ def test_a_changed_plan_is_refused_or_legal(messages: int, drawn_from: int) -> N
 
 
 @pytest.fixture
-def meeting() -> Iterator[tuple[HostedSeat, NodeAssembly, int]]:
+def meeting() -> Iterator[tuple[HostedMeeting, NodeAssembly, int]]:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     assembly, port = NodeAssembly(OWN, 1, 2, LIMIT, 1), free_port()
-    seat = HostedSeat(
+    host = HostedMeeting(
         OWN, assembly, ("127.0.0.1", port), "secret", lambda: 4242, lambda _: None, said.put, said.put
     )
-    yield seat, assembly, port
-    seat.leave(0, "")
+    yield host, assembly, port
+    host.leave(0, "")
 
 
 def test_launchers_that_are_none_are_refused(
-    meeting: tuple[HostedSeat, NodeAssembly, int], messages: int, drawn_from: int, tally: Tally
+    meeting: tuple[HostedMeeting, NodeAssembly, int], messages: int, drawn_from: int, tally: Tally
 ) -> None:
-    seat, assembly, port = meeting
-    seat.ready(False, 0, None)
+    host, assembly, port = meeting
+    host.ready(False, 0, None)
 
     def enough() -> bool:
         return tally.refused_at("meeting") >= messages

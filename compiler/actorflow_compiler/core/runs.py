@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Runs", "difference", "intersection", "length", "position", "positions", "selection", "stretches", "union"]
+__all__ = [
+    "Runs",
+    "difference",
+    "intersection",
+    "length",
+    "position",
+    "position_of_each",
+    "selection",
+    "stretches",
+    "union",
+]
 
 Runs = tuple[tuple[int, int], ...]
 """Half-open ranges of indices, ascending; two runs do not touch."""
@@ -73,7 +83,7 @@ def difference(a: Runs, b: Runs) -> Runs:
     return tuple(out)
 
 
-def positions(runs: Runs, indices: Iterable[int]) -> list[int]:
+def position_of_each(runs: Runs, indices: Iterable[int]) -> list[int]:
     """Where ascending indices are among those of some runs."""
     found: list[int] = []
     before = at = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.cutting.actor_origins import origins_of
 from actorflow_compiler.cutting.bodies import BuiltBody, build_body
-from actorflow_compiler.cutting.gathers import ChunkUse, delays, is_gather, rounds, turns
+from actorflow_compiler.cutting.gathers import ChunkUse, delays, is_gather, micro_batch_delays, rounds
 from actorflow_compiler.cutting.lower import ItemKind, ProgramItem, resolve
 from actorflow_compiler.cutting.segment import Segment, SegmentedProgram
 from actorflow_compiler.cutting.stores import views_of_variables
@@ -111,7 +111,7 @@ class CutPlan:
         if ahead is not None:
             registers += delays(self.chains, ahead, len(registers))
             several = [chain for chain in self.chains if plan.actor(chain[0].gathers[0]).rate > 1]
-            registers += turns(several, ahead, len(registers), self.rounds, shared)
+            registers += micro_batch_delays(several, ahead, len(registers), self.rounds, shared)
         return verify(replace(plan, registers=tuple(registers)))
 
 

@@ -90,7 +90,7 @@ def delays(chains: Sequence[Sequence[ChunkUse]], ahead: int, first: int) -> Iter
                     first += 1
 
 
-def turns(
+def micro_batch_delays(
     chains: Sequence[Sequence[ChunkUse]], ahead: int, first: int, rounds: Mapping[int, int], shared: bool
 ) -> Iterator[Register]:
     """Registers without tensors, numbered from ``first``, by which the micro-batches of each pass gather in turn.

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.core.torch_internals import without_functions_of_autograd
 from actorflow_compiler.masked import gathers, losses, pointwise, products, reduce, rows, shapes, tensor
-from actorflow_compiler.masked.rules import RULES, called, refusal_makers
+from actorflow_compiler.masked.rules import RULES, op_name, refusal_makers
 from actorflow_compiler.masked.selecting import (
     SELECTING_FUNCTIONS,
     get_item,
@@ -87,7 +87,7 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func in SELECTING_FUNCTIONS:
         return _select_again(func, args, kwargs)
     (first, *others) = tensors_in((args, kwargs))
-    name = called(func)
+    name = op_name(func)
     if name in READS:
         raise read_refusal(name)
     origin = first._selection.origin
@@ -101,9 +101,9 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _select_again(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     rows = tensors_in((args, kwargs))
-    if called(func) == "masked_select" and len(args) == 2 and not kwargs and isinstance(args[0], MaskedRows):
+    if op_name(func) == "masked_select" and len(args) == 2 and not kwargs and isinstance(args[0], MaskedRows):
         return get_item(args[0], args[1])
-    return refuse(rows[0], f"{called(func)} numbers", "which is where among them depends on values",
+    return refuse(rows[0], f"{op_name(func)} numbers", "which is where among them depends on values",
            instead="the mask of both: (mask & (x > 0)).nonzero()")  # fmt: skip
 
 
@@ -131,7 +131,7 @@ class SelectionMode(TorchFunctionMode):
         if func is torch.arange and len(args) == 1 and (selection := selection_of_count(args[0])) is not None:
             own, dtype = row_numbers(selection), kwargs.get("dtype") or torch.long
             return own if dtype == torch.long else own.to(dtype)
-        if args and selection_of_count(args[0]) is not None and (out_of_place := AUGMENTED.get(called(func))):
+        if args and selection_of_count(args[0]) is not None and (out_of_place := AUGMENTED.get(op_name(func))):
             return getattr(Tensor, out_of_place)(*args, **kwargs)  # ``n += 1`` must not write the selection's count
         if is_selecting(func, args, kwargs):
             return (where_of_mask if func in (torch.where, Tensor.where) else SELECTING_FUNCTIONS[func])(

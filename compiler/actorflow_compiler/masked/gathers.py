@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.masked.rules import bound, called, rule
+from actorflow_compiler.masked.rules import bound, op_name, rule
 from actorflow_compiler.masked.selecting import BROADCAST, masked_select
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
@@ -27,17 +27,17 @@ __all__: list[str] = []
 @rule("gather", "take_along_dim")
 def gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Take elements of each row by indices of that row."""
-    first = ("input", "dim", "index") if called(func) == "gather" else ("input", "index", "dim")
+    first = ("input", "dim", "index") if op_name(func) == "gather" else ("input", "index", "dim")
     given = bound(first, args, {("index" if k == "indices" else k): a for k, a in kwargs.items()})
     v, index = given["input"], given["index"]
     rows = tensors_in(given)
     if not (isinstance(v, MaskedRows) and isinstance(index, MaskedRows)) or v._row_dim != index._row_dim:
-        refuse(rows[0], f"{called(func)} takes indices for all rows and", "both have to be selected by the same mask")
+        refuse(rows[0], f"{op_name(func)} takes indices for all rows and", "both have to be selected by the same mask")
     selection = common_selection(rows)
     if given.get("dim") is None or normalized_dim(given["dim"], v._whole.dim()) == v._row_dim:
-        refuse(v, f"{called(func)} goes along", "which is where depends on values")
+        refuse(v, f"{op_name(func)} goes along", "which is where depends on values")
     found = [v._whole, filled(index, 0), given["dim"]]
-    return wrap(func(*(found if called(func) != "gather" else [found[0], found[2], found[1]])), v._row_dim, selection)
+    return wrap(func(*(found if op_name(func) != "gather" else [found[0], found[2], found[1]])), v._row_dim, selection)
 
 
 @rule("index_select")
@@ -63,11 +63,11 @@ def sums_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows = tensors_in(given)
     both = isinstance(index, MaskedRows) and isinstance(source, MaskedRows)
     if isinstance(v, MaskedRows) or not both or given.get("alpha", 1) != 1:
-        refuse(rows[0], f"{called(func)} takes, beside others,", "indices and rows have to be selected alike")
+        refuse(rows[0], f"{op_name(func)} takes, beside others,", "indices and rows have to be selected alike")
     common_selection(rows)
     d = normalized_dim(dim, v.dim())
     if index._row_dim != (0 if index._whole.dim() == 1 else d) or source._row_dim != d:
-        refuse(rows[0], f"{called(func)} adds along another dim than that of", "rows are added to rows")
+        refuse(rows[0], f"{op_name(func)} adds along another dim than that of", "rows are added to rows")
     return func(v, dim, filled(index, 0), filled(source, 0))
 
 
@@ -105,4 +105,4 @@ def scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lambda a: a if not isinstance(a, MaskedRows) else filled(a, 0) if a is index else a._whole, (args, kwargs)
     )
     out = func(*plain, **named_plain)
-    return args[0] if called(func).endswith("_") else wrap(out, rows[0]._row_dim, selection)
+    return args[0] if op_name(func).endswith("_") else wrap(out, rows[0]._row_dim, selection)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from actorflow_compiler.masked.pointwise import pointwise
 from actorflow_compiler.masked.reduce import mean, total
-from actorflow_compiler.masked.rules import RULES, bound, called, rule
+from actorflow_compiler.masked.rules import RULES, bound, op_name, rule
 from actorflow_compiler.masked.tensor import MaskedRows, common_selection, filled, refuse, tensors_in, wrap
 
 __all__: list[str] = []
@@ -42,7 +42,7 @@ def _reduced(losses: MaskedRows, reduction: str) -> Any:
 
 
 def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    name = called(func)
+    name = op_name(func)
     given, _, reduction = _given(func, args, kwargs)
     safe = OF_ELEMENTS[name]
     if safe is not None:
@@ -62,8 +62,8 @@ def _of_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     selection = common_selection(rows)
     tensors = [v for k, v in given.items() if isinstance(v, torch.Tensor) and k != "weight"]
     if len(tensors) != len(rows) or any(v._row_dim for v in rows) or rows[0]._whole.dim() != 2:
-        refuse(rows[0], f"{called(func)} pairs", "all of its tensors have to be selected by the same mask, in dim 0")
-    if called(func) in ("multi_margin_loss", "multilabel_margin_loss"):
+        refuse(rows[0], f"{op_name(func)} pairs", "all of its tensors have to be selected by the same mask, in dim 0")
+    if op_name(func) in ("multi_margin_loss", "multilabel_margin_loss"):
         given["target"] = filled(given["target"], 0)
     plain = {k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()}
     return _reduced(wrap(func(**plain, reduction="none"), 0, selection), reduction)
@@ -81,8 +81,8 @@ def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     pair = isinstance(x, MaskedRows) and isinstance(target, MaskedRows)
     if not pair or x._row_dim or target._row_dim or x._whole.dim() < 2 or len(rows) > 2:
         refuse(
-            rows[0], f"{called(func)} pairs", "scores and targets have to be selected by the same mask",
-            instead=f"both of the same rows: F.{called(func)}(x[{selection.origin.mask}], y[{selection.origin.mask}])",
+            rows[0], f"{op_name(func)} pairs", "scores and targets have to be selected by the same mask",
+            instead=f"both of the same rows: F.{op_name(func)}(x[{selection.origin.mask}], y[{selection.origin.mask}])",
         )  # fmt: skip
     if target._whole.is_floating_point():
         losses = func(**{**given, "input": x._whole, "target": target._whole}, reduction="none")
@@ -95,7 +95,7 @@ def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 @rule("cosine_similarity", "pairwise_distance")
 def row_distances(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Distances between the rows of two tensors that pair by row, over their columns."""
-    distance = called(func) == "pairwise_distance"
+    distance = op_name(func) == "pairwise_distance"
     names = ("x1", "x2", "p", "eps", "keepdim") if distance else ("x1", "x2", "dim", "eps")
     given = bound(names, args, kwargs)
     one, other = given["x1"], given["x2"]
@@ -107,7 +107,7 @@ def row_distances(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     plain = [x for x in (one, other) if not isinstance(x, MaskedRows)]
     (back, *others) = backs
     if others or dim % dims == dims + back or any(p.dim() >= -back and p.shape[back] != 1 for p in plain):
-        refuse(rows[0], f"{called(func)} pairs others with", "rows can be paired with rows of the same mask alone")
+        refuse(rows[0], f"{op_name(func)} pairs others with", "rows can be paired with rows of the same mask alone")
     out = func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()})
     at = dims + back
     return wrap(out, at - (out.dim() < dims and dim % dims < at), selection)

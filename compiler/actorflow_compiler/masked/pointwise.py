@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.masked.rules import RULES, bound, called, named, rule
+from actorflow_compiler.masked.rules import RULES, bound, named, op_name, rule
 from actorflow_compiler.masked.selecting import BROADCAST
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
@@ -58,7 +58,7 @@ RANDOM = ("rand_like", "randn_like", "randint_like", "bernoulli", "multinomial",
 
 def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An element-wise function, whose operands broadcast."""
-    name = called(func)
+    name = op_name(func)
     rows = tensors_in((args, kwargs))
     if name in DROPS:
         given = bound(("input", "p", "training", "inplace"), args, kwargs)
@@ -119,7 +119,7 @@ def broadcast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Refuse random numbers: drawn for all rows, they differ from numbers drawn for the selected rows alone."""
     (first, *_) = tensors_in((args, kwargs))
-    name, origin = called(func), first._selection.origin
+    name, origin = op_name(func), first._selection.origin
     refuse(
         first, f"{name} draws numbers for", "which number a row gets depends on how many are before it",
         instead=f"numbers for the whole tensor, which are selected then: {name}({origin.source})[{origin.mask}]",
@@ -130,7 +130,7 @@ def drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A new tensor with a row for each selected row."""
     v, *rest = args
-    name = called(func)
+    name = op_name(func)
     sizes, fill = (rest[0], rest[1:]) if name == "new_full" or isinstance(rest[0], list | tuple) else (rest, ())
     made = of_count(lambda shape: func(v._whole, shape, *fill, **kwargs), sizes)
     return func(v._whole, *rest, **kwargs) if made is None else made
@@ -152,13 +152,13 @@ def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first = args[0]
     if not isinstance(first, MaskedRows):
         refuse(
-            tensors_in((args, kwargs))[0], f"{called(func)} changes a whole tensor by", "they are fewer than its rows"
+            tensors_in((args, kwargs))[0], f"{op_name(func)} changes a whole tensor by", "they are fewer than its rows"
         )
-    plain = getattr(Tensor, called(func).removesuffix("_"))
+    plain = getattr(Tensor, op_name(func).removesuffix("_"))
     before = wrap(first._whole.clone(), first._row_dim, first._selection)  # which a gradient may need
     made = RULES[plain](plain, (before, *args[1:]), kwargs)
     if made._whole.shape != first._whole.shape or not torch.can_cast(made.dtype, first.dtype):
-        refuse(first, f"{called(func)} changes", f"it would make {made.dtype} of {first.dtype}, or another shape")
+        refuse(first, f"{op_name(func)} changes", f"it would make {made.dtype} of {first.dtype}, or another shape")
     first._whole.copy_(made._whole)
     return first
 

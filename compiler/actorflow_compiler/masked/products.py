@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from actorflow_compiler.masked.rules import bound, called, rule
+from actorflow_compiler.masked.rules import bound, op_name, rule
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
     common_selection,
@@ -23,12 +23,12 @@ __all__: list[str] = []
 @rule("matmul", "mm", "bmm", "mv", "dot", "__matmul__", "__rmatmul__")
 def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Matrix products: rows times a whole matrix, or sums over rows."""
-    first = ("input", "mat2") if called(func) in ("mm", "bmm") else ("input", "other")
+    first = ("input", "mat2") if op_name(func) in ("mm", "bmm") else ("input", "other")
     given = bound(
         first, args, {("other" if k in ("vec", "tensor") and first[1] == "other" else k): a for k, a in kwargs.items()}
     )
     a, b = given[first[0]], given[first[1]]
-    if called(func) == "__rmatmul__":
+    if op_name(func) == "__rmatmul__":
         a, b = b, a
     rows = tensors_in((a, b))
     selection = common_selection(rows)

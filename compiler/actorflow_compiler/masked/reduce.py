@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.masked.pointwise import pointwise
-from actorflow_compiler.masked.rules import bound, called, rule
+from actorflow_compiler.masked.rules import bound, op_name, rule
 from actorflow_compiler.masked.tensor import MaskedRows, filled, normalized_dim, refuse, tensors_in, wrap
 from actorflow_compiler.substitutes.decomposition_table import widened
 
@@ -59,14 +59,14 @@ def _first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequ
     given = bound(names, args, kwargs)
     rows = tensors_in(given)
     if given.get("input") is not rows[0] or len(rows) > 1:
-        refuse(rows[0], f"{called(func)} takes, beside others,", "only its first argument may be selected rows")
+        refuse(rows[0], f"{op_name(func)} takes, beside others,", "only its first argument may be selected rows")
     return given
 
 
 def _several(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """``x.sum(0, 1)`` as ``x.sum((0, 1))``."""
     more = args[1:]
-    plain = called(func) in ("sum", "mean", "amax", "amin") and len(more) > 1
+    plain = op_name(func) in ("sum", "mean", "amax", "amin") and len(more) > 1
     return (args[0], more) if plain and all(isinstance(d, int) and not isinstance(d, bool) for d in more) else args
 
 
@@ -87,9 +87,9 @@ def summed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     over = ReductionDims(v, given.get("dim"))
     if not over.rows:
         return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
-    if called(func) == "logsumexp" and not v._whole.is_floating_point():
+    if op_name(func) == "logsumexp" and not v._whole.is_floating_point():
         v = v.to(torch.get_default_dtype())
-    return func(filled(v, FILLS[called(func)]), *args[1:], **_rest(kwargs))
+    return func(filled(v, FILLS[op_name(func)]), *args[1:], **_rest(kwargs))
 
 
 def _rest(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _rest(kwargs: dict[str, Any]) -> dict[str, Any]:
 @rule(*EXTREMES)
 def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The largest or the smallest element; NaN over no rows."""
-    name = called(func)
+    name = op_name(func)
     args = _several(func, args, kwargs)
     if (len(args) > 1 and isinstance(args[1], Tensor)) or isinstance(kwargs.get("other"), Tensor):
         return pointwise(torch.maximum if name == "max" else torch.minimum, (*args, *kwargs.values()), {})
@@ -127,7 +127,7 @@ def averaged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     over = ReductionDims(v, given.get("dim"))
     if not over.rows:
         return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
-    if called(func) == "nanmean":
+    if op_name(func) == "nanmean":
         refuse(
             v,
             "nanmean counts those that are numbers of",
@@ -165,7 +165,7 @@ def _variance(v: MaskedRows, over: ReductionDims, correction: float, keepdim: bo
 @rule("var", "std", "var_mean", "std_mean")
 def spread(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Variances and standard deviations, in two passes as in torch."""
-    name = called(func)
+    name = op_name(func)
     plain = len(args) > 1 and isinstance(args[1], bool)  # x.var(False)
     given = _first(func, args, kwargs, ("input", "unbiased") if plain else ("input", "dim", "unbiased", "keepdim"))
     v, keepdim = given["input"], bool(given.get("keepdim"))
@@ -196,7 +196,8 @@ def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
     usual = order in (None, "fro") or (isinstance(order, int | float) and order >= 1)
     if not usual or (matrix and order != "fro"):
-        refuse(v, f"{called(func)} of order {order} is taken of", "only norms of vectors of order 1 and more are known")
+        taken = f"{op_name(func)} of order {order} is taken of"
+        refuse(v, taken, "only norms of vectors of order 1 and more are known")
     out = func(filled(v, 0), *args[1:], **_rest(kwargs))
     if order == math.inf:
         return torch.where(v._selection.count > 0, out, math.nan)
@@ -206,7 +207,7 @@ def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule(*WITHIN)
 def within(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions that sort elements or return their positions; supported within each row only."""
-    name = called(func)
+    name = op_name(func)
     second = ("input", "q", "dim", "keepdim") if "quantile" in name else ("input", "k", "dim", "keepdim")
     given = _first(func, args, kwargs, second if name not in (*WITHIN[:5], "aminmax") else NAMES)
     v, dim = given["input"], given.get("dim", -1 if name in ("mode", "kthvalue") else None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.masked.rules import RULES, bound, called, rule
+from actorflow_compiler.masked.rules import RULES, bound, op_name, rule
 from actorflow_compiler.masked.selecting import wrap_zeroed
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
@@ -42,8 +42,8 @@ BATCHED = {  # functions of a batch in dim 0: the number of dims with a batch
 @rule(*ALONG)
 def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function along one or more dims that keeps all dims."""
-    name = called(func)
-    v, at = only_first(called(func), args, kwargs)
+    name = op_name(func)
+    v, at = only_first(op_name(func), args, kwargs)
     where, default = ALONG[name]
     key = "dims" if name in ("flip", "roll") else "dim"
     given = kwargs.get(key, args[where] if len(args) > where else default)
@@ -67,17 +67,17 @@ def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("layer_norm", "rms_norm")
 def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A norm over the last dims."""
-    v, at = only_first(called(func), args, kwargs)
+    v, at = only_first(op_name(func), args, kwargs)
     shape = kwargs["normalized_shape"] if "normalized_shape" in kwargs else args[1]
     if at >= v._whole.dim() - len(shape):
-        refuse(v, f"{called(func)} normalises over", "their number depends on values", "0")
+        refuse(v, f"{op_name(func)} normalises over", "their number depends on values", "0")
     return wrap(func(v._whole, *args[1:], **kwargs), at, v._selection)
 
 
 @rule("linear")
 def linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A linear map of the last dim."""
-    v, at = only_first(called(func), args, kwargs)
+    v, at = only_first(op_name(func), args, kwargs)
     if at == v._whole.dim() - 1:
         refuse(v, "linear sums over", "its weight has a column for each", "0")
     return wrap(func(v._whole, *args[1:], **kwargs), at, v._selection)
@@ -96,10 +96,10 @@ def prelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule(*BATCHED)
 def batched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of a batch that treats each item of the batch by itself."""
-    v, at = only_first(called(func), args, kwargs)
-    dims = BATCHED[called(func)]
+    v, at = only_first(op_name(func), args, kwargs)
+    dims = BATCHED[op_name(func)]
     if at or (dims is not None and v._whole.dim() != dims):
-        refuse(v, f"{called(func)} mixes", "they are not its batch")
+        refuse(v, f"{op_name(func)} mixes", "they are not its batch")
     return pytree.tree_map_only(Tensor, lambda out: wrap(out, 0, v._selection), func(v._whole, *args[1:], **kwargs))
 
 
@@ -161,7 +161,7 @@ def recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         or drops
         or kwargs
     ):
-        refuse(tensors_in(args)[0], f"{called(func)} goes over", "only whole sequences in each row are known, with a "
+        refuse(tensors_in(args)[0], f"{op_name(func)} goes over", "only whole sequences in each row are known, with a "
                "state for each of them or none, and without dropout")  # fmt: skip
     selection = common_selection(tensors_in(args))
     plain = [s._whole for s in states]
@@ -174,7 +174,7 @@ def cell(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows = tensors_in((args, kwargs))
     states = args[1] if isinstance(args[1], list | tuple) else (args[1],)
     if any(not isinstance(s, MaskedRows) or s._row_dim or s._whole.dim() != 2 for s in (args[0], *states)) or kwargs:
-        refuse(rows[0], f"{called(func)} takes, beside others,", "the state has a row for each of them, too",
+        refuse(rows[0], f"{op_name(func)} takes, beside others,", "the state has a row for each of them, too",
                instead="a state for the same rows: h[mask]")  # fmt: skip
     selection = common_selection(rows)
     plain = [tuple(s._whole for s in a) if isinstance(a, list | tuple) else a._whole for a in args[:2]]
@@ -189,7 +189,7 @@ RULES.add((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_
 @rule("batch_norm")
 def batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Batch norm with running statistics (eval mode), which treats each row by itself."""
-    v, at = only_first(called(func), args, kwargs)
+    v, at = only_first(op_name(func), args, kwargs)
     given = bound(
         ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"), args, kwargs
     )
@@ -229,7 +229,7 @@ def one_hot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("cdist")
 def cdist(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The distances of each row from the rows of a whole tensor."""
-    v, at = only_first(called(func), args, kwargs)
+    v, at = only_first(op_name(func), args, kwargs)
     other = args[1] if len(args) > 1 else kwargs["x2"]
     if at != 0 or v._whole.dim() != 2 or other.dim() != 2:
         refuse_pairs(v, "cdist pairs")
@@ -239,7 +239,7 @@ def cdist(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("pad")
 def pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pad dims other than the dim of the rows."""
-    v, at = only_first(called(func), args, kwargs)
+    v, at = only_first(op_name(func), args, kwargs)
     sizes = list(kwargs.get("pad", args[1] if len(args) > 1 else ()))
     here = 2 * (v._whole.dim() - 1 - at)
     if any(sizes[here : here + 2]):

@@ -15,7 +15,7 @@ from torch import Tensor
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.values.reads import place_of
 
-__all__ = ["RULES", "FunctionRules", "Rule", "bound", "called", "named", "refusal", "refusal_makers", "rule"]
+__all__ = ["RULES", "FunctionRules", "Rule", "bound", "named", "op_name", "refusal", "refusal_makers", "rule"]
 
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # function, args, kwargs
 OWNERS = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg)
@@ -70,7 +70,7 @@ def named(name: str) -> list[Any]:
     return [f for f in found if f is not None and callable(f)]
 
 
-def called(func: Any) -> str:
+def op_name(func: Any) -> str:
     """The public name of a function; for the getter or setter of an attribute, the attribute's name."""
     name = getattr(func, "__name__", str(func))
     return getattr(func.__self__, "__name__", name) if name in ("__get__", "__set__") else name

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.masked.rules import RULES, bound, called, rule
+from actorflow_compiler.masked.rules import RULES, bound, op_name, rule
 from actorflow_compiler.masked.selecting import index_column
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
@@ -65,7 +65,7 @@ def flatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("view", "reshape", "view_as", "reshape_as")
 def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reshape each row, or split each row into several."""
-    name = called(func)
+    name = op_name(func)
     v = args[0] if args else kwargs["input"]
     sizes = _with_rows_open(v, _sizes_of_view(name, v, args, kwargs))
     if not _ints(sizes) or sizes.count(-1) != 1:
@@ -150,7 +150,7 @@ def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule(*MOVES)
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reorder dims."""
-    v, _ = only_first(called(func), args, kwargs)
+    v, _ = only_first(op_name(func), args, kwargs)
     return wrap(func(v._whole, *args[1:], **kwargs), _where_to(v, lambda x: func(x, *args[1:], **kwargs)), v._selection)
 
 
@@ -164,7 +164,7 @@ def _where_to(v: MaskedRows, move: Any) -> int:
 def expand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Expand dims of size 1."""
     v = args[0]
-    if called(func) == "expand_as":
+    if op_name(func) == "expand_as":
         like = args[1]
         if (
             not isinstance(v, MaskedRows)
@@ -195,31 +195,31 @@ def repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("select", "narrow")
 def narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A part of a dim other than the dim of the rows."""
-    v, at = only_first(called(func), args, kwargs)
+    v, at = only_first(op_name(func), args, kwargs)
     d = normalized_dim(kwargs.get("dim", args[1] if len(args) > 1 else 0), v._whole.dim())
     if d == at:
-        refuse(v, f"{called(func)} takes some of", "which ones depends on values")
-    return wrap(func(v._whole, *args[1:], **kwargs), at - (called(func) == "select" and d < at), v._selection)
+        refuse(v, f"{op_name(func)} takes some of", "which ones depends on values")
+    return wrap(func(v._whole, *args[1:], **kwargs), at - (op_name(func) == "select" and d < at), v._selection)
 
 
 @rule("chunk", "split", "unbind", "tensor_split")
 def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Parts along a dim other than the dim of the rows."""
-    v, at = only_first(called(func), args, kwargs)
-    where = 1 if called(func) == "unbind" else 2
+    v, at = only_first(op_name(func), args, kwargs)
+    where = 1 if op_name(func) == "unbind" else 2
     d = normalized_dim(kwargs.get("dim", args[where] if len(args) > where else 0), v._whole.dim())
     if d == at:
-        refuse(v, f"{called(func)} cuts", "which are in which part depends on values")
-    if v._index_dim == -1 and called(func) == "unbind":
+        refuse(v, f"{op_name(func)} cuts", "which are in which part depends on values")
+    if v._index_dim == -1 and op_name(func) == "unbind":
         return tuple(index_column(v, i) for i in range(v._whole.shape[1]))
-    removed = called(func) == "unbind" and d < at
+    removed = op_name(func) == "unbind" and d < at
     return type(found := func(v._whole, *args[1:], **kwargs))(wrap(x, at - removed, v._selection) for x in found)
 
 
 @rule("cat", "concat", "concatenate", "hstack", "vstack", "stack")
 def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Concatenate or stack selected rows, along the dim of the rows or another one."""
-    name = called(func)
+    name = op_name(func)
     given = bound(("tensors", "dim"), args, kwargs)
     tensors, rows = list(given["tensors"]), tensors_in(given["tensors"])
     dims = rows[0]._whole.dim()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.torch_internals import READS
-from actorflow_compiler.masked.rules import called
+from actorflow_compiler.masked.rules import op_name
 from actorflow_compiler.masked.tensor import read_refusal
 from actorflow_compiler.nested import attention, pointwise, reduce, shapes
 from actorflow_compiler.nested.shapes import nested_sizes
@@ -22,7 +22,7 @@ _ = attention, pointwise, reduce, shapes  # imported for their rules
 
 def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function of torch that has nested tensors among its arguments."""
-    name = called(func)
+    name = op_name(func)
     if name in READS:
         raise read_refusal(name)
     rule = PROPERTIES.get(name) if args and isinstance(args[0], NestedRows) else None

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.masked.pointwise import DROPS, FINITE, SAFE
-from actorflow_compiler.masked.rules import bound, called
+from actorflow_compiler.masked.rules import bound, op_name
 from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse, rule
 
 __all__ = ["pointwise"]
@@ -25,7 +25,7 @@ BESIDES = ("__pow__", "__rpow__", "__rdiv__", "__rtruediv__", "to", "type", "dro
 @rule(*{*FINITE, *SAFE, *IN_PLACE, *BESIDES} - {"requires_grad_", *DROPS[1:]})
 def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An element-wise function, whose operands broadcast."""
-    name = called(func)
+    name = op_name(func)
     first, *others = nested_in((args, kwargs))
     for other in others:
         _check_same_lengths(first, other, name)
@@ -75,7 +75,7 @@ def repeated_rows(x: NestedRows, each: Tensor, at: int) -> Tensor:
 @rule("linear", "layer_norm", "rms_norm", "embedding")
 def last_dims(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A layer over the last dims, with plain weights."""
-    name = called(func)
+    name = op_name(func)
     given = bound(("input", "normalized_shape" if "norm" in name else "weight"), args[:2], {})
     x, about = given.get("input", kwargs.get("input")), given.get("normalized_shape", kwargs.get("normalized_shape"))
     if not isinstance(x, NestedRows) or len(nested_in((args, kwargs))) > 1:
@@ -93,14 +93,14 @@ def product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = bound(("input", "other", "mat2"), args, kwargs)
     x, other = given["input"], given["other"] if "other" in given else given["mat2"]
     if not isinstance(x, NestedRows) or isinstance(other, NestedRows):
-        refuse(nested_in((args, kwargs))[0], called(func), instead="expected: nt @ weight, with plain weights, or "
+        refuse(nested_in((args, kwargs))[0], op_name(func), instead="expected: nt @ weight, with plain weights, or "
                "F.scaled_dot_product_attention")  # fmt: skip
     if x._ragged_dim == x._rows.dim() - 1:
-        refuse(x, f"{called(func)} over the ragged dim")
+        refuse(x, f"{op_name(func)} over the ragged dim")
     if other.dim() == 2:
         return x.like(x._rows @ other)
     if other.dim() != 3 or len(other) != len(x) or x._ragged_dim or x._rows.dim() != 2:
-        refuse(x, f"{called(func)} with a tensor of shape {list(other.shape)}")
+        refuse(x, f"{op_name(func)} with a tensor of shape {list(other.shape)}")
     return x.like(torch.cat([rows @ other[i] for i, rows in enumerate(x.each)]))
 
 

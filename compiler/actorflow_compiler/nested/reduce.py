@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.masked.rules import bound, called
+from actorflow_compiler.masked.rules import bound, op_name
 from actorflow_compiler.nested.tensor import NestedRows, dim_of_rows, nested_in, refuse, rule
 
 __all__ = ["along"]
@@ -21,7 +21,7 @@ def reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, dim, keep = given.pop("input"), given.pop("dim", None), given.pop("keepdim", False)
     if dim is None or dim == () or dim == []:
         return func(x._rows, **given)
-    name = called(func)
+    name = op_name(func)
     given_dims = [dim] if isinstance(dim, int) else [*dim]
     every = {d % (x._rows.dim() + 1) for d in given_dims}
     if every >= {0, x._ragged_dim + 1}:
@@ -39,7 +39,7 @@ def reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The largest or smallest of all elements; refused along a dim."""
     if len(args) > 1 or kwargs or not isinstance(args[0], NestedRows):
-        name = called(func)
+        name = op_name(func)
         refuse(nested_in((args, kwargs))[0], f"{name} along a dim", instead=f"expected: nt.a{name}(dim)")
     return func(args[0]._rows)
 
@@ -52,11 +52,11 @@ def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = bound(names, args, kwargs)
     x, dim = given.pop("input"), given.pop("dim")
     given.pop("_stacklevel", None)
-    d = dim_of_rows(x, dim, called(func))
-    function: Callable[..., Tensor] = getattr(torch, called(func))
+    d = dim_of_rows(x, dim, op_name(func))
+    function: Callable[..., Tensor] = getattr(torch, op_name(func))
     if d != x._ragged_dim:
         return x.like(function(x._rows, d, **given))
     if torch.is_grad_enabled() and x._rows.requires_grad:
-        refuse(x, f"{called(func)} along the ragged dim", "PyTorch's gradient of it is wrong",
+        refuse(x, f"{op_name(func)} along the ragged dim", "PyTorch's gradient of it is wrong",
                "expected: torch.cat([t.softmax(0) for t in nt.unbind()])")  # fmt: skip
     return x.like(torch.cat([function(rows, d, **given) for rows in x.each], x._ragged_dim))

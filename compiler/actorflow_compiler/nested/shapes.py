@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorflow_compiler.masked.rules import bound, called
+from actorflow_compiler.masked.rules import bound, op_name
 from actorflow_compiler.nested.pointwise import pointwise
 from actorflow_compiler.nested.tensor import RULES, NestedRows, RaggedSize, dim_of_rows, nested_in, refuse, rule
 
@@ -36,7 +36,7 @@ def size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reshape dims other than the ragged one; ``shape`` has -1 or the ragged size for that one."""
     x, *rest = args
-    name = called(func)
+    name = op_name(func)
     given: Any = rest or [kwargs.get("shape", kwargs.get("size"))]
     shape = [*(given[0] if isinstance(given[0], Sequence) else given)]
     expected = f"expected: {name}({len(x)}, …), with -1 or nt.size({x._ragged_dim + 1}) where sequences differ"
@@ -77,15 +77,15 @@ def view_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reshape to the shape of another nested tensor."""
     x, other = args
     if not isinstance(other, NestedRows) or not isinstance(x, NestedRows):
-        refuse(nested_in(args)[0], called(func))
-    return view(getattr(Tensor, called(func).removesuffix("_as")), (x, *nested_sizes(other)), {})
+        refuse(nested_in(args)[0], op_name(func))
+    return view(getattr(Tensor, op_name(func).removesuffix("_as")), (x, *nested_sizes(other)), {})
 
 
 @rule("transpose", "swapaxes", "swapdims")
 def transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Swap two dims other than the batch."""
     x, one, other = bound(("input", "dim0", "dim1"), args, kwargs).values()
-    a, b = (dim_of_rows(x, d, called(func)) for d in (one, other))
+    a, b = (dim_of_rows(x, d, op_name(func)) for d in (one, other))
     return x.like(x._rows.transpose(a, b), {a: b, b: a}.get(x._ragged_dim, x._ragged_dim))
 
 
@@ -146,7 +146,7 @@ def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("chunk", "split", "narrow")
 def split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pieces along a dim other than the ragged one."""
-    name = called(func)
+    name = op_name(func)
     if name == "narrow":
         x, dim, start, length = bound(("input", "dim", "start", "length"), args, kwargs).values()
         return x.like(x._rows.narrow(_other_dim(x, dim, name), start, length))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from actorflow_compiler.core.garbage_collection import kept_while_compiling
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.runs import Runs, difference, intersection, length, positions, selection
+from actorflow_compiler.core.runs import Runs, difference, intersection, length, position_of_each, selection
 from actorflow_compiler.core.sbp import NdSbp, Parts, Split, local_size, share, spans
 from actorflow_compiler.plan.plan import Box, shared_box
 
@@ -175,7 +175,7 @@ def boxes(taken: Region, inside: Sequence[Region]) -> list[tuple[Box, ...]]:
     for dim, runs in enumerate(taken):
         lines: list[list[int]] = []  # a rectangle's extent in this dim: its start in each tensor, and its length
         begin = [lo for lo, _ in runs]
-        for (lo, hi), *starts in zip(runs, *(positions(other[dim], begin) for other in inside), strict=True):
+        for (lo, hi), *starts in zip(runs, *(position_of_each(other[dim], begin) for other in inside), strict=True):
             if lines and all(a == b + lines[-1][-1] for a, b in zip(starts, lines[-1], strict=False)):
                 lines[-1][-1] += hi - lo
             else:

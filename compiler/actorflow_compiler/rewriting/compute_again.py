@@ -12,14 +12,14 @@ from dataclasses import replace
 from actorflow_compiler.core.ops import Meta, Phase
 from actorflow_compiler.graph.graph import Graph, Node, prune, verify, with_other_reads
 from actorflow_compiler.hints.packing import MARKERS
-from actorflow_compiler.rewriting.model_parts import ModelParts
+from actorflow_compiler.rewriting.model_parts import DividedModel
 from actorflow_compiler.substitutes.random_table import is_random
 
 WITH_STATISTICS = "aten._native_batch_norm_legit_functional.default"  # the last two outputs are the new statistics
 TRAINING = 5  # of the arguments
 
 
-def compute_again(graph: Graph, parts: ModelParts, chosen: Collection[int]) -> Graph:
+def compute_again(graph: Graph, parts: DividedModel, chosen: Collection[int]) -> Graph:
     """The graph in which the backward pass computes the ``chosen`` parts (by number) again, where it reads them."""
     if not chosen:
         return graph
@@ -27,7 +27,7 @@ def compute_again(graph: Graph, parts: ModelParts, chosen: Collection[int]) -> G
 
 
 class _Again:
-    def __init__(self, graph: Graph, parts: ModelParts, chosen: frozenset[int]) -> None:
+    def __init__(self, graph: Graph, parts: DividedModel, chosen: frozenset[int]) -> None:
         self.graph, self.chosen = graph, chosen
         self.part = [parts.part_of(n) for n in graph.nodes]
         trained = {o for n in graph.nodes if n.phase == Phase.OPTIMIZER for o in n.outs}

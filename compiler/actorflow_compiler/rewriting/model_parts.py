@@ -31,7 +31,7 @@ class ModelPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelParts:
+class DividedModel:
     """The parts of a step in order, and the numbers of those that are worth computing again."""
 
     parts: tuple[ModelPart, ...] = ()
@@ -49,14 +49,14 @@ class ModelParts:
         return sum(part.kept for part in self.parts)
 
 
-NO_PARTS = ModelParts()
+NO_PARTS = DividedModel()
 
 
-def find_parts(graph: Graph) -> ModelParts:
+def find_parts(graph: Graph) -> DividedModel:
     """The parts of a step's forward pass, divided so that computing all of them again needs little memory."""
     found = _KeptValues(graph)
     if not found.visits:
-        return ModelParts()
+        return DividedModel()
     begins = found.divided()
     ends = (*begins[1:], len(found.visits))
     parts = []
@@ -67,7 +67,7 @@ def find_parts(graph: Graph) -> ModelParts:
         parts.append(ModelPart(visit, kept, max(0.0, kept - handed_on), found.names.get(visit, "")))
     least = WORTH * sum(found.kept)
     worth = [k for k, part in enumerate(parts) if part.saved > least]
-    return ModelParts(tuple(parts), tuple(_spread(worth, [parts[w].saved for w in worth])))
+    return DividedModel(tuple(parts), tuple(_spread(worth, [parts[w].saved for w in worth])))
 
 
 def _spread(numbers: Sequence[int], saved: Sequence[float]) -> list[int]:
