@@ -1,7 +1,7 @@
 """Agree between ranks on the plans and variables to drop: those that every rank's script has released.
 
-Each rank tallies what it and the ranks next below it have released, of which each stands for all that are below it.
-Rank 0 so knows what all have released, and the others check what it says against what they have.  No clock and no I/O.
+Ranks form a tree.  Each adds up what it and its subtree have released, so that rank 0 knows what all have; the others
+check what it says against what they have themselves.  No clock and no I/O.
 """
 
 from __future__ import annotations

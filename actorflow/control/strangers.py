@@ -1,4 +1,4 @@
-"""Say who was refused and why, so often and no oftener that the terminal stays readable."""
+"""Log refused connections and why, but at a limited rate, so that the terminal stays readable."""
 
 from __future__ import annotations
 

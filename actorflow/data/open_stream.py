@@ -1,4 +1,4 @@
-"""A stream that is being iterated over: its states, and the variables that it is told by."""
+"""A stream that is being iterated over: its states, and the environment variables by which it takes a rank's share."""
 
 from __future__ import annotations
 

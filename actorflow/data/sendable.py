@@ -1,4 +1,4 @@
-"""Samples in a form in which another process can have them, without an effect on the dataset that they are of."""
+"""Convert samples to a form that can be sent to another process, without changing the dataset that they are from."""
 
 from __future__ import annotations
 

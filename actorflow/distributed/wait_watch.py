@@ -1,4 +1,4 @@
-"""End a process that waits in a circle of collectives that do not meet, where torch's launcher has started it.
+"""Under torch's launcher, end a process that is deadlocked as ranks have called collectives in different orders.
 
 Under ``actorflow run`` the control plane sees that (``launch/wait_watch.py``).  Here ranks that have waited for long
 say so in the store in which they have met; others say nothing, and cost nothing.

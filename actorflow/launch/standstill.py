@@ -1,4 +1,4 @@
-"""Whether a process runs, as the kernel sees it, so that one is missed which cannot say itself that it stands."""
+"""Detect by the kernel's counters that a process is stopped or hangs in I/O, as it cannot report that itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoints in a folder: one for each step, of which those without a whole manifest are none."""
+"""List the checkpoints of a folder, one for each step; those without a complete manifest are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write the files of one rank: its pieces of tensors, from a snapshot of variables or from copies, go in."""
+"""Write one rank's checkpoint files: its pieces of tensors, taken from a snapshot of variables or from copies."""
 
 from __future__ import annotations
 

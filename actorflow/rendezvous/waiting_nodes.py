@@ -1,4 +1,4 @@
-"""What node 0's launcher lets its ranks know of other nodes, in files beside its socket: some wait, or one is lost."""
+"""Files by which node 0's launcher tells its ranks that nodes wait to join, or that one was lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tell, once for each argument, of tensors that every call has to move, and of batches that every rank has whole."""
+"""Warn, once for each argument, of tensors that each call moves between devices, and of batches that every rank has."""
 
 from __future__ import annotations
 

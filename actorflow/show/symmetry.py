@@ -1,4 +1,4 @@
-"""What a page shows of very many ranks: classes of those that are alike, what passes between them, and any one."""
+"""Group ranks that are alike, so that a page shows very many: the classes, what they exchange, and any single rank."""
 
 from __future__ import annotations
 

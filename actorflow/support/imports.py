@@ -1,4 +1,4 @@
-"""Import without the garbage collections that Python makes meanwhile."""
+"""Import modules without running the garbage collector meanwhile, which is faster."""
 
 from __future__ import annotations
 

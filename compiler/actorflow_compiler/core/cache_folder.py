@@ -1,4 +1,4 @@
-"""The folder in which runs keep for later ones what they have found out."""
+"""Find the cache folder, in which a run keeps plans, costs and kernels for later runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of a Python function and of all that it refers to, by which two processes tell whether it does the same."""
+"""A Python function's source and that of all it refers to, by which two processes tell whether it does the same."""
 
 from __future__ import annotations
 

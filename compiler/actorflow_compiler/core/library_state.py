@@ -1,4 +1,4 @@
-"""What of torch a capture can meet that is not the script's: its settings, and whether its functions are its own.
+"""Detect settings of torch, and functions of it that were replaced, on which a capture depends beside the script.
 
 A script may change either before it calls a job, and nothing that is read of the script itself would show it.
 """

@@ -1,4 +1,4 @@
-"""With whom the ranks communicate in a hop, and how that divides their classes: an array for all ranks at once."""
+"""Compute the peers of every rank in one communication, as arrays over all ranks, and divide rank classes by them."""
 
 from __future__ import annotations
 
