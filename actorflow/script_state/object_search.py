@@ -62,9 +62,11 @@ from actorflow.script_state.user_code import has_user_class, is_user_class, is_u
 from actorflow.standins.beside import BESIDE
 from actorflow.standins.locations import (
     AttributeLocation,
+    FrozenMemberLocation,
     ImmutableItemLocation,
     ItemLocation,
     KeyLocation,
+    MemberLocation,
     ScriptAttributeLocation,
     ScriptListLocation,
     TensorLocation,
@@ -84,6 +86,7 @@ __all__ = [
     "search_global_hooks",
     "search_object",
     "search_tensor",
+    "search_frozen_set",
     "search_tuple",
     "search_value_attributes",
     "wraps_function",
@@ -325,8 +328,17 @@ def _list(search: ScriptSearch, path: str, value: list[Any] | deque[Any]) -> Non
 def _set(search: ScriptSearch, path: str, value: AbstractSet[Any]) -> None:
     search.found.add_sources(value, ItemsSource(path, value))
     for index, item in enumerate(stable_order(value, search.found.names.known)):
-        if not isinstance(item, Tensor):  # a tensor inside a set cannot be replaced
+        if not isinstance(item, Tensor):
             search.value(f"{path}.{index}", item, nowhere())
+        elif isinstance(value, set):
+            search.value(f"{path}.{index}", item, MemberLocation(value, item))
+
+
+def search_frozen_set(search: ScriptSearch, path: str, value: frozenset[Any], place: TensorLocation) -> None:
+    """Search the tensors of a frozen set that is held at ``place``."""
+    for index, item in enumerate(stable_order(value, search.found.names.known)):
+        if isinstance(item, Tensor):
+            search.value(f"{path}.{index}", item, FrozenMemberLocation(place, item))
 
 
 def _python_module(search: ScriptSearch, path: str, value: types.ModuleType) -> None:

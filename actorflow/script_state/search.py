@@ -26,6 +26,7 @@ from actorflow.script_state.object_search import (
     PLAIN,
     nowhere,
     search_entries,
+    search_frozen_set,
     search_global_hooks,
     search_object,
     search_tensor,
@@ -163,6 +164,8 @@ class _Search:
         if isinstance(value, tuple):
             search_tuple(self, path, value, place, attribute)
             return
+        if isinstance(value, frozenset):
+            search_frozen_set(self, path, value, place)
         if isinstance(value, FOLLOWED):
             self.function(value, path)
             return

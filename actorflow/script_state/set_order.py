@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from actorflow_compiler.core.tensor_bytes import contents
 
-__all__ = ["stable_order"]
+__all__ = ["stable_order", "tensor_text"]
 
 CALLED = (type, types.FunctionType, types.BuiltinFunctionType)
 DEPTH = 4  # levels of nested objects that are compared
@@ -51,7 +51,7 @@ def _content(thing: Any, known: Callable[[Tensor], str | None], depth: int) -> s
         return ", ".join([f"{_content(key, known, 0)}: {_content(item, known, depth - 1)}" for key, item in some])
 
     if isinstance(thing, Tensor):
-        return known(thing) or _values(thing)
+        return known(thing) or tensor_text(thing)
     if isinstance(thing, nn.Module):
         named = itertools.chain(thing.named_parameters(), thing.named_buffers())
         return ", ".join([f"{name}: {_content(tensor, known, 0)}" for name, tensor in named])
@@ -66,7 +66,7 @@ def _content(thing: Any, known: Callable[[Tensor], str | None], depth: int) -> s
     return f"{'.'.join(_name(thing))}({held})"
 
 
-def _values(tensor: Tensor) -> str:
+def tensor_text(tensor: Tensor) -> str:
     """A tensor's dtype and shape, and a checksum of its values if they are in memory."""
     found = f"{tensor.dtype} {tuple(tensor.shape)}" if not tensor.is_nested else f"{tensor.dtype}"
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_nested

@@ -8,13 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from actorflow.script_state.name_registry import NameRegistry
-from actorflow.standins.locations import ItemLocation, ScriptTensorLocation, TensorLocation
+from actorflow.script_state.set_order import tensor_text
+from actorflow.standins.locations import (
+    FrozenMemberLocation,
+    ItemLocation,
+    MemberLocation,
+    ScriptTensorLocation,
+    TensorLocation,
+)
 from actorflow.standins.owned_tensor import OwnedTensor
+from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import scaler_state
 from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.values.variables import ScriptState, StateTensor
 
 __all__ = ["StateNaming"]
+
+MEMBERS = (MemberLocation, FrozenMemberLocation)
 
 
 class StateNaming:
@@ -64,10 +74,27 @@ class StateNaming:
                             self._hold(tensor, f"{where}.{name}", kind, item(tensors, name))
 
     def tensors(self, found: Iterable[tuple[str, Tensor, TensorLocation]]) -> None:
-        """Name tensors that modules do not hold, by path."""
-        for path, tensor, place in found:
+        """Name tensors that modules do not hold, by path: those last that are members of sets.
+
+        Raises CaptureError for equal ones that a set alone holds: ranks may swap them, as sets are ordered by address.
+        """
+        seen: set[tuple[str, str]] = set()
+        for path, tensor, place in sorted(found, key=lambda one: isinstance(one[2], MEMBERS)):
+            if isinstance(place, MEMBERS) and not self._is_known(tensor):
+                group, _, _ = path.rpartition(".")
+                key = group, tensor_text(tensor)
+                if key in seen:
+                    raise CaptureError(
+                        f"{group} is a set, and two of its tensors are equal ({key[1].rpartition(' ')[0]}); nothing "
+                        "else that the job can reach holds them, so ranks may swap them; expected: a list or a dict"
+                    )
+                seen.add(key)
             trained = tensor.requires_grad and tensor.is_leaf
             self._hold(tensor, path, VariableKind.PARAMETER if trained else VariableKind.TENSOR, place)
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        """Whether a tensor has a name, of a module or of an earlier search."""
+        return id(self._names.current(tensor)) in self._held or self._names.known(tensor) is not None
 
     def scalers(self, found: Iterable[tuple[str, torch.amp.GradScaler]]) -> None:
         """Name gradient scalers by path, and their tensors by attribute."""

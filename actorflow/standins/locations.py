@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 __all__ = [
-    "AttributeLocation", "CellLocation", "ClassAttributeLocation", "ImmutableItemLocation", "ItemLocation",
-    "KeyLocation", "PartialArgsLocation", "ScriptAttributeLocation", "ScriptListLocation", "ScriptTensorLocation",
-    "TensorLocation",
+    "AttributeLocation", "CellLocation", "ClassAttributeLocation", "FrozenMemberLocation", "ImmutableItemLocation",
+    "ItemLocation", "KeyLocation", "MemberLocation", "PartialArgsLocation", "ScriptAttributeLocation",
+    "ScriptListLocation", "ScriptTensorLocation", "TensorLocation",
 ]  # fmt: skip
 
 
@@ -65,6 +65,47 @@ class KeyLocation:
     def get(self) -> Any:
         """See ``TensorLocation``; None if the key is gone."""
         return next((key for key in self._dictionary if key is self._key), None)
+
+
+class MemberLocation:
+    """A tensor that is a member of a set; the order of a set is that of addresses, also for another tensor."""
+
+    __slots__ = ("_member", "_members")
+
+    def __init__(self, members: set[Any], member: Tensor) -> None:
+        self._members, self._member = members, member
+
+    def __call__(self, tensor: Tensor) -> None:
+        """See ``TensorLocation``."""
+        if self.get() is not None:
+            self._members.discard(self._member)
+            self._members.add(tensor)
+        self._member = tensor
+
+    def get(self) -> Any:
+        """See ``TensorLocation``; None if the member is gone."""
+        return next((one for one in self._members if one is self._member), None)
+
+
+class FrozenMemberLocation:
+    """A tensor that is a member of a frozen set: replacing it puts a new set into the holder."""
+
+    __slots__ = ("_holder", "_member")
+
+    def __init__(self, holder: TensorLocation, member: Tensor) -> None:
+        self._holder, self._member = holder, member
+
+    def __call__(self, tensor: Tensor) -> None:
+        """See ``TensorLocation``."""
+        if self.get() is not None:
+            before = self._holder.get()
+            self._holder(type(before)(tensor if one is self._member else one for one in before))
+        self._member = tensor
+
+    def get(self) -> Any:
+        """See ``TensorLocation``; None if the member is gone."""
+        now = self._holder.get()
+        return next((one for one in now if one is self._member), None) if isinstance(now, frozenset) else None
 
 
 class ScriptTensorLocation(ItemLocation):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.plan.plan import VariableKind
+from actorflow_compiler.values.original_ids import original_ids
 
 WITH_PARAMETERS = (
     VariableKind.OPTIMIZER,
@@ -94,7 +95,8 @@ def stand_ins(state: ScriptState, make: Callable[[Tensor], Tensor]) -> Iterator[
         for held in state.held.values():  # attributes that are tensors have stand-ins by now
             vars(new[held.name]).update(attributes_given(held.tensor))
         before = {name: dict(vars(fake)) for name, fake in new.items()}
-        yield new
+        with original_ids({held.name: held.tensor for held in state.held.values()}, new):
+            yield new
         _refuse_attributes(state, new, before)
     finally:
         for held in state.held.values():

@@ -1,0 +1,140 @@
+"""Sets of a script's tensors, keys that are tensors, and their ids mean in a job what they mean in eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import actorflow as flow
+from actorflow_compiler.core.errors import CaptureError
+
+Parameters = Iterable[nn.Parameter]
+Decay = Callable[[Parameters], Callable[[nn.Parameter], float]]
+
+
+def members(chosen: Parameters) -> Callable[[nn.Parameter], float]:
+    group = set(chosen)
+    return lambda p: 1.0 if p in group else 0.0
+
+
+def frozen_members(chosen: Parameters) -> Callable[[nn.Parameter], float]:
+    group = frozenset(chosen)
+    return lambda p: float(p in group)
+
+
+class Group(frozenset[nn.Parameter]):
+    """A frozen set of the script's own."""
+
+
+def own_members(chosen: Parameters) -> Callable[[nn.Parameter], float]:
+    group = Group(chosen)
+    return lambda p: float(p in group)
+
+
+def frozen_in_a_tuple(chosen: Parameters) -> Callable[[nn.Parameter], float]:
+    groups = (frozenset(chosen), 0.5)
+    return lambda p: groups[1] if p in groups[0] else 0.0
+
+
+def keys(chosen: Parameters) -> Callable[[nn.Parameter], float]:
+    rates = {p: 0.5 + k for k, p in enumerate(chosen)}
+    return lambda p: rates.get(p, 0.0)
+
+
+def ids(chosen: Parameters) -> Callable[[nn.Parameter], float]:
+    group = {id(p) for p in chosen}
+    return lambda p: 1.0 if id(p) in group else 0.0
+
+
+def ids_by_map(chosen: Parameters) -> Callable[[nn.Parameter], float]:
+    rates = dict.fromkeys(map(id, chosen), 0.5)
+    return lambda p: sum(rates.get(found, 0.0) for found in map(id, [p]))
+
+
+def trained(make: Decay, job: bool) -> tuple[list[float], list[Tensor]]:
+    """Losses of some steps whose decay is what ``make`` makes of some parameters, and the parameters at the end."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    nn.init.zeros_(model[0].bias)
+    nn.init.zeros_(model[2].bias)
+    decay = make(model[0].parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        penalty = sum((decay(p) * (p - 1).square().sum() for p in model.parameters()), torch.zeros(()))
+        loss = model(x).square().mean() + penalty
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    call: Callable[[Tensor], Any] = flow.global_function(type="train")(step) if job else step
+    losses = [float(call(torch.full((4, 4), 0.1 * n)).detach()) for n in range(3)]
+    return losses, [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("make", [members, frozen_members, own_members, frozen_in_a_tuple, keys, ids, ids_by_map])
+def test_a_job_knows_the_tensors_that_a_script_has_put_into_a_set(
+    make: Decay,
+) -> None:
+    torch.testing.assert_close(trained(make, job=True), trained(make, job=False))
+
+
+def test_a_set_of_tensors_can_be_gone_through_and_changes_between_calls_are_seen() -> None:
+    def losses(job: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        group, ids = set(model.parameters()), {id(model.bias)}
+
+        def step(x: Tensor) -> Tensor:
+            found = sum((p.square().sum() for p in group), model(x).mean())
+            return found + sum(p.sum() for p in model.parameters() if id(p) in ids)
+
+        call = flow.global_function(step) if job else step
+        found = [float(call(torch.ones(2, 3)).detach())]
+        group.discard(model.bias)
+        found.append(float(call(torch.ones(2, 3)).detach()))
+        ids.add(id(model.weight))
+        found.append(float(call(torch.ones(2, 3)).detach()))
+        assert model.weight in group
+        assert len(group) == 1
+        return found
+
+    assert losses(job=True) == pytest.approx(losses(job=False))
+
+
+def test_a_tensor_that_is_in_a_set_alone_is_a_variable() -> None:
+    def counted(job: bool) -> list[float]:
+        counters = {torch.zeros(2), torch.ones(3)}
+
+        def step(x: Tensor) -> Tensor:
+            for one in counters:
+                one.add_(x.sum())
+            return sum((one.sum() for one in counters), torch.zeros(()))
+
+        call = flow.global_function(step) if job else step
+        return [float(call(torch.ones(2))) for _ in range(3)]
+
+    assert counted(job=True) == counted(job=False)
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_tensors_that_only_a_set_holds_must_differ_as_ranks_have_no_other_name_for_them(kind: Any) -> None:
+    group = kind([torch.zeros(2), torch.zeros(2)])
+    with pytest.raises(CaptureError, match=r"group.* two of its tensors are equal.*expected: a list or a dict"):
+        flow.global_function(lambda x: x + sum(one.sum() for one in group))(torch.ones(2))
+
+
+def test_modules_that_are_copied_and_sets_of_them_are_not_refused() -> None:
+    torch.manual_seed(0)
+    one = nn.Linear(2, 2)
+    other = copy.deepcopy(one)
+    biases = {one.bias, other.bias}
+    call = flow.global_function(lambda x: one(x) + other(x) + sum(b.sum() for b in biases))
+    expected = one(torch.ones(1, 2)) + other(torch.ones(1, 2)) + one.bias.sum() + other.bias.sum()
+    torch.testing.assert_close(call(torch.ones(1, 2)) + 0, expected)
