@@ -56,6 +56,7 @@ from actorflow.standins.locations import (
     ImmutableItemLocation,
     ItemLocation,
     PartialArgsLocation,
+    ReferentLocation,
     TensorLocation,
 )
 from actorflow.standins.owned_tensor import DetachedTensor
@@ -166,6 +167,9 @@ class _Search:
             return
         if isinstance(value, frozenset):
             search_frozen_set(self, path, value, place)
+        if type(value) is weakref.ref and isinstance(value(), Tensor):
+            self.value(path, value(), ReferentLocation(place))
+            return
         if isinstance(value, FOLLOWED):
             self.function(value, path)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,8 +12,8 @@ from torch import Tensor
 
 __all__ = [
     "AttributeLocation", "CellLocation", "ClassAttributeLocation", "FrozenMemberLocation", "ImmutableItemLocation",
-    "ItemLocation", "KeyLocation", "MemberLocation", "PartialArgsLocation", "ScriptAttributeLocation",
-    "ScriptListLocation", "ScriptTensorLocation", "TensorLocation",
+    "ItemLocation", "KeyLocation", "MemberLocation", "PartialArgsLocation", "ReferentLocation",
+    "ScriptAttributeLocation", "ScriptListLocation", "ScriptTensorLocation", "TensorLocation",
 ]  # fmt: skip
 
 
@@ -106,6 +107,25 @@ class FrozenMemberLocation:
         """See ``TensorLocation``; None if the member is gone."""
         now = self._holder.get()
         return next((one for one in now if one is self._member), None) if isinstance(now, frozenset) else None
+
+
+class ReferentLocation:
+    """The tensor that a weak reference refers to: replacing it puts a new reference into the holder."""
+
+    __slots__ = ("_holder",)
+
+    def __init__(self, holder: TensorLocation) -> None:
+        self._holder = holder
+
+    def __call__(self, tensor: Tensor) -> None:
+        """See ``TensorLocation``."""
+        reference: Any = weakref.ref(tensor)
+        self._holder(reference)
+
+    def get(self) -> Any:
+        """See ``TensorLocation``; None if there is no reference any more, or it is dead."""
+        now = self._holder.get()
+        return now() if isinstance(now, weakref.ref) else None
 
 
 class ScriptTensorLocation(ItemLocation):

@@ -97,6 +97,7 @@ from actorflow_compiler.values.host_programs import (
 )
 from actorflow_compiler.values.library_code import NESTED, cannot_be_traced, remedy
 from actorflow_compiler.values.reads import ADDRESS, DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, ValueReadHandler, place_of
+from actorflow_compiler.values.seen_identities import plain_types
 from actorflow_compiler.values.variables import ScriptState, attributes_given, group_names, stand_ins
 from actorflow_compiler.values.where_suggestions import suggested_rewrite
 
@@ -313,6 +314,7 @@ class _Trace:
             checkpoints_as_eager(),
             without_tensor_meta(),
             without_code(),
+            plain_types(),
         )
 
     def _step(self, tensors: list[Tensor], reads: ValueReadHandler, recorder: tags.TagRecorder) -> list[Tensor]:
@@ -414,6 +416,7 @@ def without_memory(
             scripts = TorchScriptCalls([h.tensor for h in state.held.values()])
             for context in (
                 *plainly,
+                plain_types(),
                 _scaled(state),
                 nested.replaced_nested_tensors(),
                 replaced_encoders(),

@@ -182,7 +182,7 @@ NOT_WITHOUT_VALUES = (UnsupportedFakeTensorException, UnsupportedOperatorExcepti
 
 READS = (  # methods by which Python reads values of a tensor: number, array, repr, pickle, or memory
     "__array__", "__bool__", "__complex__", "__float__", "__format__", "__index__", "__int__", "__reduce_ex__",
-    "__repr__", "__str__", "as_subclass", "data_ptr", "item", "numpy", "tolist",
+    "__repr__", "__str__", "as_subclass", "data_ptr", "item", "numpy", "storage", "tolist", "untyped_storage",
 )  # fmt: skip
 
 

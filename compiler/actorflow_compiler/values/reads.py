@@ -59,7 +59,7 @@ CLASS = (
 )
 TEXTS = {
     "__format__": SHOWS, "__repr__": SHOWS, "__str__": SHOWS, "__reduce_ex__": SAVES, "data_ptr": ADDRESS,
-    "as_subclass": CLASS,
+    "storage": ADDRESS, "untyped_storage": ADDRESS, "as_subclass": CLASS,
 }  # fmt: skip
 FOR_USERS = (SHOWS, ADDRESS)  # reads that torch and our code make, too; only those of the user's code are refused
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)

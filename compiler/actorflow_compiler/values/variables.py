@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.plan.plan import VariableKind
-from actorflow_compiler.values.original_ids import original_ids
+from actorflow_compiler.values.seen_identities import original_ids
 
 WITH_PARAMETERS = (
     VariableKind.OPTIMIZER,

@@ -1,8 +1,9 @@
-"""Sets of a script's tensors, keys that are tensors, and their ids mean in a job what they mean in eager PyTorch."""
+"""Sets of tensors, tensors as keys, their ids, references and types mean in a job what they mean in eager PyTorch."""
 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -138,3 +139,44 @@ def test_modules_that_are_copied_and_sets_of_them_are_not_refused() -> None:
     call = flow.global_function(lambda x: one(x) + other(x) + sum(b.sum() for b in biases))
     expected = one(torch.ones(1, 2)) + other(torch.ones(1, 2)) + one.bias.sum() + other.bias.sum()
     torch.testing.assert_close(call(torch.ones(1, 2)) + 0, expected)
+
+
+# ---- hashes, weak references, types
+
+
+def hashes(chosen: Parameters) -> Callable[[nn.Parameter], float]:
+    group = {hash(p) for p in chosen}
+    return lambda p: float(hash(p) in group)
+
+
+def weak_references(chosen: Parameters) -> Callable[[nn.Parameter], float]:
+    references = [weakref.ref(p) for p in chosen]
+    return lambda p: float(any(reference() is p for reference in references))
+
+
+@pytest.mark.parametrize("make", [hashes, weak_references])
+def test_hashes_and_weak_references_are_those_of_the_scripts_tensors(make: Decay) -> None:
+    torch.testing.assert_close(trained(make, job=True), trained(make, job=False))
+
+
+def test_the_type_of_a_tensor_in_a_step_is_that_of_a_tensor() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    scales = {Tensor: 2.0, nn.Parameter: 3.0}
+
+    def step(x: Tensor) -> Tensor:
+        assert [type(x), type(weight), type(x * 2), int] == [Tensor, nn.Parameter, Tensor, int]
+        assert type(step).__name__ == "function"
+        assert isinstance(int, type)
+        assert type("Own", (), {"a": 1})().a == 1  # type: ignore[attr-defined]
+        return x * scales.get(type(x), 5.0) + weight * scales.get(type(weight), 7.0)
+
+    found = flow.global_function(step)(torch.ones(3))
+    assert (found + 0).tolist() == [5.0] * 3
+    assert "type" not in globals()
+
+
+def test_the_address_of_a_tensors_memory_is_refused() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    addresses = {weight.untyped_storage().data_ptr()}
+    with pytest.raises(CaptureError, match="asks for the memory of a tensor here"):
+        flow.global_function(lambda x: x * (weight.untyped_storage().data_ptr() in addresses))(torch.ones(3))
