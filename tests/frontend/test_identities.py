@@ -167,6 +167,12 @@ def test_the_type_of_a_tensor_in_a_step_is_that_of_a_tensor() -> None:
         assert [type(x), type(weight), type(x * 2), int] == [Tensor, nn.Parameter, Tensor, int]
         assert type(step).__name__ == "function"
         assert isinstance(int, type)
+        assert repr(type[int]) == "type[int]"
+
+        class Meta(type):
+            """A metaclass of the step's own."""
+
+        assert type(Meta("Made", (), {})) is Meta
         assert type("Own", (), {"a": 1})().a == 1  # type: ignore[attr-defined]
         return x * scales.get(type(x), 5.0) + weight * scales.get(type(weight), 7.0)
 

@@ -179,8 +179,15 @@ def ormqr(call: OpCall) -> str:
 
 
 def solve(call: OpCall) -> str:
-    """Systems of equations with one or many right sides; the factors come out, too."""
+    """Systems of equations with one or many right sides; the factors come out, too.
+
+    Right sides of one dim less are those of all systems, or, if there are as many rows as systems, one for each: of
+    which kind they are must not depend on how many systems a device has, so these are not split.
+    """
     a, b = (m.shape for m in call.ins[:2])
     vector = len(b) == 1 or (len(a) - 1 == len(b) and b == a[:-1])
+    if not vector and len(b) == len(a) - 1:
+        systems, sides = "ABCEFGHI"[: len(a) - 2], "OPQRSTUV"[: len(b) - 2]
+        return f"{systems}NM,{sides}NK->{systems}NK,{systems}NM,{systems}N,{systems}"
     x = ".N" if vector else ".NK"
     return f".NM,{x}->{x},.NM,.N,."

@@ -9,7 +9,7 @@ import builtins
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import ModuleType
+from types import GenericAlias, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -66,12 +66,17 @@ def plain_types() -> Iterator[None]:
 
 class _SeenTypeOfAll(_type):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self is not _SeenType:  # a metaclass that was made in the step
+            return super().__call__(*args, **kwargs)
         if len(args) != 1 or kwargs:
             return _type(*args, **kwargs)
         found = _type(args[0])
         if found is not FakeTensor:
             return found
         return nn.Parameter if isinstance(args[0], nn.Parameter) else Tensor
+
+    def __getitem__(self, item: Any) -> Any:
+        return GenericAlias(_type, item)
 
     def __instancecheck__(self, one: Any) -> bool:
         return isinstance(one, _type)
