@@ -22,6 +22,7 @@ from actorflow.auto_parallel.strategy import BY_SAMPLES, Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import ITEM_BYTES, Phase
+from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.graph.flops import dtype_of_flops, flops_of
 from actorflow_compiler.graph.graph import InputKind, call_of
 from actorflow_compiler.hints.goal import ParallelMode
@@ -29,7 +30,6 @@ from actorflow_compiler.placing.automatic_stages import VisitCosts
 from actorflow_compiler.placing.partition import PartitionUnit, least_longest
 from actorflow_compiler.rewriting.model_parts import NO_PARTS, DividedModel
 
-WIDE = 4  # bytes of an item of parameters, in which they are updated
 FIRINGS = 3  # of a stage for each micro-batch: forward, backward, and what they hand on
 BACKWARD = 2 / 3  # of a micro-batch's time that the backward pass takes
 BEHIND = 0.8  # of the time of the backward pass, behind which its gradients may be reduced
@@ -74,11 +74,12 @@ class StepProfile:
         """The profile of a captured step on devices like those of ``hardware``; ``parts`` may be computed again."""
         graph, costs = captured.graph, VisitCosts(captured, 1, 1.0, hardware)
         size = dict.fromkeys(("parameter", "optimizer"), 0.0)
-        updated = {old for old, _ in graph.updates}
+        updated, items = {old for old, _ in graph.updates}, 0
         for i in graph.inputs:
             kind = captured.kinds.get(i.name, "") if i.kind == InputKind.VARIABLE else ""
             if kind in size and (kind == "optimizer" or i.value in updated):
                 size[kind] += graph.metas[i.value].nbytes
+                items += numel(graph.metas[i.value].shape) if kind == "parameter" else 0
         seconds = arithmetic = update = products = multiplied = narrow = 0.0
         forward = {part: [0.0, 0.0] for part in parts.order}  # seconds, and seconds of arithmetic
         for n, took in zip(graph.nodes, costs.work, strict=True):
@@ -96,7 +97,7 @@ class StepProfile:
                 least = flops / hardware.flops_on({dtype: 1})
                 arithmetic += least
                 multiplied += flops
-                narrow += flops * ITEM_BYTES.get(dtype, WIDE)
+                narrow += flops * ITEM_BYTES.get(dtype, 0)
                 if again is not None:
                     again[1] += least
                 if n.phase == Phase.FORWARD and n.outs[0] >= 0:
@@ -109,7 +110,7 @@ class StepProfile:
             update,
             products,
             size["parameter"],
-            size["parameter"] * (min(1.0, narrow / multiplied / WIDE) if multiplied else 1.0),
+            min(size["parameter"], items * narrow / multiplied) if multiplied else size["parameter"],
             size["optimizer"],
             sum(unit.activations for unit in costs.costs),
             tuple(costs.costs),

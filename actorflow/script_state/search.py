@@ -168,7 +168,7 @@ class _Search:
         if isinstance(value, frozenset):
             search_frozen_set(self, path, value, place)
         if type(value) is weakref.ref and isinstance(value(), Tensor):
-            self.value(path, value(), ReferentLocation(place))
+            self.value(path, value(), ReferentLocation(place, value))
             return
         if isinstance(value, FOLLOWED):
             self.function(value, path)

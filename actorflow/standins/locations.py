@@ -110,16 +110,19 @@ class FrozenMemberLocation:
 
 
 class ReferentLocation:
-    """The tensor that a weak reference refers to: replacing it puts a new reference into the holder."""
+    """The tensor that a weak reference refers to: replacing it puts a new reference into the holder.
 
-    __slots__ = ("_holder",)
+    The reference that the script has made, which may have a callback, comes back with its own tensor.
+    """
 
-    def __init__(self, holder: TensorLocation) -> None:
-        self._holder = holder
+    __slots__ = ("_holder", "_reference")
+
+    def __init__(self, holder: TensorLocation, reference: weakref.ref[Tensor]) -> None:
+        self._holder, self._reference = holder, reference
 
     def __call__(self, tensor: Tensor) -> None:
         """See ``TensorLocation``."""
-        reference: Any = weakref.ref(tensor)
+        reference: Any = self._reference if self._reference() is tensor else weakref.ref(tensor)
         self._holder(reference)
 
     def get(self) -> Any:

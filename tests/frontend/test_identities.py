@@ -159,6 +159,21 @@ def test_hashes_and_weak_references_are_those_of_the_scripts_tensors(make: Decay
     torch.testing.assert_close(trained(make, job=True), trained(make, job=False))
 
 
+def test_a_weak_reference_keeps_its_callback() -> None:
+    dropped: list[Any] = []
+    held = [torch.ones(3)]
+    references = [weakref.ref(held[0], dropped.append)]
+
+    def step(x: Tensor) -> Tensor:
+        one = references[0]()
+        assert one is not None
+        return x + one
+
+    before = references[0]
+    assert (flow.global_function(step)(torch.ones(3)) + 0).tolist() == [2.0] * 3
+    assert references[0] is before
+
+
 def test_the_type_of_a_tensor_in_a_step_is_that_of_a_tensor() -> None:
     weight = nn.Parameter(torch.ones(3))
     scales = {Tensor: 2.0, nn.Parameter: 3.0}
