@@ -94,9 +94,12 @@ class PeerWatch:
         return link is not None and not link.heard and self._counter.of(peer) >= self._settings.silence_limit
 
     def stopped(self) -> float:
-        """The seconds for which this process itself was stopped, if that was just now and long enough to be noticed."""
+        """The seconds for which this process itself was stopped, if that was just now and long enough to be noticed.
+
+        Peers count from its last sign of life, a tick before it was stopped, or two on a busy machine.
+        """
         seconds = self._counter.stopped(asyncio.get_running_loop().time(), SUSPECT)
-        return seconds if seconds >= SUSPECT else 0.0
+        return seconds if seconds >= min(SUSPECT, self._settings.silence_limit - 2 * self._tick) else 0.0
 
     @property
     def doubtful(self) -> bool:

@@ -79,6 +79,16 @@ class Site:
                         found.append(process.pid)
         return [pid for pid in found if pid != self._server and _lives(pid)]
 
+    def is_rank(self, pid: int) -> bool:
+        """Whether a process is a rank, neither the stub of ``warm`` nor a fork of the launcher before its ``exec``."""
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.ppid() == self._server:
+                return True
+            command = process.cmdline()
+            return "-IS" not in command and "actorflow.launch.entry" in command
+        return False
+
     def inside(self, pid: int | None, path: str) -> Path:
         """A path as the processes there see it, those of a run that is started whole by one of them."""
         return Path(f"/proc/{self._server if pid is None else pid}/root{path}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from actorflow.control.peer_watch import SeenSilence, name_silence
+from actorflow.control.peer_watch import PeerWatch, SeenSilence, name_silence
+from actorflow.rendezvous.settings import Settings
 from actorflow.support.silences import LongSilence, SilenceCounter, SilenceEvent
 
 
@@ -76,6 +79,26 @@ def test_a_process_that_was_stopped_knows_for_how_long_until_it_has_run_for_a_wh
     for now in (54.9, 55.9, 56.9, 57.9):
         count.tick(now, {1: True})
     assert count.stopped(58.0, 5.0) == 0.0
+
+
+@pytest.mark.parametrize(("limit", "stopped", "noticed"), [(6.0, 4.5, 4.5), (6.0, 3.9, 0.0), (15.0, 4.5, 0.0)])
+def test_a_rank_knows_that_it_was_stopped_for_as_long_as_peers_wait_less_what_they_counted_before(
+    limit: float, stopped: float, noticed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, sleeps = 0.0, [0.0, 1.0, 1.0, stopped]
+
+    async def sleep(_seconds: float) -> None:
+        nonlocal now
+        now += sleeps.pop(0)
+
+    async def watched() -> float:
+        watch = PeerWatch(Settings(rank=1, lost_after=limit), {}, {}, lambda _: None, lambda _: "", lambda _: None)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        await watch.run(lambda: not sleeps)
+        return watch.stopped()
+
+    assert asyncio.run(watched()) == noticed
 
 
 def seen(by: int, seconds: float = 5.0, waits: str = "") -> SeenSilence:

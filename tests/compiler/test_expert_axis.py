@@ -98,9 +98,10 @@ def case(make: Callable[[], nn.Module]) -> Case:
     )  # fmt: skip
 
 
+IN_BFLOAT16 = torch.finfo(torch.bfloat16).eps / 2  # of one rounding; sums of parts are rounded before they are added
 MODELS: dict[str, tuple[Case, float]] = {  # with the bound of ``differences``
-    "routed": (case(Routed), 2e-3),  # in bfloat16
-    "biased, hidden rows looked at": (case(functools.partial(Routed, True)), 2e-3),
+    "routed": (case(Routed), IN_BFLOAT16),  # torch's grouped product is in bfloat16; transformers' below are exact
+    "biased, hidden rows looked at": (case(functools.partial(Routed, True)), IN_BFLOAT16),
     "dense": (in_float64(case(Dense)), 1e-9),
 }
 LAYOUTS: dict[str, Layout] = {
@@ -117,7 +118,7 @@ def check(case: Case, layout: Layout, bound: float, size: int = SIZE) -> Plan:
     """Train two steps; compare with eager training."""
     losses, state, plan = train_planned(case, layout, [size] * 2)
     expected, reference = train_eagerly(case, [size] * 2, 1)
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=max(1e-5, bound / 10), atol=0)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=max(1e-5, bound / 4), atol=0)
     worst = max(differences(state, reference).items(), key=lambda item: item[1])
     assert worst[1] <= bound, worst
     return plan
