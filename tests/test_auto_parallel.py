@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from actorflow.auto_parallel.comparison import SHOWN, choice_note, considered
 from actorflow.auto_parallel.search import NEAR, Compared, PlanSearch
 from actorflow.auto_parallel.space import divisors, marked_for_zero, open_choices, strategies
 from actorflow.auto_parallel.strategy import Strategy
+from actorflow.show.formats import write_compared
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.compile import capture_step, fold_captured, lower_captured
@@ -29,6 +31,8 @@ from actorflow_compiler.hints.goal import ParallelMode, goal_of
 from actorflow_compiler.hints.hints import place, zero
 from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plan, Plane
+from actorflow_compiler.plan.proto import from_bytes, to_bytes
+from actorflow_compiler.plan.text import considered_lines
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.values.variables import real_optimizer_state
 from actorflow_scheduler.cost import variable_bytes
@@ -169,10 +173,34 @@ def test_a_budget_is_kept_and_the_next_best_are_told_with_the_reason() -> None:
     assert choice_note(choice).startswith(f"{choice.best.strategy} was chosen, the best of {1 + len(choice.others)} ")
     first, *others = considered(choice)
     assert (first.text, first.why) == (str(choice.best.strategy), "")
-    assert len(others) == min(SHOWN, len(choice.others)) >= 4
+    assert len(others) == min(SHOWN, len(choice.others) + len(choice.estimated)) >= 4
     assert all(other.why for other in others)
-    assert all(other.seconds >= first.seconds or "memory" in other.why for other in others if other.seconds)
+    compiled = [other for other in others if not other.estimated]
+    assert len(compiled) == min(SHOWN, len(choice.others))
+    assert all(other.seconds >= first.seconds or "memory" in other.why for other in compiled if other.seconds)
     check_trains("mlp", search, optimizer, choice.best.strategy)
+
+
+def test_where_the_time_is_over_the_best_of_further_meshes_are_told_by_their_estimates(tmp_path: Path) -> None:
+    search, _ = search_of(CASES["gpt"], 4, budget=1e9, least=1 + SHOWN)
+    search.enough = 0.0
+    choice = search.run()
+    told = considered(choice)
+    estimated = [one for one in told if one.estimated]
+    assert len(choice.others) < SHOWN
+    assert len(told) == min(1 + SHOWN, 1 + len(choice.others) + len({s.shape for s in search.estimates}) - 1)
+    assert {one.text for one in estimated} <= {str(s) for s in search.estimates if s not in search.compared}
+    fit = [one.seconds for one in estimated if one.why != "does not fit the memory"]
+    assert fit == sorted(fit)
+    why = r"the chosen one's estimate is \d+% less|not compiled, as its 0 s were used up|does not fit the memory"
+    assert all(re.fullmatch(why, one.why) for one in estimated)
+    plan = replace(scheduled(choice.captured, choice.request), considered=told)
+    plan = from_bytes(to_bytes(plan))
+    assert plan.considered == told
+    line = next(line for line in considered_lines(plan) if estimated[0].text in line)
+    assert re.search(r"  about [\d.]+ [mµ]?s +about [\d.]+ [KM]iB +–  ", line), line
+    files = write_compared(plan, [None] * (len(told) - 1), Hardware(), tmp_path / "plan.html")
+    assert files[0].read_text().count('class="plan estimated"') == len(estimated)
 
 
 @pytest.mark.slow

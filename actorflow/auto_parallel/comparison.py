@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actorflow.auto_parallel.search import Choice, Compared
+from actorflow.auto_parallel.search import Choice, Compared, Estimated
 from actorflow_compiler.core.units import seconds_text
 from actorflow_compiler.plan.plan import ConsideredPlan
 from actorflow_scheduler.forecast import Forecast
@@ -37,15 +37,33 @@ def again_notes(choice: Choice) -> tuple[str, ...]:
 
 
 def considered(choice: Choice) -> tuple[ConsideredPlan, ...]:
-    """What was chosen, and the best of the others, each with the reason why it is worse."""
-    shown = (choice.best, *choice.others[:SHOWN])
-    return tuple(_considered(one, "" if one is choice.best else why_worse(one, choice.best)) for one in shown)
+    """What was chosen, and the best of the others, each with the reason why it is worse.
+
+    Where fewer were compiled, the best of those follow that were only estimated.
+    """
+    others = choice.others[:SHOWN]
+    return (
+        _considered(choice.best, ""),
+        *(_considered(one, why_worse(one, choice.best)) for one in others),
+        *(_estimated(one, choice.stopped) for one in choice.estimated[: SHOWN - len(others)]),
+    )
 
 
 def _considered(one: Compared, why: str) -> ConsideredPlan:
     if one.forecast is None:
         return ConsideredPlan(str(one.strategy), why=why)
     return ConsideredPlan(str(one.strategy), one.seconds, one.nbytes, one.moved, why)
+
+
+def _estimated(one: Estimated, stopped: str) -> ConsideredPlan:
+    less = f"{1 - 1 / one.slower:.0%}"
+    if one.too_large:
+        why = "does not fit the memory"
+    elif one.slower > 1 and less != "0%":
+        why = f"the chosen one's estimate is {less} less"
+    else:
+        why = f"not compiled, as {stopped}" if stopped else "cannot be better than the chosen one"
+    return ConsideredPlan(str(one.strategy), one.estimate.seconds, int(one.estimate.nbytes), 0, why, estimated=True)
 
 
 def why_worse(one: Compared, best: Compared) -> str:

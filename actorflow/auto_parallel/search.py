@@ -17,7 +17,7 @@ from typing import TypeVar
 from actorflow.auto_parallel.drafts import DraftForecaster
 from actorflow.auto_parallel.estimate import IN_DOUBT, Estimator, StepProfile, StrategyEstimate
 from actorflow.auto_parallel.space import ZERO, OpenChoices, levels, parameters_of, parts_if, strategies
-from actorflow.auto_parallel.strategy import NOTHING, Strategy
+from actorflow.auto_parallel.strategy import NOTHING, Shape, Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.core.errors import CallError, LayoutError, PlanError
@@ -44,7 +44,6 @@ ALIKE = 0.05  # of a part of a value: ranks whose parts differ by less are compa
 
 T = TypeVar("T")
 Schedule = Callable[[Capture, StepRequest, ScheduleName], tuple[FoldedPlan, Hardware]]
-Shape = tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +69,16 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimated:
+    """A strategy that was not compiled."""
+
+    strategy: Strategy
+    estimate: StrategyEstimate
+    too_large: bool  # by its estimate it does not fit the memory
+    slower: float  # the estimated seconds of its step by those of the strategy that is taken
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The result of a search: the strategy that is taken, and those that it was compared with, the best first."""
 
@@ -77,6 +86,7 @@ class Choice:
     request: StepRequest  # with the strategy's preferences
     captured: Capture  # as the strategy needs it
     others: tuple[Compared, ...]
+    estimated: tuple[Estimated, ...]  # the best of each further mesh and number of stages, the best first
     possible: int  # strategies that there were
     seconds: float  # that the search took
     again: str = ""  # what is computed again
@@ -193,12 +203,24 @@ class PlanSearch:
             self.request_of(best.strategy),
             self.captured_for(best.strategy),
             tuple(others),
+            self._estimated_only(best.strategy),
             self.possible,
             self.taken,
             self._again(best.strategy),
             self.stopped,
             best.schedule if self.late else self.request.preferences.schedule,  # late: no time to search for orders
         )
+
+    def _estimated_only(self, taken: Strategy) -> tuple[Estimated, ...]:
+        """Of each mesh and number of stages of which nothing was compiled, what is estimated to be best."""
+        known, found = {s.shape for s in self.compared}, []
+        reference = max(self.estimates[taken].seconds, 1e-12)
+        for s in self._ordered():
+            if s.shape not in known:
+                known.add(s.shape)
+                estimate = self.estimates[s]
+                found.append(Estimated(s, estimate, bool(self._seems_over(s)), estimate.seconds / reference))
+        return tuple(found)
 
     def captured_for(self, strategy: Strategy) -> Capture:
         """The captured step as a strategy needs it."""
@@ -227,6 +249,9 @@ class PlanSearch:
                 for again in levels(self.parts):
                     more = replace(s, again=again)
                     self.estimates[more] = estimator.of(more)
+        return self._ordered()
+
+    def _ordered(self) -> list[Strategy]:
         return sorted(self.estimates, key=lambda s: (self._seems_over(s), self.estimates[s].seconds, s))
 
     def _seems_over(self, strategy: Strategy) -> float:
@@ -238,7 +263,7 @@ class PlanSearch:
         """Compile the strategy of each shape that is estimated to be best, and while none fits some smaller ones."""
         shapes: dict[Shape, list[Strategy]] = {}
         for s in order:
-            shapes.setdefault((s.stages, s.mesh, tuple(map(str, s.modes))), []).append(s)
+            shapes.setdefault(s.shape, []).append(s)
         first = sorted(list(shapes.values())[:SHAPES], key=lambda alike: self._effort(alike[0], order[0]))
         for number, alike in enumerate((*first, *list(shapes.values())[SHAPES:])):
             best = self._best()

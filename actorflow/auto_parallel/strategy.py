@@ -20,6 +20,7 @@ ORIGIN = 'parallel="auto"'  # of the hints that a strategy gives
 BY_SAMPLES = frozenset({ParallelMode.DATA, ParallelMode.AUTO, ParallelMode.EXPERT})  # axes that may split samples
 NOTHING = (0, 0)  # is computed again
 SPLIT = 4  # times as long it takes to compile a step if more than samples is split: ops have more layouts
+Shape = tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]
 MARKED = 2  # the ZeRO stage from which gradients are marked while a step is captured
 
 
@@ -64,6 +65,11 @@ class Strategy:
         if self.again[0]:
             graph = compute_again(graph, parts, parts.order[: self.again[0]])
         return marked if graph is marked.graph else replace(marked, graph=graph)
+
+    @property
+    def shape(self) -> Shape:
+        """The number of stages, and the mesh with what its axes split."""
+        return self.stages, self.mesh, tuple(map(str, self.modes))
 
     @property
     def replicas(self) -> int:

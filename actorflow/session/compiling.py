@@ -412,8 +412,10 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     choice, made = _chosen(request, search, asked, doing)
     notes = (*made.plan.notes, choice_note(choice), *again_notes(choice))
     plan = replace(made.plan, notes=notes, considered=considered(choice))
+    if request.looked_at is not LookedAt.ALL:
+        return replace(made, plan=plan)
     others: list[Plan | None] = []
-    for one in choice.others[:SHOWN] if request.looked_at is LookedAt.ALL else ():
+    for one in choice.others[:SHOWN]:
         doing(f"the page of {one.strategy}")
         wanted, marked = search.request_of(one.strategy), search.captured_for(one.strategy)
         drawn: Plan | None = None
@@ -421,6 +423,7 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
             if one.forecast is not None:
                 drawn = _scheduled(request, marked, wanted, request.schedule, wanted.listeners.doing)[0]
         others.append(drawn)
+    others += [None] * (len(plan.considered) - 1 - len(others))  # of those that were only estimated
     return replace(made, plan=plan, others=tuple(others))
 
 

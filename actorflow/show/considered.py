@@ -7,6 +7,7 @@ from html import escape
 
 from actorflow_compiler.core.units import bytes_text, seconds_text
 from actorflow_compiler.plan.plan import ConsideredPlan
+from actorflow_compiler.plan.text import considered_figures
 
 __all__ = ["considered_chart", "considered_table"]
 
@@ -23,9 +24,11 @@ def considered_chart(plans: Sequence[ConsideredPlan], pages: Sequence[str]) -> s
         x = LEFT + ROOM + _place(plan.nbytes, sizes) * (WIDTH - LEFT - 2 * ROOM)
         y = HEIGHT - BELOW - ROOM - _place(plan.seconds, times) * (HEIGHT - BELOW - 2 * ROOM)
         chosen = "" if plan.why else " chosen"
-        said = f"{plan.text}: {seconds_text(plan.seconds)} a step, {bytes_text(plan.nbytes)} on a device"
+        kind = " estimated" if plan.estimated else chosen
+        step, memory, _ = considered_figures(plan)
+        said = f"{plan.text}: {step} a step, {memory} on a device"
         label = f"<title>{escape(said + (f'; {plan.why}' if plan.why else '; chosen'))}</title>"
-        dot = f'<circle class="plan{chosen}" cx="{x:.1f}" cy="{y:.1f}" r="{8 if chosen else 6}">{label}</circle>'
+        dot = f'<circle class="plan{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{8 if chosen else 6}">{label}</circle>'
         dots.append(f'<a href="{escape(page)}">{dot}</a>' if page else dot)
     axes = (
         f'<path class="axis" d="M{LEFT} 8V{HEIGHT - BELOW}H{WIDTH - 8}"/>'
@@ -43,10 +46,9 @@ def considered_table(plans: Sequence[ConsideredPlan], pages: Sequence[str]) -> s
     rows = []
     for plan, page in zip(plans, pages, strict=True):
         name = f'<a href="{escape(page)}">{escape(plan.text)}</a>' if page else escape(plan.text)
-        sizes = ("–", "–", "–")
-        if plan.seconds:
-            sizes = seconds_text(plan.seconds), bytes_text(plan.nbytes), bytes_text(plan.moved)
-        cells = "".join(f"<td>{cell}</td>" for cell in (name, *sizes, escape(plan.why or "chosen")))
+        cells = "".join(
+            f"<td>{cell}</td>" for cell in (name, *considered_figures(plan), escape(plan.why or "chosen"))
+        )
         rows.append(f"<tr>{cells}</tr>")
     heads = "".join(f"<th>{head}</th>" for head in ("plan", "step", "memory", "moved", "why not"))
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

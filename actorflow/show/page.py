@@ -130,7 +130,10 @@ def _compared(plan: Plan, pages: Sequence[str]) -> list[Section]:
         return []
     pages = pages or [""] * len(plan.considered)
     drawn = considered_chart(plan.considered, pages) + considered_table(plan.considered, pages)
-    said = "Each dot is a plan that was compiled and forecast; the large one was chosen. A dot opens its plan's page."
+    said = (
+        "Each dot is a plan that was compiled and forecast; the large one was chosen. A dot opens its plan's page. "
+        "Hollow ones were only estimated."
+    )
     return [Section("plans", "Plans compared", drawn, said)]
 
 

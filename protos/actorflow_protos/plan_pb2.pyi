@@ -380,18 +380,20 @@ class Origins(_message.Message):
     def __init__(self, places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepsOf, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., flows: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ...) -> None: ...
 
 class ConsideredPlan(_message.Message):
-    __slots__ = ("text", "seconds", "nbytes", "moved", "why")
+    __slots__ = ("text", "seconds", "nbytes", "moved", "why", "estimated")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_FIELD_NUMBER: _ClassVar[int]
     text: str
     seconds: float
     nbytes: int
     moved: int
     why: str
-    def __init__(self, text: _Optional[str] = ..., seconds: _Optional[float] = ..., nbytes: _Optional[int] = ..., moved: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+    estimated: bool
+    def __init__(self, text: _Optional[str] = ..., seconds: _Optional[float] = ..., nbytes: _Optional[int] = ..., moved: _Optional[int] = ..., why: _Optional[str] = ..., estimated: bool = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("name", "world", "pieces", "bodies", "actors", "registers", "variables", "results", "orders", "constants", "notes", "summary", "ranks", "calls", "origins", "mode", "considered", "exchanges")

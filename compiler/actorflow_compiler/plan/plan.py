@@ -398,6 +398,7 @@ class ConsideredPlan:
     nbytes: int = 0  # the most that a device holds
     moved: int = 0  # bytes of communication in a step
     why: str = ""  # why it is worse; empty for the plan that was chosen
+    estimated: bool = False  # it was not compiled: its time and memory are estimates, and ``moved`` is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,9 @@ def to_proto(plan: Plan) -> pb.Plan:
             origins=_origins(plan.origins),
             mode=plan.mode,
             considered=(
-                pb.ConsideredPlan(text=c.text, seconds=c.seconds, nbytes=c.nbytes, moved=c.moved, why=c.why)
+                pb.ConsideredPlan(
+                    text=c.text, seconds=c.seconds, nbytes=c.nbytes, moved=c.moved, why=c.why, estimated=c.estimated
+                )
                 for c in plan.considered
             ),
             exchanges=map(_exchange, exchanges.numbers),
@@ -151,7 +153,9 @@ def from_proto(message: pb.Plan) -> Plan:
             calls=tuple(map(_to_order, message.calls)),
             origins=_to_origins(message.origins),
             mode=_member(Mode, message.mode or Mode.EAGER, "bodies", "mode"),  # empty before there were modes
-            considered=tuple(ConsideredPlan(c.text, c.seconds, c.nbytes, c.moved, c.why) for c in message.considered),
+            considered=tuple(
+                ConsideredPlan(c.text, c.seconds, c.nbytes, c.moved, c.why, c.estimated) for c in message.considered
+            ),
         )
     except LayoutError as error:
         raise PlanError(f"plan {message.name!r} cannot be read: {error}") from error

@@ -14,7 +14,7 @@ class ShownPlan:
     """A plan to be looked at, with those that it was chosen among."""
 
     plan: Plan
-    others: tuple[Plan | None, ...] = ()  # those after the first of ``plan.considered``; None: there is no such plan
+    others: tuple[Plan | None, ...] = ()  # those after the first of ``plan.considered``; None: it was not made
     # listed rank → the ranks of its class, where the plan lists one of each, as for a forecast; None: it lists all
     rank_classes: Mapping[int, Sequence[int]] | None = None
     partners: tuple[Partners, ...] = ()  # of such a plan: which ranks communicate

@@ -21,6 +21,7 @@ from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import (
     LAST,
     Actor,
+    ConsideredPlan,
     OfInput,
     OfPiece,
     OfScalar,
@@ -117,15 +118,17 @@ def notes_text(plan: Plan) -> str:
 
 def considered_lines(plan: Plan) -> list[str]:
     """The table of plans that were compared: time of a step, memory of a device, bytes that move, and why not."""
-    rows = [
-        [
-            c.text,
-            *((seconds_text(c.seconds), bytes_text(c.nbytes), bytes_text(c.moved)) if c.seconds else ("–", "–", "–")),
-            c.why or "chosen",
-        ]
-        for c in plan.considered
-    ]
+    rows = [[c.text, *considered_figures(c), c.why or "chosen"] for c in plan.considered]
     return columns([["", "step", "memory", "moved", ""], *rows], "<>>><") if rows else []
+
+
+def considered_figures(plan: ConsideredPlan) -> tuple[str, str, str]:
+    """The time of a step, memory of a device and bytes that move; a dash where there is no such plan."""
+    if not plan.seconds:
+        return "–", "–", "–"
+    if plan.estimated:
+        return f"about {seconds_text(plan.seconds)}", f"about {bytes_text(plan.nbytes)}", "–"
+    return seconds_text(plan.seconds), bytes_text(plan.nbytes), bytes_text(plan.moved)
 
 
 class _Text:
