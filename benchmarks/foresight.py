@@ -46,6 +46,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.hints.goal import Goal, goal_of
 from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.folded import FoldedPlan
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Plane
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_scheduler.forecast import Forecast, forecast
@@ -191,6 +192,7 @@ class Published:
     remark: str = ""
     zero: int = 0  # stage of ZeRO
     chunks: int = 1  # stages of each device, between which others come (interleaving)
+    mode: Mode = Mode.INDUCTOR  # or eager; Megatron-LM has fused kernels of its own
 
     @property
     def pieces(self) -> int:
@@ -229,6 +231,7 @@ def torchtitan_8b(devices: int, tokens_per_s: float, how: str) -> Published:
         f"torchtitan 8B, {how}, {devices}", "torchtitan, benchmarks, December 2024", "grand-teton.toml",
         devices, devices, 1, 1, batch, 2, length, lambda: Llama(32, 4096, 32, 8, 14336, 128256), each * batch * length,
         tokens_per_s * each / 1e12, "keeps every second product", zero=3,
+        mode=Mode.EAGER if how == "eager" else Mode.INDUCTOR,
     )  # fmt: skip
 
 
@@ -272,7 +275,7 @@ def step_request(row: Published, model: nn.Module, goal: Goal, micro_batches: in
 
 
 def scheduled(
-    captured: Capture, request: StepRequest, name: str, alike: float = 0.0, proven: bool = True
+    captured: Capture, request: StepRequest, name: str, mode: Mode, alike: float = 0.0, proven: bool = True
 ) -> FoldedPlan:
     """The plan of a captured step in a schedule within the memory of the devices, with NCCL's collectives."""
     hardware = request.devices.hardware
@@ -280,7 +283,8 @@ def scheduled(
 
     @functools.cache
     def make(variant: Variant) -> FoldedPlan:
-        return replace(step.cut(variant), plane=Plane.NCCL)
+        made = replace(step.cut(variant), plane=Plane.NCCL)
+        return replace(made, plan=replace(made.plan, mode=mode))
 
     plan, budget = make(PLAIN).plan, memory_limit(request.preferences.goal.budget, hardware.memory_bytes)
     memory, room = left_for_registers(plan, budget), room_beside_variables(plan, budget, hardware.memory_bytes, ())
@@ -307,7 +311,7 @@ def foreseen(row: Published, told: Callable[[str], None]) -> Forecast:
     told(f"captured {time.perf_counter() - began:.0f} s")
     began = time.perf_counter()
     name = "auto" if row.stages == 1 else "1f1b" if row.chunks == 1 else "interleaved"
-    folded = scheduled(captured, request, name)
+    folded = scheduled(captured, request, name, row.mode)
     found = forecast(folded, request.devices.hardware)
     told(f"planned {time.perf_counter() - began:.0f} s, {len(folded.rank_classes)} classes of ranks")
     return found
@@ -328,14 +332,14 @@ def chosen(row: Published, told: Callable[[str], None], seconds: float) -> Compa
     budget = memory_limit(None, hardware.memory_bytes)
 
     def draft(captured: Capture, request: StepRequest, name: str) -> tuple[FoldedPlan, Hardware]:
-        return scheduled(captured, request, name, ALIKE, proven=False), hardware
+        return scheduled(captured, request, name, row.mode, ALIKE, proven=False), hardware
 
     choices = open_choices(captured, asked, micro_batches=True, budget=budget)
     search = PlanSearch(captured, asked, choices, draft, budget, beside=True, doing=told, enough=seconds)
 
     def make(choice: Choice) -> FoldedPlan:
         told(f"{choice.best.strategy} as a whole; its draft: {choice.best.seconds:.2f} s")
-        return scheduled(choice.captured, choice.request, choice.schedule)
+        return scheduled(choice.captured, choice.request, choice.schedule, row.mode)
 
     choice = search.run()
     if choice.best.drafted:
@@ -415,7 +419,7 @@ TABLES = (
         "ours",
         "| configuration | devices | their step | their peak memory | chosen | its step | its peak memory | "
         "its step by theirs |\n|---|--:|--:|--:|---|--:|--:|--:|",
-        [row for row in ROWS if "compiled" not in row.name],  # the others' plans are those of the eager ones
+        [row for row in ROWS if "compiled" not in row.name],  # of each two that differ in how ops run, one
         choice_row,
     ),
 )

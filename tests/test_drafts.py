@@ -51,7 +51,8 @@ def test_a_forecast_by_drafts_is_that_of_the_whole(case: Case, strategy: Strateg
     whole = search.compare(strategy)
     assert not whole.drafted
     about = 0.12 if TENSOR in strategy.modes else 1e-3  # layouts of a few blocks may be others than those of many
-    assert drafted.seconds == pytest.approx(whole.seconds, rel=about)
+    # with more blocks, something else may be what a step's end waits for: times are straight lines but for that
+    assert drafted.seconds == pytest.approx(whole.seconds, rel=max(about, 2e-3))
     assert drafted.nbytes == pytest.approx(whole.nbytes, rel=about)
     assert drafted.moved == pytest.approx(whole.moved, rel=about)
 

@@ -77,6 +77,7 @@ class PeerWatch:
         """Send and watch until the run is over."""
         clock = asyncio.get_running_loop().time
         beat = pb.Item(beat=pb.Beat())
+        self._counter.begin(clock())
         while True:
             await asyncio.sleep(self._tick)
             if over():
@@ -98,7 +99,7 @@ class PeerWatch:
 
         Peers count from its last sign of life, a tick before it was stopped, or two on a busy machine.
         """
-        seconds = self._counter.stopped(asyncio.get_running_loop().time(), SUSPECT)
+        seconds = self._counter.stopped(asyncio.get_running_loop().time())
         return seconds if seconds >= min(SUSPECT, self._settings.silence_limit - 2 * self._tick) else 0.0
 
     @property

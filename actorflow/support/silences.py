@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = ["LongSilence", "SilenceCounter", "SilenceEvent"]
+
+
+RECENT = 5  # ticks for which a process knows that it was stopped
 
 
 class SilenceEvent(enum.Enum):
@@ -45,8 +49,12 @@ class SilenceCounter:
         self._suspect, self._limit = suspect, limit  # seconds
         self._most = 2 * tick
         self._last: float | None = None
-        self._gap = (0.0, 0.0)  # seconds from a tick to the next one, and when that was; the last one that was too long
+        self._gaps: deque[float] = deque(maxlen=RECENT)  # seconds before each of the last ticks; 0 unless too long
         self._silent: dict[int, float] = {}  # peer → seconds
+
+    def begin(self, now: float) -> None:
+        """Count from now on, and not from the first tick, before which this process may be stopped, too."""
+        self._last = now
 
     def tick(self, now: float, heard: Mapping[int, bool]) -> list[LongSilence]:
         """Count the time since the last tick; ``heard``: each peer, and whether it gave a sign of life meanwhile.
@@ -55,8 +63,7 @@ class SilenceCounter:
         that is missing is forgotten.
         """
         passed = 0.0 if self._last is None else min(now - self._last, self._most)
-        if self._last is not None and now - self._last > self._most:
-            self._gap = (now - self._last, now)
+        self._gaps.append(self._gap(now))
         self._last = now
         found = []
         silent: dict[int, float] = {}
@@ -81,12 +88,17 @@ class SilenceCounter:
         """The seconds of a peer's silence."""
         return self._silent.get(peer, 0.0)
 
-    def stopped(self, now: float, within: float) -> float:
-        """For how many seconds this process itself was stopped; 0 where that ended more than ``within`` seconds ago."""
-        if self._last is not None and now - self._last > self._most:
-            return now - self._last  # and there was no tick yet
-        gap, end = self._gap
-        return gap if gap and now - end <= within else 0.0
+    def stopped(self, now: float) -> float:
+        """For how many seconds this process itself was stopped, at most in one go; 0 where that is some ticks ago.
+
+        It is ticks that count, as a process that was stopped may hardly run afterwards on a busy machine.
+        """
+        return max(self._gap(now), *self._gaps, 0.0)
+
+    def _gap(self, now: float) -> float:
+        """The seconds since the last tick, if they are too many."""
+        passed = 0.0 if self._last is None else now - self._last
+        return passed if passed > self._most else 0.0
 
     @property
     def longest(self) -> float:

@@ -182,7 +182,7 @@ class Comm(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., id: _Optional[int] = ..., group: _Optional[_Iterable[_Union[Stretch, _Mapping]]] = ..., exchanges: _Optional[_Iterable[int]] = ..., plane: _Optional[str] = ...) -> None: ...
 
 class Actor(_message.Message):
-    __slots__ = ("id", "name", "rank", "queue", "kind", "rate", "body", "operands", "targets", "comm", "flops", "stage", "momentary", "flops_dtype")
+    __slots__ = ("id", "name", "rank", "queue", "kind", "rate", "body", "operands", "targets", "comm", "flops", "stage", "momentary", "flops_dtype", "traffic", "fused_traffic")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,8 @@ class Actor(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     MOMENTARY_FIELD_NUMBER: _ClassVar[int]
     FLOPS_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    FUSED_TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     rank: int
@@ -211,7 +213,9 @@ class Actor(_message.Message):
     stage: int
     momentary: int
     flops_dtype: str
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., queue: _Optional[str] = ..., kind: _Optional[str] = ..., rate: _Optional[int] = ..., body: _Optional[int] = ..., operands: _Optional[_Iterable[_Union[Operand, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., comm: _Optional[_Union[Comm, _Mapping]] = ..., flops: _Optional[float] = ..., stage: _Optional[int] = ..., momentary: _Optional[int] = ..., flops_dtype: _Optional[str] = ...) -> None: ...
+    traffic: int
+    fused_traffic: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., queue: _Optional[str] = ..., kind: _Optional[str] = ..., rate: _Optional[int] = ..., body: _Optional[int] = ..., operands: _Optional[_Iterable[_Union[Operand, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., comm: _Optional[_Union[Comm, _Mapping]] = ..., flops: _Optional[float] = ..., stage: _Optional[int] = ..., momentary: _Optional[int] = ..., flops_dtype: _Optional[str] = ..., traffic: _Optional[int] = ..., fused_traffic: _Optional[int] = ...) -> None: ...
 
 class Variable(_message.Message):
     __slots__ = ("name", "shape", "dtype", "placement_type", "ranks", "hierarchy", "sbp", "kind", "weights")

@@ -42,8 +42,9 @@ class Durations:
 def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
     """Seconds for which one firing occupies its queue: overhead plus the measured time of its body, or an estimate.
 
-    The estimate for computing is the time of its arithmetic or of reading and writing its operands and targets,
-    whichever is longer, at the speed of its rank.  That for communication is ``communication_time``.
+    The estimate for computing is the time of its arithmetic and of what its other ops read and write, one by one or
+    fused; or that of reading and writing its operands and targets, if it is longer; at the speed of its rank.  That for
+    communication is ``communication_time``.
     """
     total = hardware.fire_overhead_s
     if actor.comm is not None:
@@ -57,8 +58,10 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
         known = hardware.measured.get(work_digest(plan, actor))
         if known is not None:
             return total + known / hardware.speed(actor.rank)
+    traffic = actor.fused_traffic if plan.mode.inductor else actor.traffic
     work = max(
-        actor.flops / flops_per_s(plan, actor, hardware), touched_bytes(plan, actor) / hardware.memory_bytes_per_s
+        actor.flops / flops_per_s(plan, actor, hardware) + traffic / hardware.memory_bytes_per_s,
+        touched_bytes(plan, actor) / hardware.memory_bytes_per_s,
     )
     return total + work / hardware.speed(actor.rank)
 

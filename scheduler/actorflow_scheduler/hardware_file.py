@@ -20,6 +20,7 @@ KEYS = {
         "memory": "bytes",
         "memory_bandwidth": "bytes/s",
         "efficiency": "the fraction of flops and memory_bandwidth that real ops reach, above 0 and up to 1",
+        "memory_efficiency": "the fraction of memory_bandwidth that real ops reach, above 0 and up to 1",
         "fire_overhead": "seconds that every firing of an actor takes beside its work",
         "speeds": "for each rank, what flops and memory_bandwidth are multiplied by, above 0",
     },
@@ -73,9 +74,8 @@ class _File:
             raise self.wrong("network", None, "a table [network], or [node] where all devices are on one node")
         device, node = found["device"], found.get("node")
         outside = found.get("network", node)
-        efficiency = float(device.get("efficiency", 1.0))
-        if efficiency > 1:
-            raise self.wrong("device.efficiency", efficiency, KEYS["device"]["efficiency"])
+        efficiency = self.fraction("efficiency", 1.0)
+        bandwidth = float(device.get("memory_bandwidth", math.inf)) * self.fraction("memory_efficiency", efficiency)
         flops = self.flops(device["flops"], efficiency)
         defaults = Hardware()
         return Hardware(
@@ -83,7 +83,7 @@ class _File:
             bytes_per_s=float(outside["bandwidth"]),
             latency_s=float(outside["latency"]),
             fire_overhead_s=float(device.get("fire_overhead", defaults.fire_overhead_s)),
-            memory_bytes_per_s=float(device.get("memory_bandwidth", math.inf)) * efficiency,
+            memory_bytes_per_s=bandwidth,
             memory_bytes=int(device["memory"]) if "memory" in device else None,
             flops_by_dtype=tuple(sorted(flops.items())),
             node_size=1 if node is None else self.whole("node.devices", node["devices"]),
@@ -127,6 +127,13 @@ class _File:
         if not fits or value < 0 or (value == 0 and not zero):
             raise self.wrong(key, value, f"a number {'not below' if zero else 'above'} 0 ({meaning})")
         return float(value)
+
+    def fraction(self, key: str, default: float) -> float:
+        """A fraction of what the device could do."""
+        found = float(self.found["device"].get(key, default))
+        if found > 1:
+            raise self.wrong(f"device.{key}", found, KEYS["device"][key])
+        return found
 
     def whole(self, key: str, value: Any) -> int:
         if not isinstance(value, int):

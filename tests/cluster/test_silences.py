@@ -71,21 +71,29 @@ def test_a_process_that_was_stopped_knows_for_how_long_until_it_has_run_for_a_wh
     count = counter()
     for now in (0.0, 1.0, 2.9):
         count.tick(now, {1: True})
-        assert count.stopped(now, 5.0) == 0.0
-    assert count.stopped(50.9, 5.0) == 48.0  # before the first tick
+        assert count.stopped(now) == 0.0
+    assert count.stopped(50.9) == 48.0  # before the first tick
     count.tick(52.9, {1: True})
     count.tick(53.9, {1: True})
-    assert count.stopped(54.0, 5.0) == 50.0
-    for now in (54.9, 55.9, 56.9, 57.9):
+    assert count.stopped(54.0) == 50.0
+    count.tick(60.0, {1: True})  # it hardly runs yet
+    assert count.stopped(60.1) == 50.0
+    for now in (61.0, 62.0):
         count.tick(now, {1: True})
-    assert count.stopped(58.0, 5.0) == 0.0
+    assert count.stopped(62.1) == 50.0
+    count.tick(63.0, {1: True})
+    assert count.stopped(63.1) == pytest.approx(6.1)
+    for now in (64.0, 65.0, 66.0):
+        count.tick(now, {1: True})
+    assert count.stopped(66.1) == 0.0
 
 
+@pytest.mark.parametrize("ticks", [0, 3], ids=["before the first tick", "after some"])
 @pytest.mark.parametrize(("limit", "stopped", "noticed"), [(6.0, 4.5, 4.5), (6.0, 3.9, 0.0), (15.0, 4.5, 0.0)])
 def test_a_rank_knows_that_it_was_stopped_for_as_long_as_peers_wait_less_what_they_counted_before(
-    limit: float, stopped: float, noticed: float, monkeypatch: pytest.MonkeyPatch
+    limit: float, stopped: float, noticed: float, ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, sleeps = 0.0, [0.0, 1.0, 1.0, stopped]
+    now, sleeps = 0.0, [*[1.0] * ticks, stopped]
 
     async def sleep(_seconds: float) -> None:
         nonlocal now

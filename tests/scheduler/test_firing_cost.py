@@ -12,6 +12,7 @@ from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.plan.communication_time import AT_ONCE
+from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import (
     Actor,
     Body,
@@ -176,6 +177,16 @@ def test_computing_takes_the_time_of_memory_where_that_is_longer_than_the_arithm
     assert touched_bytes(plan, actor) == 4000 + 2000 + 4000
     assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 10.0)
     assert seconds(plan, replace(actor, flops=2000.0), hardware) == pytest.approx(0.5 + 20.0)
+
+
+def test_ops_beside_products_take_the_time_of_memory_and_less_where_they_are_fused() -> None:
+    hardware = replace(HARDWARE, memory_bytes_per_s=1000.0)
+    plan, actor = computing(flops=2000.0, traffic=9000, fused_traffic=3000)
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 20.0 + 9.0)
+    assert seconds(replace(plan, mode=Mode.CUDAGRAPHS), actor, hardware) == pytest.approx(0.5 + 20.0 + 9.0)
+    assert seconds(replace(plan, mode=Mode.INDUCTOR), actor, hardware) == pytest.approx(0.5 + 20.0 + 3.0)
+    small = replace(actor, flops=0.0)
+    assert seconds(plan, small, hardware) == pytest.approx(0.5 + 10.0)  # operands and targets
 
 
 def test_an_optimizer_reads_and_writes_its_variables() -> None:

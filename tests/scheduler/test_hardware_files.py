@@ -46,6 +46,14 @@ def test_without_nodes_all_devices_are_joined_alike_and_what_is_not_said_is_not_
     assert 1.0 / found.memory_bytes_per_s == 0.0
 
 
+@pytest.mark.parametrize(("more", "bandwidth"), [("", 0.5e10), ("memory_efficiency = 0.9", 0.9e10)])
+def test_memory_has_an_efficiency_of_its_own_if_the_file_says_one(tmp_path: Path, more: str, bandwidth: float) -> None:
+    text = SMALL.replace("1e12", f"1e12\nmemory_bandwidth = 1e10\nefficiency = 0.5\n{more}")
+    found = hardware(tmp_path, text)
+    assert found.memory_bytes_per_s == pytest.approx(bandwidth)
+    assert found.flops_per_s == 0.5e12
+
+
 def test_other_dtypes_have_the_default_rate(tmp_path: Path) -> None:
     text = SMALL.replace("flops = 1e12", "[device.flops]\ndefault = 5e11\nbfloat16 = 4e12")
     assert hardware(tmp_path, text).flops_per_s == 5e11
@@ -63,6 +71,7 @@ def test_other_dtypes_have_the_default_rate(tmp_path: Path) -> None:
         ("1e9", "true", r"network\.bandwidth = True was found; expected a number"),
         ("1e9", "nan", r"network\.bandwidth = nan was found; expected a number"),
         ("1e12", "1e12\nefficiency = 1.5", r"device\.efficiency = 1\.5 was found; expected the fraction"),
+        ("1e12", "1e12\nmemory_efficiency = 2", r"device\.memory_efficiency = 2\.0 was found; expected the fraction"),
         ("1e12", "{ bfloat8 = 1 }", r"key 'device\.flops\.bfloat8' was found; .*did you mean 'bfloat16'\?"),
         ("1e12", "{}", r"device\.flops = \{\} was found"),
         ("[network]", "[node]\ndevices = 2.5", r"node\.devices = 2\.5 was found; expected a whole number"),

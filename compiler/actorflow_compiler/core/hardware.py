@@ -73,12 +73,12 @@ class Hardware:
 
 
 CPU_CORE = Hardware()
-GPU = Hardware(  # the data sheet of an H100, at about half of what it says; docs/hardware.md says how to be exact
+GPU = Hardware(  # an H100: half of the FLOP/s of its data sheet, most of the bandwidth; docs/hardware.md: be exact
     flops_per_s=5e14,
     flops_by_dtype=(("float32", 2e14), ("float64", 3e13)),
     bytes_per_s=2e11,
     latency_s=1e-5,
-    memory_bytes_per_s=1.7e12,
+    memory_bytes_per_s=3e12,
     name="GPUs of one host",
 )
 UNMEASURED = {"cpu": CPU_CORE, "cuda": GPU}  # kind of device → the figures assumed until it is measured

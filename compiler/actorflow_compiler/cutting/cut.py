@@ -12,6 +12,7 @@ from actorflow_compiler.cutting.gathers import ChunkUse, delays, is_gather, micr
 from actorflow_compiler.cutting.lower import ItemKind, ProgramItem, resolve
 from actorflow_compiler.cutting.segment import Segment, SegmentedProgram
 from actorflow_compiler.cutting.stores import views_of_variables
+from actorflow_compiler.cutting.traffic import MemoryTraffic, memory_traffic
 from actorflow_compiler.graph.graph import CALL_INPUTS, InputKind
 from actorflow_compiler.plan.origins import Origins
 from actorflow_compiler.plan.plan import (
@@ -143,6 +144,8 @@ class _Cutter:
         self.updated_by: dict[int, tuple[str, ...]] = {}  # actor → variables that its body updates in place
         self.bodies: dict[tuple[object, ...], BuiltBody] = {}  # what it is made of → body
         self.indices: dict[int, int] = {}  # id of a body that was built → its index
+        # id of a body that was built, and the sizes of its values → what its ops read and write
+        self.traffic: dict[tuple[int, tuple[int, ...]], MemoryTraffic] = {}
         self.views = views_of_variables(self.program)
         self.made: dict[int, tuple[BuiltBody, list[ProgramItem]]] = {}  # actor → its body and the items of it
         self.of_class: dict[int, OfClass] = {}  # see ``CutPlan``
@@ -415,10 +418,16 @@ class _Cutter:
         index = self.indices[id(built.body)]
         if varies(built.body):
             self.of_class[number] = BodyOfClass(built.body)
+        nbytes = self.sizes(built, rank)
+        key = id(built.body), nbytes
+        if key not in self.traffic:
+            self.traffic[key] = memory_traffic(built.body, nbytes)
+        traffic = self.traffic[key]
         return Actor(
             number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets,
-            flops=sum(draft.flops.values()), stage=draft.stage, workspace=self.workspace(built, rank, registers),
+            flops=sum(draft.flops.values()), stage=draft.stage, workspace=self.workspace(built, nbytes, registers),
             flops_dtype=max(draft.flops, key=draft.flops.__getitem__, default=""),
+            traffic=traffic.each, fused_traffic=traffic.fused,
         )  # fmt: skip
 
     def built(
@@ -435,10 +444,14 @@ class _Cutter:
         updated = {OfVariable(name) for name in one.updated}
         return replace(one, targets=tuple(target for _, target in outputs if target not in updated))
 
-    def workspace(self, built: BuiltBody, rank: int, registers: Sequence[Register]) -> int:
+    def sizes(self, built: BuiltBody, rank: int) -> tuple[int, ...]:
+        """The bytes of each value of a body; 0 for numbers."""
+        metas = self.program.metas
+        return tuple([metas[(v, rank)].nbytes if (v, rank) in metas else 0 for v in built.values])
+
+    def workspace(self, built: BuiltBody, nbytes: Sequence[int], registers: Sequence[Register]) -> int:
         """The bytes that a firing needs beside its operands and the room in registers."""
-        metas, body = self.program.metas, built.body
-        nbytes = [metas[(v, rank)].nbytes if (v, rank) in metas else 0 for v in built.values]  # 0: a number
+        body = built.body
         room, summed, joined = [0] * len(body.outputs), [], 0
         for at, target in enumerate(built.targets):
             if isinstance(target, FromRegister):

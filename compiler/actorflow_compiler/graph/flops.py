@@ -12,17 +12,26 @@ from actorflow_compiler.core.ops import FLOATS
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.signatures import OpCall
 
+_RING = "ring_attention"
+_ATTENTION = ("_scaled_dot_product", "causal_attention", _RING)
+
 
 @kept_while_compiling(CALLS, stay=CALLS_STAY)
 def flops_of(call: OpCall) -> float:
     """The floating-point operations of a call; a multiply-add counts twice."""
     name = call.op.split(".")[1]
-    if name.startswith(("_scaled_dot_product", "causal_attention")):
-        return _attention(call, backward="backward" in name)
-    if name.startswith("ring_attention"):
+    if name.startswith(_RING):
         return _ring(call, backward="backward" in name)
+    if name.startswith(_ATTENTION):
+        return _attention(call, backward="backward" in name)
     rule = _RULES.get(name)
     return 2.0 * rule(call) if rule is not None else 0.0
+
+
+def is_product(op: str) -> bool:
+    """Whether an op has FLOPs that count."""
+    name = op.split(".")[1]
+    return name in _RULES or name.startswith(_ATTENTION)
 
 
 def dtype_of_flops(call: OpCall) -> str:

@@ -323,6 +323,8 @@ class Actor:
     stage: int = 0
     workspace: int = 0  # bytes that one firing needs beside registers and variables
     flops_dtype: str = ""  # of the operands of most of its FLOPs; empty: not known, or there are none
+    traffic: int = 0  # bytes that its ops without FLOPs read and write in one firing, if each runs by itself
+    fused_traffic: int = 0  # the same if those that hand values to each other are fused
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,6 +371,8 @@ def _actor(actor: Actor, exchanges: _Exchanges) -> pb.Actor:
         stage=actor.stage,
         momentary=actor.workspace,
         flops_dtype=actor.flops_dtype,
+        traffic=actor.traffic,
+        fused_traffic=actor.fused_traffic,
     )
 
 
@@ -390,6 +392,8 @@ def _to_actor(message: pb.Actor, exchanges: Sequence[Exchange]) -> Actor:
         stage=message.stage,
         workspace=message.momentary,
         flops_dtype=message.flops_dtype,
+        traffic=message.traffic,
+        fused_traffic=message.fused_traffic,
     )
 
 

@@ -108,7 +108,8 @@ class _Unfolding:
                 number + k, name, rank, queue, actor.kind, actor.rate, body,
                 tuple([FromRegister(o[0] + k, o[1]) if type(o) is tuple else o for o in operands]),
                 tuple([FromRegister(t[0] + home, t[1]) if type(t) is tuple else t for t in targets]),
-                comm, actor.flops, actor.stage, actor.workspace, actor.flops_dtype,
+                comm, actor.flops, actor.stage, actor.workspace, actor.flops_dtype, actor.traffic,
+                actor.fused_traffic,
             )  # fmt: skip
 
     def from_copies(self, places: Sequence[Operand | Target]) -> list[Any]:
