@@ -35,6 +35,7 @@ from actorflow.variables.optimizer_state import initial_state, python_state
 from actorflow.variables.views import AssignedData, TakenTensor, layout_of, redirect_views
 from actorflow_compiler.capture.optimizer_state import is_torchs
 from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.torch_internals import swap_in_place
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.plan.region import device_shape
 from actorflow_compiler.plan.stamping import whole_everywhere
@@ -425,8 +426,8 @@ class VariableTable:
         for place in in_scripts:  # torch cannot swap a tensor that it holds itself
             place(torch.empty(0))
         try:
-            torch.utils.swap_tensors(tensor, owned)  # type: ignore[no-untyped-call]
-        except RuntimeError:  # there is a weak reference to the tensor (an LSTM has one), or a graph through it
+            swap_in_place(tensor, owned)
+        except RuntimeError:  # there is a graph through the tensor
             held.put(owned)
             if in_scripts:
                 support_torchscript(owned)

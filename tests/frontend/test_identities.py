@@ -201,3 +201,38 @@ def test_the_address_of_a_tensors_memory_is_refused() -> None:
     addresses = {weight.untyped_storage().data_ptr()}
     with pytest.raises(CaptureError, match="asks for the memory of a tensor here"):
         flow.global_function(lambda x: x * (weight.untyped_storage().data_ptr() in addresses))(torch.ones(3))
+
+
+@pytest.mark.parametrize("what", ["an argument", "a weak reference", "a member of a list beside the model"])
+def test_a_parameter_that_others_hold_or_refer_to_is_the_same_object_after_a_call(what: str) -> None:
+    def train(job: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        bias, others = model.bias, [model.bias]
+        kept = weakref.ref(bias) if what == "a weak reference" else None
+        given = (lambda: model.bias) if what == "an argument" else lambda: torch.ones(3)
+
+        def backward(x: Tensor, k: Tensor) -> Tensor:
+            loss = (model(x) + k.sum()).square().mean()
+            loss.backward()
+            return loss
+
+        def update() -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        x, found = torch.randn(6, 4), []
+        for _ in range(2):  # the optimizer has state before there is a job
+            backward(x, torch.ones(3))
+            update()
+        steps = [flow.global_function(one) if job else one for one in (backward, update)]
+        for _ in range(3):
+            found.append(steps[0](x, given()).item())
+            steps[1]()
+            assert model.bias is bias is others[0]
+            assert kept is None or kept() is bias
+            assert set(optimizer.state) == set(model.parameters())
+        return [*found, *bias.tolist(), float(optimizer.state_dict()["state"][1]["step"])]
+
+    assert train(True) == pytest.approx(train(False))

@@ -126,7 +126,7 @@ def _compute(variables: dict[str, str], threads: int, answer: Any) -> None:
     cpp_builder.CppBuilder.build = None
     one = wanted()
     found = made(one)
-    assert not found.errors
+    assert not found.errors, found.errors
     answer.send((found.compiled, found.loaded, [x.numpy() for x in outputs(found, one)]))
 
 

@@ -18,6 +18,7 @@ import platform
 import re
 import shutil
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -1026,6 +1027,18 @@ def swap_contents(one: torch.Tensor, other: torch.Tensor) -> None:
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
     torch._C._swap_tensor_impl(one, other)
+
+
+def swap_in_place(one: torch.Tensor, other: torch.Tensor) -> None:
+    """As ``torch.utils.swap_tensors``, but allowed with weak references to ``one``, which stay with the Python object.
+
+    Raises RuntimeError if a graph, or C++, holds a tensor.
+    """
+    held: Any = one
+    if weakref.getweakrefs(one) and held._use_count() == 1:
+        swap_contents(one, other)
+    else:
+        torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
 
 
 SHARES_SHAPE: Any = torch._has_compatible_shallow_copy_type  # by which modules ask whether p.data = x will do
