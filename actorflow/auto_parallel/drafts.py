@@ -91,7 +91,7 @@ class DraftForecaster:
             return None
         whole = self.whole.estimator.of(strategy)
         few, more = (self._forecast(self._draft(keep), strategy, whole, make) for keep in sizes)
-        self.seconds[strategy] = _on_line(few.took, more.took, _beyond(few.blocks, more.blocks, self.whole.blocks))
+        self.seconds[strategy] = more.took * self.whole.blocks / more.blocks  # not by few, which was made first
         return extrapolated(few, more, whole, self.whole.blocks)
 
     def _forecast(

@@ -22,6 +22,8 @@ from actorflow_scheduler.firing_times import FiringTimes, Nanoseconds
 from actorflow_scheduler.notation import COMPUTING, Notation
 from actorflow_scheduler.simulated_cluster import SimulatedCluster
 
+DIGITS = 4  # of a duration that are known at best
+
 
 class Span(NamedTuple):
     """One firing."""
@@ -157,12 +159,21 @@ def simulate(plan: Plan, iterations: int, hardware: Hardware) -> Timeline:
 
 
 def nanoseconds(plan: Plan, hardware: Hardware) -> Durations:
-    """The duration of each actor's firing, at least a nanosecond, and the latency of each send."""
+    """The duration of each actor's firing, at least a nanosecond, and the latency of each send.
+
+    Durations are rounded to ``DIGITS`` digits.  They are not known more exactly, and ranks that differ in as little as
+    which of them adds a bias stay of one class.
+    """
     beside = seconds_beside(plan, hardware)
     return Durations(
-        {a.id: max(1, round((seconds(plan, a, hardware) + beside.get(a.id, 0.0)) * 1e9)) for a in plan.actors},
+        {a.id: _rounded((seconds(plan, a, hardware) + beside.get(a.id, 0.0)) * 1e9) for a in plan.actors},
         {a.id: round(latency(a, hardware) * 1e9) for a in plan.actors if isinstance(a.comm, Send)},
     )
+
+
+def _rounded(duration: float) -> int:
+    whole = max(1, round(duration))
+    return round(whole, min(0, DIGITS - len(str(whole))))
 
 
 def stuck(plan: Plan, iterations: int) -> DeadlockError:

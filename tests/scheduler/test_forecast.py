@@ -61,6 +61,15 @@ def test_a_symmetric_plan_is_foretold_by_one_rank_of_each_stage_as_by_all_of_the
     assert [" ".join(r.order) for r in found.ranks for _ in r.ranks] == [line.partition(": ")[2] for line in lines]
 
 
+@pytest.mark.parametrize(("more", "classes"), [(1e-6, [[0, 1]]), (0.01, [[0], [1]])])
+def test_ranks_with_as_good_as_the_same_work_are_of_one_class(more: float, classes: list[list[int]]) -> None:
+    plan = stages_of(1, 2)  # one rank adds a bias, the others do not
+    actors = tuple(replace(a, flops=a.flops * (1 + more)) if a.rank == 0 else a for a in plan.actors)
+    assert any(a.flops for a in actors)
+    found = forecast(replace(plan, actors=actors), SLOW)
+    assert [list(r.ranks) for r in found.ranks] == classes
+
+
 @settings(max_examples=fewer(60), deadline=None)
 @given(st.one_of(pipelines(), meshes()))
 def test_folding_changes_no_firing(plan: Plan) -> None:
