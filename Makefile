@@ -11,6 +11,7 @@ READY := .venv/.ready
 GENERATED := build/protos
 GENERATOR := build/generator
 OLDEST := build/oldest
+FLOORS := build/floors
 PROTOC = $(GENERATOR)/bin/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
 	protos/actorflow_protos/*.proto
 
@@ -19,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv demo test test-all test-oldest test-hosts test-two-hosts test-engines chaos fuzz check lint types drift docs protos bench bench-list clean
+.PHONY: help .venv demo test test-all test-oldest test-floors test-hosts test-two-hosts test-engines chaos fuzz check lint types drift docs protos bench bench-list clean
 
 help: ## show this list
 	@sed -n 's/^\([.a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -51,6 +52,16 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt
 
 test-oldest: $(OLDEST)/.ready ## run the tests on the oldest torch that pyproject.toml allows (ARGS="tests/frontend -x")
 	$(OLDEST)/bin/python -m pytest $(PARALLEL) -m "not slow and not hosts" -o timeout=600 $(ARGS)
+
+$(FLOORS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(FLOORS)
+	sed -n '/^dependencies/,/^]/s/^ *"\([[:alnum:]]*\)>=\([^",]*\)".*/\1==\2/p' pyproject.toml | grep -v '^torch==' > $(FLOORS)/constraints.txt
+	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check -c $(FLOORS)/constraints.txt -e '.[test]'
+	@touch $@
+
+test-floors: $(FLOORS)/.ready ## run the tests on the oldest of all other dependencies (Python 3.11 or 3.12)
+	$(FLOORS)/bin/python -m pytest $(PARALLEL) -m "not slow and not hosts" $(ARGS)
 
 fuzz: $(READY) ## send 10,000 messages that nobody sends to each door of live ranks (ARGS="--messages N --from-seed S")
 	$(BIN)/python -m pytest -s -o timeout=3600 tests/fuzz --messages 10000 $(ARGS)
