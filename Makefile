@@ -83,6 +83,7 @@ check: lint types drift docs ## lint, types, documentation, and whether the gene
 
 lint: $(READY)
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
 
 types: $(READY)
 	$(BIN)/mypy

@@ -2,7 +2,7 @@
 
 __all__ = ["RARE"]
 
-RARE = '''
+RARE = """
 # a list of the user's by collections
 make: $t = collections.UserList([%f, 0.5])
 use: h = h * $t[0] + $t[1]
@@ -1221,4 +1221,4 @@ use: h = h * $w * $n
 between:
     $w.mul_(0.9)
     $n = $w.sum().item()
-'''
+"""

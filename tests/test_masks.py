@@ -154,7 +154,17 @@ REFUSED: dict[str, tuple[Loss, str]] = {
     ),
     "a mask of padding of all rows": (
         lambda out, y, z: F.multi_head_attention_forward(
-            *[out[y > 0][None]] * 3, 4, 1, out.new_ones(12, 4), None, None, None, False, 0.0, out.new_ones(4, 4), None,
+            *[out[y > 0][None]] * 3,
+            4,
+            1,
+            out.new_ones(12, 4),
+            None,
+            None,
+            None,
+            False,
+            0.0,
+            out.new_ones(4, 4),
+            None,
             key_padding_mask=(z > 9)[:, :1],
         )[0].sum(),
         "key_padding_mask is that of others beside the rows",

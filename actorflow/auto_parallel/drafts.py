@@ -94,9 +94,7 @@ class DraftForecaster:
         self.seconds[strategy] = more.took * self.whole.blocks / more.blocks  # not by few, which was made first
         return extrapolated(few, more, whole, self.whole.blocks)
 
-    def _forecast(
-        self, draft: Draft, strategy: Strategy, whole: StrategyEstimate, make: Forecaster
-    ) -> DraftPoint:
+    def _forecast(self, draft: Draft, strategy: Strategy, whole: StrategyEstimate, make: Forecaster) -> DraftPoint:
         began, mine = time.monotonic(), draft.strategy(strategy, self.whole.parts)
         estimate = draft.estimator.of(mine)
         captured = mine.captured(draft.captured, draft.parts)
@@ -117,9 +115,7 @@ class DraftForecaster:
         return self.made[keep]
 
 
-def extrapolated(
-    few: DraftPoint, more: DraftPoint, whole: StrategyEstimate, blocks: int
-) -> tuple[Forecast, int]:
+def extrapolated(few: DraftPoint, more: DraftPoint, whole: StrategyEstimate, blocks: int) -> tuple[Forecast, int]:
     """The forecast of a step of so many blocks, and the bytes that it moves, on the lines through those of two drafts.
 
     Times lie on a line over what they are estimated to be, which knows how evenly stages can be cut, as does memory.

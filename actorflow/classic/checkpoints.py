@@ -38,10 +38,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     missing = [name for name in REGISTRY.names() if name not in found["variables"]]
     if missing and clusters.current().rank == 0:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        say(
-            f"the checkpoint {os.fspath(path)!r} has no {', '.join(missing[:5])}{more}, which keep their "
-            f"values"
-        )
+        say(f"the checkpoint {os.fspath(path)!r} has no {', '.join(missing[:5])}{more}, which keep their values")
     return loaded
 
 

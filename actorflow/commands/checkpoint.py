@@ -142,9 +142,7 @@ def verify(path: str, step: int | None) -> None:
     "[default: 5GB]",
 )
 @click.option("--force", is_flag=True, help="Replace what OUT has: the file; of a folder, model*.safetensors.")
-def export(
-    path: str, out: str, kind: str, only: str | None, step: int | None, most: float | None, force: bool
-) -> None:
+def export(path: str, out: str, kind: str, only: str | None, step: int | None, most: float | None, force: bool) -> None:
     """Write the checkpoint at PATH to OUT, for programs that know nothing of actorflow.
 
     With --format safetensors, OUT is a folder with model.safetensors, or with several files and

@@ -171,4 +171,3 @@ def _fits(op: RecordedOp, dtype: torch.dtype) -> bool:
     dtypes = {tensor.dtype for tensor in tensors}
     # for integers and Python scalars the dtype of the result depends on torch's default dtype
     return name not in EXACT or dtype == torch.bool or (dtype in dtypes and dtypes <= {dtype, torch.bool})
-

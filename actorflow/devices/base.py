@@ -108,9 +108,7 @@ class Device(Protocol):
     def replays(self) -> bool:
         """Whether ``capture`` may be called."""
 
-    def capture(
-        self, launch: Callable[[], R], warm: int = 0, *, apart: bool = False
-    ) -> tuple[Callable[[], None], R]:
+    def capture(self, launch: Callable[[], R], warm: int = 0, *, apart: bool = False) -> tuple[Callable[[], None], R]:
         """Call ``launch`` ``warm`` times, and once more to capture the work that it launches, without doing it.
 
         Returns a function ``replay`` and what ``launch`` returned.  ``replay()`` puts the same work, on the same

@@ -63,9 +63,7 @@ class Cpu:
         """See ``Device``."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def capture(
-        self, launch: Callable[[], R], warm: int = 0, *, apart: bool = False
-    ) -> tuple[Callable[[], None], R]:
+    def capture(self, launch: Callable[[], R], warm: int = 0, *, apart: bool = False) -> tuple[Callable[[], None], R]:
         """See ``Device``; not supported, as a replay would not be faster than calling the ops."""
         raise NotImplementedError("a CPU captures nothing")
 

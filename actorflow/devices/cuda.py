@@ -120,9 +120,7 @@ class Cuda:
         """See ``Device``."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def capture(
-        self, launch: Callable[[], R], warm: int = 0, *, apart: bool = False
-    ) -> tuple[Callable[[], None], R]:
+    def capture(self, launch: Callable[[], R], warm: int = 0, *, apart: bool = False) -> tuple[Callable[[], None], R]:
         """See ``Device``: a CUDA graph."""
         if self._graphs is None:
             self._graphs = torch.cuda.graph_pool_handle()

@@ -217,7 +217,6 @@ class LogKeeper:
                 self._gone.add(node)
                 self._news.set()
 
-
     def _comes(self, node: int) -> int:
         self._came.add(node)
         return node

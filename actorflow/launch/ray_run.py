@@ -166,10 +166,7 @@ async def _follow_all(ray: Any, group: Any, run: RayRun, nnodes: int, devices: i
         ) from e
     _, address, port = places[0]
     seen = [_RankState(f"{host} ({ip})") for host, ip, _ in places]
-    say(
-        f"{world} Ray actor{'s' * (world > 1)} on {nnodes} node{'s' * (nnodes > 1)}; rank 0 is on "
-        f"{seen[0].node}"
-    )
+    say(f"{world} Ray actor{'s' * (world > 1)} on {nnodes} node{'s' * (nnodes > 1)}; rank 0 is on {seen[0].node}")
     passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
     passed[TOKEN.variable] = run.token or secrets.token_hex(16)
     command = ["-P", "-m", "actorflow", "run", run.script, "--on", "ray", "--devices", str(devices), *run.options]

@@ -71,6 +71,4 @@ def _range(file: HeldFile, request: HeldRange) -> Iterator[bytes]:
     if not 0 <= request.start <= request.stop <= file.size:
         what = f"bytes {request.start} to {request.stop} of {request.name!r}"
         raise MessageRefused(RefusalReason.SIZE, what, f"bytes between 0 and {file.size}")
-    return (
-        bytes(file.read(at, min(at + PIECE, request.stop))) for at in range(request.start, request.stop, PIECE)
-    )
+    return (bytes(file.read(at, min(at + PIECE, request.stop))) for at in range(request.start, request.stop, PIECE))

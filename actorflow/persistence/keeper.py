@@ -178,9 +178,7 @@ class Keeper:
         self._last, self._saved_at = number, time.monotonic()
         self._on_disk = number if on_disk else self._on_disk
         everything = {**self._objects, **values}
-        self._saving = begin_save(
-            self._root.path, everything, number, self._random, self._prune, self._kept, on_disk
-        )
+        self._saving = begin_save(self._root.path, everything, number, self._random, self._prune, self._kept, on_disk)
         return self._saving
 
     def wait(self) -> None:

@@ -142,9 +142,7 @@ def difference(own: Ticket, other: Ticket) -> str:
     return "" if name is None else _mismatch(name, own, other, places, "the nodes do")
 
 
-def _mismatch(
-    name: str, a: Ticket, b: Ticket, places: tuple[str, ...] | None = None, who: str = "ranks do"
-) -> str:
+def _mismatch(name: str, a: Ticket, b: Ticket, places: tuple[str, ...] | None = None, who: str = "ranks do") -> str:
     label, advice = next((label, advice) for field, label, advice in _EQUAL if field == name)
     first, second = places or (a.place, b.place)
     return f"{who} not agree on the {label}:\n  {first}: {_shown(name, a)}\n  {second}: {_shown(name, b)}\n{advice}"

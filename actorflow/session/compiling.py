@@ -427,9 +427,7 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     return replace(made, plan=plan, others=tuple(others))
 
 
-def _chosen(
-    request: CompileRequest, search: PlanSearch, asked: StepRequest, doing: Progress
-) -> tuple[Choice, _Made]:
+def _chosen(request: CompileRequest, search: PlanSearch, asked: StepRequest, doing: Progress) -> tuple[Choice, _Made]:
     """The choice of a search, and its plan.
 
     One whose forecast is of drafts is kept if the whole plan fits the memory; else the next best takes its place.

@@ -107,14 +107,16 @@ def numbered(locations: Sequence[RankLocation]) -> tuple[RankLocation, ...]:
     """The locations with numbers in place of ids, so that those of ranks that lie alike in two runs are equal."""
     machines: dict[str, str] = {"": ""}
     gpus: dict[str, str] = {"": ""}
-    return tuple([
-        replace(
-            one,
-            machine=machines.setdefault(one.machine, str(len(machines))),
-            gpu=gpus.setdefault(one.gpu, str(len(gpus))),
-        )
-        for one in locations
-    ])
+    return tuple(
+        [
+            replace(
+                one,
+                machine=machines.setdefault(one.machine, str(len(machines))),
+                gpu=gpus.setdefault(one.gpu, str(len(gpus))),
+            )
+            for one in locations
+        ]
+    )
 
 
 def _with_planes(plan: Plan, plane: Callable[[Actor, Comm], Plane]) -> Plan:

@@ -46,9 +46,7 @@ def considered_table(plans: Sequence[ConsideredPlan], pages: Sequence[str]) -> s
     rows = []
     for plan, page in zip(plans, pages, strict=True):
         name = f'<a href="{escape(page)}">{escape(plan.text)}</a>' if page else escape(plan.text)
-        cells = "".join(
-            f"<td>{cell}</td>" for cell in (name, *considered_figures(plan), escape(plan.why or "chosen"))
-        )
+        cells = "".join(f"<td>{cell}</td>" for cell in (name, *considered_figures(plan), escape(plan.why or "chosen")))
         rows.append(f"<tr>{cells}</tr>")
     heads = "".join(f"<th>{head}</th>" for head in ("plan", "step", "memory", "moved", "why not"))
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

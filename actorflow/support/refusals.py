@@ -73,9 +73,7 @@ class RefusalCount:
     'refused messages: 1 (pull: wrong size 1)'
     """
 
-    def __init__(
-        self, say: Callable[[str], object] | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, say: Callable[[str], object] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say or _print, clock
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, RefusalReason]] = Counter()
@@ -91,9 +89,7 @@ class RefusalCount:
                 self._printed.append(now)
         if not full:
             whom = f", from {who}" if who else ""
-            self._say(
-                f"a message was refused ({door}{whom}): {error.reason}: {error.found}; expected {error.expected}"
-            )
+            self._say(f"a message was refused ({door}{whom}): {error.reason}: {error.found}; expected {error.expected}")
 
     def of(self, door: str) -> dict[RefusalReason, int]:
         """The counts of one door."""

@@ -472,9 +472,7 @@ class VariableTable:
             if borrowed.tensor is None:
                 continue
             now = borrowed.get()
-            if (
-                isinstance(now, OwnedTensor) and now.left is not None and borrowed.alone
-            ):  # it was at a rebinding site
+            if isinstance(now, OwnedTensor) and now.left is not None and borrowed.alone:  # it was at a rebinding site
                 borrowed.put(now.left)
                 now = now.left
             if not isinstance(now, Tensor) or isinstance(now, OwnedTensor) or not borrowed.alone:

@@ -89,8 +89,6 @@ def _lowered(
         laid_out.variables,
         captured.constants,
         (*traced, *placed.notes, *pieces.notes, *laid_out.notes, *repeated),
-        fold_by_module(laid_out, modules, captured.parameter)
-        if shown
-        else Origins(),
+        fold_by_module(laid_out, modules, captured.parameter) if shown else Origins(),
     )
     return LoweredStep(header, program, checkpoints=any(n.again for n in laid_out.graph.nodes))

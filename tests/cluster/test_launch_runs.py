@@ -110,7 +110,9 @@ step(torch.ones(4, 2))
 """
 
 
-ENDS_OF_FORKS = ONE_CALL + """
+ENDS_OF_FORKS = (
+    ONE_CALL
+    + """
 import os, sys
 for ending in ("exit", "raise", "the last line"):
     pid = os.fork()
@@ -125,9 +127,12 @@ else:
     float(step(torch.ones(4, 2)))
     print("went on")
 """
+)
 
 
-FORKS_THAT_READ = ONE_CALL + """
+FORKS_THAT_READ = (
+    ONE_CALL
+    + """
 import multiprocessing
 def read():
     with torch.no_grad():
@@ -145,6 +150,7 @@ for target in (read, call):
 float(step(torch.ones(4, 2)))
 print("went on")
 """
+)
 
 
 def test_processes_that_a_script_forks_read_what_calls_left_and_make_none(start: Start) -> None:

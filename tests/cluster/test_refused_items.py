@@ -189,9 +189,7 @@ def test_the_book_has_the_tickets_that_ranks_have_shown() -> None:
         (7, [pb.Item(hello=pb.Hello(rank=7, ticket=pb.Ticket(rank=7)))], Reason.NUMBER),
     ],
 )
-def test_a_stranger_takes_no_ranks_place(
-    door: ControlDoor, peer: int, items: list[pb.Item], reason: Reason
-) -> None:
+def test_a_stranger_takes_no_ranks_place(door: ControlDoor, peer: int, items: list[pb.Item], reason: Reason) -> None:
     before = door.state(1)
     refused = door.stranger(1, peer, *items)
     assert refused is not None

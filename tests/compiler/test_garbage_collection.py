@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import actorflow as flow
 from actorflow.script_state.search import find_state
-from actorflow_compiler.capture.capture import TensorArgument, capture
+from actorflow_compiler.capture.capture import StepToTrace, TensorArgument, capture
 from actorflow_compiler.core.garbage_collection import forgotten_at_the_end, instances, kept_while_compiling, young_only
 from actorflow_compiler.values.checks import BranchExplorer
 from actorflow_compiler.values.gradients import GradientTracker
@@ -123,7 +123,7 @@ def test_what_was_captured_is_gone_as_soon_as_nothing_else_holds_it(explores: bo
         state = find_state(step, model=model, optimizer=optimizer)
         argument = TensorArgument("x", (3, 4), torch.float32, True)
         checks = BranchExplorer() if explores else None
-        found = capture(lambda tensors: [step(*tensors)], [argument], state, train=True, checks=checks)
+        found = capture(StepToTrace(lambda tensors: [step(*tensors)], [argument], state, True, checks=checks))
         assert len(found.checks) == explores
         return [weakref.ref(thing) for thing in (model, model.weight, optimizer)]
 

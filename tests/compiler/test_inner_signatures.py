@@ -103,9 +103,7 @@ def rms_norm() -> list[Instance]:
     return [*forward, Instance(call, operands, gradients)]
 
 
-def attention(
-    q: Tensor, keys: int, heads: int, causal: bool, mask: Tensor | None = None
-) -> tuple[Instance, Instance]:
+def attention(q: Tensor, keys: int, heads: int, causal: bool, mask: Tensor | None = None) -> tuple[Instance, Instance]:
     """Attention, and its gradients."""
     k, v = (f(q.shape[0], heads, keys, q.shape[3]).to(q.dtype) for _ in range(2))
     kwargs = {"attn_mask": mask, "scale": 0.3}

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from actorflow.script_state.search import find_state
 from actorflow_compiler.capture import repeated_ops
-from actorflow_compiler.capture.capture import TensorArgument, capture
+from actorflow_compiler.capture.capture import StepToTrace, TensorArgument, capture
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.repeated_ops import RepeatedOps
 from actorflow_compiler.compile import capture_step
@@ -98,7 +98,8 @@ def captured(step: Step, optimizer: Callable[[nn.Module], torch.optim.Optimizer]
         return [loss]
 
     state = find_state(run, model=model, optimizer=stepping)
-    return capture(run, [TensorArgument("x", (ROWS, WIDTH), torch.float32, True)], state, train=True, fresh=True)
+    argument = TensorArgument("x", (ROWS, WIDTH), torch.float32, True)
+    return capture(StepToTrace(run, [argument], state, True, fresh=True))
 
 
 def check(step: Step, optimizer: Callable[[nn.Module], torch.optim.Optimizer] = lambda m: sgd(m)) -> Capture:
@@ -379,7 +380,8 @@ def test_blocks_that_only_look_alike_are_captured_as_they_are(difference: str) -
             return [loss]
 
         state = find_state(run, model=model, optimizer=stepping)
-        return capture(run, [TensorArgument("x", (ROWS, WIDTH), torch.float32, True)], state, train=True, fresh=True)
+        argument = TensorArgument("x", (ROWS, WIDTH), torch.float32, True)
+        return capture(StepToTrace(run, [argument], state, True, fresh=True))
 
     with counting() as repeated:
         found = captured_blocks()

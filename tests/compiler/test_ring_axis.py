@@ -213,7 +213,6 @@ def test_a_ring_holds_less_than_a_gather() -> None:
     assert peak[1] < 0.8 * peak[0]
 
 
-
 # ---- when it is chosen
 
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
 from actorflow.script_state.search import find_state
-from actorflow_compiler.capture.capture import TensorArgument, capture
+from actorflow_compiler.capture.capture import StepToTrace, TensorArgument, capture
 from actorflow_compiler.capture.request import History, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.errors import LayoutError
@@ -233,9 +233,8 @@ def test_backward_ops_belong_to_the_visit_of_their_forward_ops_in_a_checkpoint_t
         return loss + sum(p.grad.sum() for p in model.parameters() if p.grad is not None)
 
     state = find_state(step, model=model)
-    graph = capture(
-        lambda tensors: [step(*tensors)], [TensorArgument("x", (4, 8), torch.float32, True)], state, train=True
-    ).graph
+    argument = TensorArgument("x", (4, 8), torch.float32, True)
+    graph = capture(StepToTrace(lambda tensors: [step(*tensors)], [argument], state, True)).graph
     visits = [n.visit for n in graph.nodes if n.phase == "forward"]
     assert visits == sorted(visits)
     products = [n for n in graph.nodes if n.op in ("aten.mm.default", "aten.addmm.default")]

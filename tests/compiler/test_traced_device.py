@@ -16,7 +16,7 @@ from torch import nn
 
 import warm
 from actorflow.script_state.search import find_state
-from actorflow_compiler.capture.capture import TensorArgument, capture
+from actorflow_compiler.capture.capture import StepToTrace, TensorArgument, capture
 from actorflow_compiler.core.torch_internals import fake_mode, plain_layers, traced_on
 from actorflow_compiler.infer.notes import tell_traced
 from actorflow_compiler.values.variables import ScriptState
@@ -49,7 +49,7 @@ def forward_of(model: nn.Module, shape: tuple[int, ...], device: torch.device) -
 
     state: ScriptState = find_state(step, model=model)
     batch = [TensorArgument("x", shape, torch.float32, True)]
-    return capture(lambda tensors: [step(*tensors)], batch, state, train=False, device=device).graph
+    return capture(StepToTrace(lambda tensors: [step(*tensors)], batch, state, False, device=device)).graph
 
 
 def test_tensors_that_a_step_makes_lie_where_it_is_traced():

@@ -22,7 +22,9 @@ import os
 os.environ["NCCL_HOSTID"] = os.environ["RANK"]
 """
 
-GROUPS = HOSTS + """
+GROUPS = (
+    HOSTS
+    + """
 import torch
 import torch.distributed as dist
 
@@ -45,8 +47,11 @@ dist.barrier()
 dist.destroy_process_group()
 print(f"rank {rank} is done", flush=True)
 """
+)
 
-DEFAULT = HOSTS + """
+DEFAULT = (
+    HOSTS
+    + """
 import torch
 import torch.distributed as dist
 from actorflow.distributed import default_group
@@ -58,6 +63,7 @@ dist.all_reduce(x)
 assert x.tolist() == [3.0] * 1000
 print(f"rank {rank} is done", flush=True)  # and leaves the group to the end of the process
 """
+)
 
 
 def begun(folder: Path, text: str, ranks: int = 2, *arguments: str) -> Run:

@@ -129,9 +129,7 @@ def test_a_changed_plan_is_refused_or_legal(messages: int, drawn_from: int) -> N
 def meeting() -> Iterator[tuple[HostedMeeting, NodeAssembly, int]]:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     assembly, port = NodeAssembly(OWN, 1, 2, LIMIT, 1), free_port()
-    host = HostedMeeting(
-        OWN, assembly, ("127.0.0.1", port), "secret", lambda: 4242, lambda _: None, said.put, said.put
-    )
+    host = HostedMeeting(OWN, assembly, ("127.0.0.1", port), "secret", lambda: 4242, lambda _: None, said.put, said.put)
     yield host, assembly, port
     host.leave(0, "")
 
@@ -172,9 +170,7 @@ def test_launchers_that_are_none_are_refused(
 
 
 @pytest.mark.slow
-def test_logs_of_no_node_are_written_nowhere(
-    tmp_path: Path, messages: int, drawn_from: int, tally: Tally
-) -> None:
+def test_logs_of_no_node_are_written_nowhere(tmp_path: Path, messages: int, drawn_from: int, tally: Tally) -> None:
     here = tmp_path / "logs"
     here.mkdir()
     keeper = LogKeeper(range(1, 2), 2, str(here), "127.0.0.1", "secret", 30.0, print)

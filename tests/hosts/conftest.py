@@ -46,9 +46,7 @@ def machines(on_docker: bool, shared: Path) -> Iterator[Sequence[Host]]:
 
 
 @pytest.fixture(scope="session")
-def whole(
-    machines: Sequence[Host], on_docker: bool, shared: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Cluster:
+def whole(machines: Sequence[Host], on_docker: bool, shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """All hosts as one cluster."""
     outputs = tmp_path_factory.mktemp("outputs")
     if on_docker:

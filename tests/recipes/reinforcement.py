@@ -400,8 +400,10 @@ def rssm(job):
             rec.append(dec(torch.cat([h, z], -1)))
         pr, po = (torch.stack(u, 1).view(B, L, 2, 4) for u in (pr, po))
         D = torch.distributions
+
         def cat(lo):
             return D.Independent(D.OneHotCategorical(logits=lo), 1)
+
         kl = (
             0.8 * D.kl_divergence(cat(po.detach()), cat(pr)).mean()
             + 0.2 * D.kl_divergence(cat(po), cat(pr.detach())).mean()

@@ -171,9 +171,7 @@ class Ranks:
         plan, x = script[number]
         history = digest(script[: number + 1])
         stamp = Stamp(number, history)
-        self.calls[rank].append(
-            self.workers[rank].issue(plan, {"x": torch.tensor([float(x)])}, stamp=stamp, free=True)
-        )
+        self.calls[rank].append(self.workers[rank].issue(plan, {"x": torch.tensor([float(x)])}, stamp=stamp, free=True))
         return history
 
     def given(self, rank: int, number: int) -> float | None:

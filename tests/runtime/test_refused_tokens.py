@@ -145,9 +145,7 @@ def test_memory_that_was_not_agreed_is_refused_and_its_descriptor_closed(door: R
     ],
     ids=["short", "other size", "not sealed", "pipe", "device", "socket"],
 )
-def test_only_memory_of_the_plans_size_that_nobody_can_change_is_mapped(
-    nbytes: int, make: Callable[[], int]
-) -> None:
+def test_only_memory_of_the_plans_size_that_nobody_can_change_is_mapped(nbytes: int, make: Callable[[], int]) -> None:
     with rank_of_three() as other:
         other.job._borrowed.discard((0, -1))
         before = other.state()

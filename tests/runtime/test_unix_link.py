@@ -29,7 +29,10 @@ MESSAGES = st.one_of(
     st.builds(Ready, NUMBERS, NUMBERS, LONG, LONG, st.none()),
     st.builds(
         lambda plan, register, sequence, payload: Ready(plan, register, sequence, sum(map(len, payload)), payload),
-        NUMBERS, NUMBERS, LONG, st.lists(st.binary(max_size=50)).map(tuple),
+        NUMBERS,
+        NUMBERS,
+        LONG,
+        st.lists(st.binary(max_size=50)).map(tuple),
     ),
 )
 
@@ -59,9 +62,7 @@ def test_messages_survive_however_their_bytes_are_cut(messages: list[Message], c
         (FRAME.pack(INLINE, 1, 0, 0, 0, 0, 4) + (8).to_bytes(8, "little"), "a token of 8 bytes that says 4"),
         (FRAME.pack(CREDIT, 0, 0, 0, 0, 1, 0), "a frame with bits that mean nothing"),
         (FRAME.pack(FILLED, 0, 0, 0, 0, 1, 1), "a frame with bits that mean nothing"),
-        (
-            FRAME.pack(READY, 1, 0, 0, 0, 0, 0), "a frame with bits that mean nothing"
-        ),
+        (FRAME.pack(READY, 1, 0, 0, 0, 0, 0), "a frame with bits that mean nothing"),
         (FRAME.pack(REGION, 0, 0, 0, 0, 0, 0), "memory without its descriptor"),
     ],
 )

@@ -134,9 +134,7 @@ import shown_plans
 assert 'data-chart="forecast"' in shown_plans.view().html()
 """
     command = [sys.executable, "-c", script]
-    done = subprocess.run(
-        command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=250, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(240)  # the first test compiles the example and starts a browser
 SECTIONS = ["timeline", "memory", "logical", "actors", "communication", "notes"]
 
+
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     path_of_chromium()

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -127,73 +126,39 @@ class TensorArgument:
     batch: bool  # its dim 0 is the batch
 
 
-def capture(
-    step: Callable[[list[Tensor]], list[Tensor]],
-    arguments: Sequence[TensorArgument],
-    state: ScriptState,
-    *,
-    train: bool,
-    hints: ResolvedHints = ResolvedHints(),  # noqa: B008 (a frozen value)
-    fresh: bool = False,
-    standing: GradientState = NO_GRADIENTS,
-    sure: Mapping[str, bool] = MappingProxyType({}),
-    made: Mapping[StateKey, Tensor] = MappingProxyType({}),
-    mirrored: int = 0,
-    device: torch.device = CPU,
-    numbers: NumberEnv | None = None,
-    value: Callable[[str], Tensor] | None = None,
-    checks: BranchExplorer | None = None,
-) -> Capture:
-    """Trace ``step(argument tensors) -> result tensors`` and return its logical graph and what its inputs stand for.
+@dataclass(frozen=True, slots=True)
+class StepToTrace:
+    """A step, and what its trace depends on."""
 
-    - ``hints``: hints that name modules are applied here, and gradients with a ZeRO hint are marked.
-    - ``fresh``: the optimizers have not stepped yet.
-    - ``standing``: the state of gradients as the step begins; ``sure``: see ``GradientTracker``.
-    - ``made``: see ``optimizer_stand_ins``.
-    - ``mirrored``: the number of devices, for a step that each device runs on values of its own; 0: values are logical.
-    - ``device``: the device of all tensors of the trace; it decides what autocast does and which kernels torch picks.
-    - ``numbers``: records what the step does with Python numbers that calls may change; None: they are constants.
-    - ``value``: returns the value of a variable, for a step that reads it; None: no value is known.
-    - ``checks``: explores branches of which one side raises; None: all data-dependent branches are refused.
-
-    Raises CaptureError with the user's line for control flow that depends on data, for state that was not found and
-    for anything that the step itself raises.
-    """
-    return _captured(_CaptureArguments(
-        step=step, arguments=arguments, state=state, train=train, hints=hints, fresh=fresh, standing=standing,
-        sure=sure, made=made, mirrored=mirrored, device=device, numbers=numbers, value=value, checks=checks,
-    ))  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CaptureArguments:
-    """The arguments of ``capture``."""
-
-    step: Callable[[list[Tensor]], list[Tensor]]
+    run: Callable[[list[Tensor]], list[Tensor]]  # argument tensors → result tensors
     arguments: Sequence[TensorArgument]
     state: ScriptState
     train: bool
-    hints: ResolvedHints
-    fresh: bool
-    standing: GradientState
-    sure: Mapping[str, bool]
-    made: Mapping[StateKey, Tensor]
-    mirrored: int
-    device: torch.device
-    numbers: NumberEnv | None
-    value: Callable[[str], Tensor] | None
-    checks: BranchExplorer | None
+    hints: ResolvedHints = field(default_factory=ResolvedHints)  # those that name modules are applied here
+    fresh: bool = False  # the optimizers have not stepped yet
+    standing: GradientState = NO_GRADIENTS  # as the step begins
+    sure: Mapping[str, bool] = field(default_factory=dict)  # see GradientTracker
+    made: Mapping[StateKey, Tensor] = field(default_factory=dict)  # see optimizer_stand_ins
+    mirrored: int = 0  # devices that each run the step on values of their own; 0: values are logical
+    device: torch.device = CPU  # of all tensors of the trace: decides what autocast does and which kernels torch picks
+    numbers: NumberEnv | None = None  # records what is done with numbers that calls may change; None: constants
+    value: Callable[[str], Tensor] | None = None  # the value of a variable that the step reads; None: none is known
+    checks: BranchExplorer | None = None  # explores branches of which one side raises; None: all are refused
 
 
-def _captured(given: _CaptureArguments) -> Capture:
-    """See ``capture``: trace the step as often as needed."""
+def capture(given: StepToTrace) -> Capture:
+    """Trace a step, as often as needed, and return its logical graph and what its inputs stand for.
+
+    Gradients with a ZeRO hint are marked.  Raises CaptureError with the user's line for control flow that depends on
+    data, for state that was not found and for anything that the step itself raises.
+    """
     while True:
         with contextlib.suppress(Retrace):
             return _traced(given)
 
 
-def _traced(given: _CaptureArguments) -> Capture:
-    """See ``capture``; raises Retrace where ``checks`` has learnt something, so that the step must be traced again."""
+def _traced(given: StepToTrace) -> Capture:
+    """Trace a step once; raises Retrace where ``checks`` has learnt something, so that it must be traced again."""
     state, numbers, device = given.state, given.numbers, given.device
     mode, groups = fake_mode(), group_names(state)
     if numbers is not None:
@@ -225,7 +190,7 @@ def _traced(given: _CaptureArguments) -> Capture:
                 rewrite_in_place_ops(raw, TABLE, fused.expansion, _op_failed)
     if again:
         sure, made = {**unknown, **given.sure}, {**given.made, **stepped.unexpected}
-        return _captured(replace(given, sure=sure, made=made))
+        return capture(replace(given, sure=sure, made=made))
     parameter = {**stepped.parameter, **state.beside}
     parameter |= {name: name.removesuffix(GRADIENT_SUFFIX) for name in trace.kept}
     captured = to_graph(raw, trace.placeholder_names(), parameter, given.fresh)
@@ -242,7 +207,7 @@ class _Trace:
     outlive the capture until Python looks for garbage: what it refers to must not keep a method of it.
     """
 
-    def __init__(self, given: _CaptureArguments, fakes: Mapping[str, Tensor], stepped: TracedOptimizers) -> None:
+    def __init__(self, given: StepToTrace, fakes: Mapping[str, Tensor], stepped: TracedOptimizers) -> None:
         state = given.state
         self._given, self._fakes, self._stepped = given, fakes, stepped
         self._with_graph = given.train and torch.is_grad_enabled()  # as where the job is called
@@ -322,7 +287,7 @@ class _Trace:
         checks, stepped = self._given.checks, self._stepped
         exploring = contextlib.nullcontext() if checks is None else checks.tracing()
         with recorder.following_lines(), exploring, UnpatchedMode():
-            results = self._given.step(tensors)
+            results = self._given.run(tensors)
             self._clusters.check()
         check_results(results)
         nested.check_results(results)
@@ -452,6 +417,7 @@ def _stand_in(mode: contextlib.AbstractContextManager[Any], device: torch.device
 
 def _refuse_uncalled(hints: ResolvedHints, called: Set[int]) -> None:
     """Raise LayoutError for a placement pattern of whose modules the step calls none, nor others on their devices."""
+
     def placements(pattern: PlacementPattern) -> set[Placement]:
         return {hints.places[module] for module in pattern.modules if module in hints.places}
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from actorflow_compiler.capture.capture import TensorArgument, capture
+from actorflow_compiler.capture.capture import StepToTrace, TensorArgument, capture
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.mirrored import on_each_device
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
@@ -105,11 +105,11 @@ def capture_request(request: StepRequest) -> Capture:
     """
     step, listeners, mirrored = request.step, request.listeners, request.mirrored
     function = step.function if step.own is None else on_each_device(step.function, step.own, request.devices.world)
-    captured = capture(
+    captured = capture(StepToTrace(
         function,
         step.arguments,
         step.state,
-        train=step.train,
+        step.train,
         hints=request.preferences.hints,
         fresh=request.history.fresh,
         standing=request.history.standing,
@@ -118,6 +118,6 @@ def capture_request(request: StepRequest) -> Capture:
         numbers=listeners.numbers,
         value=None if mirrored else listeners.value,
         checks=None if mirrored else listeners.checks,
-    )
+    ))  # fmt: skip
     listeners.learn(captured.gradients, captured.decisions, captured.checks)
     return replace(captured, graph=verify(join_norms(captured.graph)))

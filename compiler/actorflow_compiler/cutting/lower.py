@@ -395,9 +395,7 @@ class _Lowering:
             }
             if all(local is made[rank] for local in made.values()):
                 return None
-            given = {
-                r: substitute_all(local.args, local.kwargs, lambda i: Ref(reads[i])) for r, local in made.items()
-            }
+            given = {r: substitute_all(local.args, local.kwargs, lambda i: Ref(reads[i])) for r, local in made.items()}
             return merged_steps({r: Step(made[r].op, *given[r], n.outs) for r in made})
         except UnlikeError:
             for at, parts in zip(self.classes.of(place), place.hierarchy, strict=True):
@@ -652,9 +650,7 @@ class _Lowering:
     def pairs(self, hop: Hop) -> frozenset[tuple[int, ...]]:
         """The ranks of which one sends to the other in a hop, (from, to); also those that are not listed."""
         if id(hop) not in self.paired:
-            found = (
-                (hop.source.ranks[s], rank) for t, rank in enumerate(hop.target.ranks) for s in hop.sources(t)
-            )
+            found = ((hop.source.ranks[s], rank) for t, rank in enumerate(hop.target.ranks) for s in hop.sources(t))
             self.paired[id(hop)] = hop, frozenset(pair for pair in found if pair[0] != pair[1])
         return self.paired[id(hop)][1]
 

@@ -27,7 +27,7 @@ from actorflow_compiler.graph.graph import Graph, InputKind, call_of
 from actorflow_compiler.hints.goal import DATA, WHOLE_VARIABLES, Goal, ParallelMode
 from actorflow_compiler.infer.choose import choose
 from actorflow_compiler.infer.expert_axis import NO_EXPERTS, ExpertProducts
-from actorflow_compiler.infer.problem import InnerCost, LayoutItem, Problem, RequiredLayout
+from actorflow_compiler.infer.problem import AxisRequest, CutGraph, InnerCost, LayoutItem, Problem, RequiredLayout
 from actorflow_compiler.infer.reports import AxisReport
 from actorflow_compiler.signatures import OpCall, Signature, local_op
 
@@ -117,11 +117,11 @@ class _Inference:
                 entries = self.fixed.batch.get(i.name, ())
                 free[i.value] = entries[axis] if axis < len(entries) else None
         targets = [RequiredLayout(v, B, where) for v, where in self.fixed.results.items()]
-        problem = Problem(
-            self.graph, self.calls, self.reads, self.placement, self.shapes, axis, self.pieces, self.ragged,
-            variables, free, targets, mode, self.inner_cost, self.fixed.hinted, self.goal.mirrored,
-            self.hardware, self.fixed.experts if mode == ParallelMode.EXPERT else NO_EXPERTS,
-        )  # fmt: skip
+        cut = CutGraph(self.graph, self.calls, self.reads, self.placement, self.shapes, self.ragged)
+        problem = Problem(cut, AxisRequest(
+            axis, mode, variables, free, targets, self.pieces, self.fixed.hinted, self.goal.mirrored, self.hardware,
+            self.inner_cost, self.fixed.experts if mode == ParallelMode.EXPERT else NO_EXPERTS,
+        ))  # fmt: skip
         rest = 1
         for later in range(axis + 1, axes):
             rest *= max(p.hierarchy[later] for p in self.placement.values() if later < len(p.hierarchy))

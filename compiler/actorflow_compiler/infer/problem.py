@@ -57,27 +57,46 @@ class RequiredLayout:
     placement: Placement
 
 
+@dataclass(frozen=True, slots=True)
+class CutGraph:
+    """A graph as the axes before this one have cut it; sequences are node by node."""
+
+    graph: Graph
+    calls: Sequence[OpCall]  # as a device makes them
+    reads: Sequence[tuple[int, ...]]  # the values of operands
+    placement: Mapping[int, Placement]  # of every value
+    metas: Mapping[int, Meta]  # value → the part that a device has
+    ragged: Sequence[set[tuple[int, int]]]  # (operand or output, dim) of dims whose sizes differ between devices
+
+
+@dataclass(frozen=True, slots=True)
+class AxisRequest:
+    """What is to be decided along one axis, and by what prices."""
+
+    axis: int
+    mode: ParallelMode
+    variables: Mapping[int, tuple[Sbp, ...]]  # the layouts that each may have
+    free: Mapping[int, Sbp | None]  # inputs that every rank has, and their best cut
+    targets: Sequence[RequiredLayout]
+    pieces: int = 1  # micro-batches
+    hinted: bool = False  # hints split something
+    mirrored: bool = False  # every op has its first signature
+    hardware: Hardware = CPU_CORE  # with the links between devices
+    inner_cost: InnerCost | None = None  # of signatures whose ops communicate inside; None: these are not used
+    experts: ExpertProducts = NO_EXPERTS
+
+
 class Problem:
     """The items of one axis, and the prices of their options."""
 
-    def __init__(
-        self, graph: Graph, calls: Sequence[OpCall], reads: Sequence[tuple[int, ...]],
-        placement: Mapping[int, Placement], metas: Mapping[int, Meta], axis: int, pieces: int,
-        ragged: Sequence[set[tuple[int, int]]], variables: Mapping[int, tuple[Sbp, ...]],
-        free: Mapping[int, Sbp | None], targets: Sequence[RequiredLayout], mode: ParallelMode,
-        inner_cost: InnerCost | None, hinted: bool, mirrored: bool = False, hardware: Hardware = CPU_CORE,
-        experts: ExpertProducts = NO_EXPERTS,
-    ) -> None:  # fmt: skip
-        """``variables``: the layouts that each may have; ``free``: inputs that every rank has, and their best cut.
-
-        ``mirrored``: every op has its first signature.  ``hardware`` has the links between devices.
-        """
-        self.inner_cost, self.hinted, self.mirrored = inner_cost, hinted, mirrored
-        self.hardware, self.experts = hardware, experts
+    def __init__(self, cut: CutGraph, asked: AxisRequest) -> None:
+        self.inner_cost, self.hinted, self.mirrored = asked.inner_cost, asked.hinted, asked.mirrored
+        self.hardware, self.experts = asked.hardware, asked.experts
+        self.graph, self.placement, self.metas = cut.graph, cut.placement, cut.metas
+        self.axis, self.mode, self.free, self.targets = asked.axis, asked.mode, asked.free, asked.targets
+        graph, pieces, variables = cut.graph, asked.pieces, asked.variables
         self._prices: dict[tuple[Placement, Placement], Prices] = {}
-        self.forbidden = prices_of(hardware.slowest).forbidden  # s that exclude an option
-        self.graph, self.placement, self.metas, self.axis, self.mode = graph, placement, metas, axis, mode
-        self.free, self.targets = free, targets
+        self.forbidden = prices_of(self.hardware.slowest).forbidden  # s that exclude an option
         self.layouts: list[Sbp] = []
         self._layout_ids: dict[Sbp, int] = {}
         self.needs: list[tuple[Sbp, Placement, str]] = []
@@ -87,20 +106,20 @@ class Problem:
         self.alive = {v: min(r, stages) if r > 1 else 1 for v, r in self.rate.items()}  # pieces in flight
         self.variables = set(variables)
         self.weights = set(variables)  # and views and casts of them
-        for n, values in zip(graph.nodes, reads, strict=True):
+        for n, values in zip(graph.nodes, cut.reads, strict=True):
             one = n.phase != Phase.OPTIMIZER and len(set(values)) == len(n.outs) == 1 and values[0] in self.weights
-            if one and numel(metas[values[0]].shape) == numel(metas[n.outs[0]].shape):
+            if one and numel(self.metas[values[0]].shape) == numel(self.metas[n.outs[0]].shape):
                 self.weights.add(n.outs[0])
         self.phase = {o: n.phase for n in graph.nodes for o in n.outs}
         self.items: list[LayoutItem] = []
         numbers: dict[Hashable, int] = {}
         self.value_kind = {  # value → a number; equal for values whose boxings and memory have the same prices
-            v: numbers.setdefault(self._value_kind(v), len(numbers)) for v in placement
+            v: numbers.setdefault(self._value_kind(v), len(numbers)) for v in self.placement
         }
         self._edges: dict[tuple[int, int], _Edges] = {}
         self._bytes: dict[tuple[int, int], float] = {}
         self.along: list[SequenceOptions] = []  # of each node, where the axis is for the sequence
-        self._collect(calls, reads, ragged, variables)
+        self._collect(cut, variables)
         self.possible = {item.outs[0]: {s.outs[0] for s in item.options} for item in self.items if item.node < 0}
         self.readers: dict[int, list[int]] = {}
         for i, item in enumerate(self.items):
@@ -198,10 +217,8 @@ class Problem:
         """Whether a value is held until a later phase: activations for backward, gradients for the optimizer."""
         return (self.phase.get(value), reader.phase) in HELD_BETWEEN
 
-    def _collect(
-        self, calls: Sequence[OpCall], reads: Sequence[tuple[int, ...]], ragged: Sequence[set[tuple[int, int]]],
-        variables: Mapping[int, tuple[Sbp, ...]],
-    ) -> None:  # fmt: skip
+    def _collect(self, cut: CutGraph, variables: Mapping[int, tuple[Sbp, ...]]) -> None:
+        calls, reads, ragged = cut.calls, cut.reads, cut.ragged
         new = dict(self.graph.updates)
         names = {i.value: i.name for i in self.graph.inputs}
         legal = LegalOptions(

@@ -428,10 +428,12 @@ def _to_register(message: pb.Register) -> Register:
         id=message.id,
         producer=message.producer,
         readers=tuple([Read(r.actor, r.firings) for r in message.readers]),
-        tensors=tuple([
-            TensorSpec(tuple(t.shape), _dtype(t.dtype), t.sbp, parse_combine(t.combine), t.name)
-            for t in message.tensors
-        ]),
+        tensors=tuple(
+            [
+                TensorSpec(tuple(t.shape), _dtype(t.dtype), t.sbp, parse_combine(t.combine), t.name)
+                for t in message.tensors
+            ]
+        ),
         slots=message.slots,
         initial=message.initial,
         fill=message.fill,

@@ -100,11 +100,7 @@ def nests(n: int, first: Split, parts: Parts, later: Split, later_parts: Parts) 
     if not isinstance(parts, int) or not isinstance(later_parts, int) or first.unit != 1:
         return False
     pieces = later.blocks * later_parts
-    return (
-        first.blocks % pieces == 0
-        and n % (first.blocks * parts) == 0
-        and n // (pieces * parts) % later.unit == 0
-    )
+    return first.blocks % pieces == 0 and n % (first.blocks * parts) == 0 and n // (pieces * parts) % later.unit == 0
 
 
 def count_of_all(shape: Sequence[int], sbp: NdSbp, placement: Placement) -> int:

@@ -71,7 +71,7 @@ def find_blocks(graph: Graph) -> RepeatedBlocks:
     for name, blocks in containers.items():
         nodes = tuple(tuple(blocks[k]) for k in sorted(blocks))
         like = [_signature(graph, name, block) for block in nodes]
-        best = max((_longest(like, pattern) for pattern in range(1, PATTERNS + 1)), key=lambda r: (r[1] - 2 * r[2]))
+        best = max((_longest(like, pattern) for pattern in range(1, PATTERNS + 1)), key=lambda r: r[1] - 2 * r[2])
         run = BlockRun(nodes, *best)
         if run.spare:
             runs.append(run)

@@ -243,9 +243,7 @@ class BranchExplorer:
             told = None if self._exploring is None else self._next_answer(self._exploring, frame)
             if told is not None:
                 return told
-            raise self._trace_ended(
-                None
-            )  # the side does not raise before its next decision: it is no check
+            raise self._trace_ended(None)  # the side does not raise before its next decision: it is no check
         way = None if self._current is None else self._current.paths
         if way is not None and way.is_at(_condition(frame), self._answers):
             return self._continue_condition(tensor, found)

@@ -213,9 +213,7 @@ def _equal(one: Tensor, other: Tensor) -> Any:
         return torch.equal(*(program.run(()) for program in programs if program is not None))
 
 
-EQUAL_TABLE: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType(
-    {torch.ops.aten.equal.default: _equal}
-)
+EQUAL_TABLE: Mapping[OpOverload, Callable[..., Any]] = MappingProxyType({torch.ops.aten.equal.default: _equal})
 
 
 def _writes(node: fx.Node) -> bool:
