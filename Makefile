@@ -55,7 +55,7 @@ test-oldest: $(OLDEST)/.ready ## run the tests on the oldest torch that pyprojec
 
 $(FLOORS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(FLOORS)
-	sed -n '/^dependencies/,/^]/s/^ *"\([[:alnum:]]*\)>=\([^",]*\)".*/\1==\2/p' pyproject.toml | grep -v '^torch==' > $(FLOORS)/constraints.txt
+	sed -n '/^dependencies/,/^]/s/^ *"\([[:alnum:]._-]*\)>=\([^",]*\)".*/\1==\2/p' pyproject.toml | grep -v '^torch==' > $(FLOORS)/constraints.txt
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check -c $(FLOORS)/constraints.txt -e '.[test]'
 	@touch $@
