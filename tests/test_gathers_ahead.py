@@ -30,7 +30,9 @@ from models import CASES
 from plans import pipeline
 from trained import Layout, laid_of, train
 
-SLOW = Hardware(flops_per_s=3e9, bytes_per_s=3e8, latency_s=0.0, fire_overhead_s=0.0)
+SLOW = Hardware(  # ops beside products take next to no time
+    flops_per_s=3e9, bytes_per_s=3e8, latency_s=0.0, fire_overhead_s=0.0, memory_bytes_per_s=1e12
+)
 FAST = replace(SLOW, bytes_per_s=1e12)
 GAINING = replace(SLOW, flops_per_s=2e9)  # more of four micro-batches' computing can hide their gathers
 IN_TURNS = "data 2, micro-batches"

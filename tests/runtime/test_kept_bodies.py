@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,42 +117,46 @@ def test_a_body_that_is_loaded_computes_what_the_compiled_one_does_bit_by_bit(
     torch.testing.assert_close(outputs(second, one), list(plain))
 
 
-def _compute(variables: dict[str, str], threads: int, answer: Any) -> None:
-    """In a new process, which cannot compile C++: load the body, and compute with it."""
-    os.environ.clear()  # those of the process that it was forked from, which another test may have started
-    os.environ.update(variables)
-    from torch._inductor import cpp_builder
+def _compute(variables: dict[str, str], compiler: bool, answer: Any) -> None:
+    """In a new process, which can compile C++ only with ``compiler``: make the body, and compute with it."""
+    try:
+        os.environ.clear()  # those of the process that it was forked from, which another test may have started
+        os.environ.update(variables)
+        from torch._inductor import cpp_builder
 
-    torch.set_num_threads(threads)
-    cpp_builder.CppBuilder.build = None
-    one = wanted()
-    found = made(one)
-    assert not found.errors, found.errors
-    answer.send((found.compiled, found.loaded, [x.numpy() for x in outputs(found, one)]))
+        if not compiler:
+            cpp_builder.CppBuilder.build = None
+        one = wanted()
+        found = made(one)
+        assert not found.errors, found.errors
+        answer.send((found.compiled, found.loaded, [x.numpy() for x in outputs(found, one)]))
+    except Exception:
+        answer.send(traceback.format_exc())
 
 
-def in_a_new_process(cache: Path) -> tuple[int, int, list[Tensor]]:
+def in_a_new_process(cache: Path, compiler: bool = False) -> tuple[int, int, list[Tensor]]:
     """How many bodies were compiled there, how many loaded, and what they computed; ``cache``: inductor's own.
 
-    C++ cannot be compiled there.
+    Without ``compiler``, C++ cannot be compiled there.
     """
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe()
     variables = dict(os.environ) | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    process = context.Process(target=_compute, args=(variables, torch.get_num_threads(), there))
+    process = context.Process(target=_compute, args=(variables, compiler, there))
     process.start()
     there.close()  # so that the end of the process ends the wait
-    compiled, loaded, found = here.recv()
+    answer = here.recv()
     process.join(LIMIT)
+    assert not isinstance(answer, str), answer
+    compiled, loaded, found = answer
     return compiled, loaded, [torch.from_numpy(one) for one in found]
 
 
 @pytest.mark.slow
 def test_a_kept_body_is_loaded_by_another_process_and_needs_no_compiler(folder: Path, tmp_path: Path) -> None:
-    one = wanted()
-    found = made(one)
-    assert (found.compiled, found.loaded) == (1, 0)
-    before = outputs(found, one)
+    """Both are new, as ranks are: what other tests have set in this process is not theirs."""
+    compiled, loaded, before = in_a_new_process(tmp_path / "one", compiler=True)
+    assert (compiled, loaded) == (1, 0)
     compiled, loaded, after = in_a_new_process(tmp_path / "other")
     assert (compiled, loaded) == (0, 1)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(before, after, strict=True))
