@@ -221,7 +221,7 @@ def compile_(devices: int, layers: int, micro_batches: int) -> None:
         train_step(tokens, tokens)
     except PlanReady as ready:
         taken = time.perf_counter() - start
-        print(f"  time               {taken:8.1f} s   ({len(ready.plan.actors)} actors)")
+        print(f"  time               {taken:8.1f} s   ({len(ready.made.plan.actors)} actors)")
         print(f"  peak memory        {_peak():8.0f} MB   (before compiling: {before:.0f})")
 
 
