@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from actorflow.devices.base import Mark
-from actorflow.devices.openmp import leave_team
 from actorflow.support.heap import Heap
+from actorflow.support.openmp import leave_team
 
 __all__ = ["Cpu"]
 
@@ -40,7 +40,7 @@ class Cpu:
 
     def leave_thread(self) -> None:
         """See ``Device``."""
-        leave_team()
+        leave_team(torch.get_num_threads())
         self._heap.settle()
 
     def queue(self, name: str) -> NullQueue:

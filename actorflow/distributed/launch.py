@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actorflow.distributed.elastic_logs import STDERR, STDOUT, ElasticLogs, log_folder
+from actorflow.support import openmp
 from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.owned_folders import owned_folder, remove_leftovers
@@ -192,6 +193,7 @@ def _environment(run: ElasticLaunch) -> Iterator[None]:
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN)
     share = max(1, len(os.sched_getaffinity(0)) // run.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(share))
+    os.environ.update(openmp.variables(os.environ))
     try:
         yield
     finally:

@@ -29,7 +29,7 @@ from actorflow.rendezvous.script_request import RunShape
 from actorflow.rendezvous.secret import without_token
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import RunInfo, announce_run, ask_ranks, on_signal
-from actorflow.support import heap
+from actorflow.support import heap, openmp
 from actorflow.support.imports import without_collections
 from actorflow_compiler.core.errors import ClusterError
 
@@ -290,7 +290,8 @@ def _variables(run: Settings) -> dict[str, str]:
 def _early_variables(run: Settings) -> dict[str, str]:
     """Those of them that are read when Python starts, or when a library is loaded; equal on all ranks."""
     ours = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": str(run.threads)}
-    return {name: os.environ.get(name, value) for name, value in ours.items()} | heap.variables(os.environ)
+    said = {name: os.environ.get(name, value) for name, value in ours.items()}
+    return said | heap.variables(os.environ) | openmp.variables(os.environ)
 
 
 @contextmanager

@@ -46,17 +46,20 @@ def test_every_rank_runs_the_script_and_the_master_has_the_terminal(start: Start
 
 KEPT = """
 import os
-print({k: v for k, v in sorted(os.environ.items()) if k.startswith(("MALLOC", "GLIBC"))})
+print({k: v for k, v in sorted(os.environ.items()) if k.startswith(("MALLOC", "GLIBC", "GOMP"))})
 """
 
 
 @pytest.mark.slow
-def test_a_rank_keeps_the_memory_that_it_frees_but_for_what_the_user_says(start: Start) -> None:
+def test_a_rank_keeps_the_memory_that_it_frees_and_spins_for_a_short_time_but_for_what_the_user_says(
+    start: Start,
+) -> None:
     said = {"MALLOC_ARENA_MAX": "7", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=3"}
     run = start(KEPT, "--devices", "1", env=said, python=warm.python())
     assert run.wait() == 0
     kept = {
         "GLIBC_TUNABLES": "glibc.malloc.tcache_count=3:glibc.malloc.hugetlb=1",
+        "GOMP_SPINCOUNT": "10000",
         "MALLOC_ARENA_MAX": "7",
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(4 << 30),

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import warm
-from actorflow.devices import openmp
-from actorflow.support import heap
+from actorflow.support import heap, openmp
 
 LIMIT = 300  # seconds, which only a hang reaches
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -110,9 +109,16 @@ def test_only_gnu_openmp_with_several_threads_is_told(
     loaded = library()
     monkeypatch.setattr(openmp, "_gnu_openmp", openmp._gnu_openmp.__wrapped__)  # without what this process has found
     monkeypatch.setattr(openmp.ctypes, "CDLL", lambda name: loaded)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    openmp.leave_team()
+    openmp.leave_team(threads)
     assert getattr(loaded, "told", []) == told
+
+
+@pytest.mark.parametrize(
+    ("said", "set_here"),
+    [({}, 1), ({"OMP_NUM_THREADS": "4"}, 1), ({"OMP_WAIT_POLICY": "a"}, 0), ({"GOMP_SPINCOUNT": "7"}, 0)],
+)
+def test_threads_spin_for_a_short_time_unless_the_user_says_how_they_wait(said: dict[str, str], set_here: int) -> None:
+    assert len(openmp.variables(said)) == set_here
 
 
 class CLibrary:
