@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,14 +81,19 @@ def test_less_is_compiled_for_drafts_and_a_small_step_or_many_stages_have_none(
     assert DraftForecaster.of(given.captured, given.parts, given.estimator, False).sizes(STRATEGIES[0]) is None
 
 
-def test_the_time_to_compile_what_is_chosen_as_a_whole_is_a_part_of_the_searchs() -> None:
+def test_the_time_to_compile_what_is_chosen_as_a_whole_is_a_part_of_the_searchs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     search, _ = search_of(DEEP, 4, budget=1e12)
     search._estimated()
     search.enough = 45.0
-    best = search.compare(STRATEGIES[0])
+    clock = iter((0.0, 7.0, 7.0, 15.0))  # the shorter draft, 4 of 24 blocks, takes 7 s, the longer one of 8 takes 8 s
+    with monkeypatch.context() as patch:
+        patch.setattr(drafts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        best = search.compare(STRATEGIES[0])
     assert best.drafted
     assert search.drafts is not None
-    assert search.drafts.seconds[best.strategy] > 0
+    assert search.drafts.seconds[best.strategy] == 24.0
     for whole, passed, late in ((10, 17, False), (10, 18, True), (40, 11.9, False), (40, 12.1, True), (300, 22, False)):
         search.drafts.seconds[best.strategy] = whole
         search.begun = time.monotonic() - passed

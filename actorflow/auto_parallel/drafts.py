@@ -91,7 +91,8 @@ class DraftForecaster:
             return None
         whole = self.whole.estimator.of(strategy)
         few, more = (self._forecast(self._draft(keep), strategy, whole, make) for keep in sizes)
-        self.seconds[strategy] = more.took * self.whole.blocks / more.blocks  # not by few, which was made first
+        # by the longer draft alone: the first one is longer under way than its blocks account for
+        self.seconds[strategy] = more.took * self.whole.blocks / more.blocks
         return extrapolated(few, more, whole, self.whole.blocks)
 
     def _forecast(self, draft: Draft, strategy: Strategy, whole: StrategyEstimate, make: Forecaster) -> DraftPoint:

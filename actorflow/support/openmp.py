@@ -20,7 +20,7 @@ from functools import cache
 
 __all__ = ["leave_team", "variables"]
 
-SPINS = 10_000  # times that a thread looks for work before it sleeps, some tenth of a millisecond; OpenMP's are 300,000
+SPINS = 10_000  # looks for work before a thread sleeps, some tenths of a millisecond; OpenMP's own are 300,000
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # by which users say how threads wait
 _SOFT = 1  # omp_pause_soft: what the library has set up may go, settings stay
 

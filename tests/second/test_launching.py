@@ -19,6 +19,7 @@ import pytest
 
 import actorflow.distributed.launch as launcher
 import warm
+from actorflow.support import openmp
 from actorflow_compiler.core.errors import ClusterError
 from second.launching import LIMIT, command, environment, run
 
@@ -229,6 +230,19 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = server.getsockname()[1]
         with pytest.raises(ClusterError, match=rf"--master_port {port} cannot be used on this machine, node 0"):
             launcher.launch(launcher.ElasticLaunch("x.py", master_port=port))
+
+
+def test_threads_of_their_launcher_spin_for_a_short_time_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ['GOMP_SPINCOUNT'])\n")
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    done = run(command("launch", str(script), processes=1), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"1 {openmp.SPINS}" in done.stdout
+    done = run(command("launch", str(script), processes=1), tmp_path, GOMP_SPINCOUNT="7")
+    assert "1 7" in done.stdout
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
