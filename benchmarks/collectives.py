@@ -31,6 +31,7 @@ from actorflow.transport.gloo import GlooPlane
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.plan.plan import (
     Actor,
+    ActorKind,
     Body,
     Box,
     Collective,
@@ -84,17 +85,36 @@ class Case:
             comm = Collective(self.kind, 0, tuple(range(ranks)), self._exchanges(rank, ranks, part))
             a, r = len(actors), len(registers)
             actors += [
-                Actor(a, "x", rank, "source", "source", self.times, None, (OfInput("x"),), (FromRegister(r, 0),)),
                 Actor(
-                    a + 1, "meet", rank, "comm", "boxing", self.times, None, (FromRegister(r, 0),),
-                    (FromRegister(r + 1, 0),), comm,
+                    a, "x", rank, "source", ActorKind.SOURCE, self.times, None, (OfInput("x"),), (FromRegister(r, 0),)
                 ),
                 Actor(
-                    a + 2, "take", rank, "compute", "forward", self.times, 0, (FromRegister(r + 1, 0),),
+                    a + 1,
+                    "meet",
+                    rank,
+                    "comm",
+                    ActorKind.BOXING,
+                    self.times,
+                    None,
+                    (FromRegister(r, 0),),
+                    (FromRegister(r + 1, 0),),
+                    comm,
+                ),
+                Actor(
+                    a + 2,
+                    "take",
+                    rank,
+                    "compute",
+                    ActorKind.FORWARD,
+                    self.times,
+                    0,
+                    (FromRegister(r + 1, 0),),
                     (FromRegister(r + 2, 0),),
                 ),
-                Actor(a + 3, "sink", rank, "sink", "sink", 1, None, (FromRegister(r + 2, 0),), (ToResult(rank),)),
-            ]  # fmt: skip
+                Actor(
+                    a + 3, "sink", rank, "sink", ActorKind.SINK, 1, None, (FromRegister(r + 2, 0),), (ToResult(rank),)
+                ),
+            ]
             registers += [
                 Register(r, a, (Read(a + 1),), (TensorSpec((given,), "float32", "B"),), slots=2),
                 Register(r + 1, a + 1, (Read(a + 2),), (TensorSpec((got,), "float32", "B"),)),

@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, distribute_module, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -61,7 +62,7 @@ def add(rounds: int, times: int) -> None:
         mesh = init_device_mesh("cpu", (1,))
         tensors = {
             PLAIN: x,
-            OURS: x.to_global(flow.placement("cpu", [0]), flow.sbp.broadcast),
+            OURS: flow.to_global(x, flow.placement("cpu", [0]), flow.sbp.broadcast),
             THEIRS: DTensor.from_local(x, mesh, [Replicate()]),
         }
 
@@ -98,7 +99,7 @@ def gpt(rounds: int, width: int, layers: int, context: int, batch: int) -> None:
     theirs = distribute_module(make(), mesh)
     inputs = {
         PLAIN: (make(), tokens),
-        OURS: (ours, tokens.to_global(place, flow.sbp.broadcast)),
+        OURS: (ours, flow.to_global(tokens, place, flow.sbp.broadcast)),
         THEIRS: (theirs, DTensor.from_local(tokens, mesh, [Replicate()])),
     }
     losses: dict[str, float] = {}

@@ -11,6 +11,7 @@ from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.plan.plan import (
     Actor,
+    ActorKind,
     Body,
     FromRegister,
     OfInput,
@@ -30,11 +31,15 @@ def chain(length: int, slots: int, body: bool) -> Plan:
     """A source, ``length`` actors in a row and a sink, on one rank."""
     spec = TensorSpec((1,), "float32", "B")
     last = length + 1
-    actors = [Actor(0, "source", 0, "source", "source", operands=(OfInput("x"),), targets=(FromRegister(0, 0),))]
+    actors = [
+        Actor(0, "source", 0, "source", ActorKind.SOURCE, operands=(OfInput("x"),), targets=(FromRegister(0, 0),))
+    ]
     for i in range(1, last):
         part = {"operands": (FromRegister(i - 1, 0),), "targets": (FromRegister(i, 0),)}
-        actors.append(Actor(i, f"f{i}", 0, "compute", "forward", body=0 if body else None, **part))  # type: ignore[arg-type]
-    actors.append(Actor(last, "sink", 0, "sink", "sink", operands=(FromRegister(length, 0),), targets=(ToResult(0),)))
+        actors.append(Actor(i, f"f{i}", 0, "compute", ActorKind.FORWARD, body=0 if body else None, **part))  # type: ignore[arg-type]
+    actors.append(
+        Actor(last, "sink", 0, "sink", ActorKind.SINK, operands=(FromRegister(length, 0),), targets=(ToResult(0),))
+    )
     registers = tuple(Register(i, i, (Read(i + 1),), (spec,), slots=slots) for i in range(last))
     orders = (Order(0, "source", (0,)), Order(0, "compute", tuple(range(1, last))), Order(0, "sink", (last,)))
     return Plan("chain", 1, 1, (ADD,), tuple(actors), registers, orders=orders)

@@ -70,7 +70,7 @@ class Line:
 
 def missing(kind: str) -> list[str]:
     """What this machine lacks, a sentence for each."""
-    found = []
+    found: list[str] = []
     if sys.version_info < (3, 11):  # noqa: UP036 (run from a checkout, nothing has checked it)
         found.append(f"Python {platform.python_version()} is here; 3.11 or newer is needed")
     try:

@@ -68,7 +68,7 @@ def planned(way: str, tokens: int, devices: int, hardware: Hardware) -> tuple[Fo
     def step(x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(x).float().square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import click
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from actorflow_compiler.core.errors import ActorflowError
 from actorflow_compiler.core.sbp import B, Sbp, Split
-from actorflow_compiler.hints.goal import Goal
+from actorflow_compiler.hints.goal import Goal, ParallelMode
 from actorflow_compiler.hints.hints import distribute, zero
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.summary import summarise
@@ -54,10 +54,12 @@ def random_hints(seed: int, model: nn.Module) -> None:
     distribute(model, hints)
 
 
+Trained = tuple[Sequence[float], dict[str, Tensor]]  # losses of the steps, and parameters after them
+
 PLANS: dict[str, Layout] = {
     "data 2": Layout(2),
-    "tensor 2": Layout(2, goal=Goal(("tensor",))),
-    "data 2 × tensor 2": Layout(4, goal=Goal(("data", "tensor"), mesh=(2, 2))),
+    "tensor 2": Layout(2, goal=Goal((ParallelMode.TENSOR,))),
+    "data 2 × tensor 2": Layout(4, goal=Goal((ParallelMode.DATA, ParallelMode.TENSOR), mesh=(2, 2))),
     **{f"ZeRO {stage}": Layout(2, prepare=partial(zero, stage=stage)) for stage in (1, 2, 3)},
     **{f"hints {seed}": Layout(2, prepare=partial(random_hints, seed)) for seed in range(SEEDS)},
 }
@@ -114,12 +116,12 @@ HEAD = """\
 |---|---|---|---|---|---|---|---|---|"""
 
 
-def measure(model: str, plan: str, dropout: bool, steps: int, expected: object) -> Row:
+def measure(model: str, plan: str, dropout: bool, steps: int, expected: Trained) -> Row:
     """Train a model under a plan, and compare."""
     case = MODELS[model](DROPPED if dropout else 0.0)
     precise, bound = exact(model, case)
     losses, state, _ = train_planned(precise, PLANS[plan], [SIZE] * steps)
-    wanted_losses, wanted = expected  # type: ignore[misc]  # what ``reference`` gives
+    wanted_losses, wanted = expected
     figures = figures_of(plan_of(case, PLANS[plan], SIZE)[0])
     off = max(abs(a - b) / abs(b) for a, b in zip(losses, wanted_losses, strict=True))
     return replace(
@@ -138,7 +140,7 @@ def figures_of(plan: Plan) -> Row:
     return Row("", "", False, 0.0, 0.0, 0.0, found.redundant_flops, memory, moved, found.stages, named)
 
 
-def reference(model: str, dropout: bool, steps: int) -> object:
+def reference(model: str, dropout: bool, steps: int) -> Trained:
     """Losses and parameters of eager PyTorch on one device; with dropout, of the one-device job."""
     case, _ = exact(model, MODELS[model](DROPPED if dropout else 0.0))
     if dropout:

@@ -62,7 +62,7 @@ def step(rounds: int, steps: int, width: int, layers: int, context: int, batch: 
     """A training step of a GPT on one device, against eager PyTorch."""
     tokens, targets = draw_batch(stdlib_bytes(), batch, context, torch.Generator().manual_seed(0))
 
-    def make(fused: bool | None) -> tuple[GPT, Callable[[], torch.Tensor]]:
+    def make(fused: bool | None) -> tuple[GPT, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
         torch.manual_seed(0)
         model = GPT(layers, width, 6, context)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)

@@ -43,7 +43,7 @@ def main() -> None:
         if options.page is None:
             ranks = str(options.pipeline * options.data)
             command = [sys.executable, "-m", "actorflow", "plan", "examples/gpt.py", "--devices", ranks, "--out", path]
-            script = ["--pipeline", options.pipeline, "--data", options.data, "--layers", options.layers]
+            script: list[object] = ["--pipeline", options.pipeline, "--data", options.data, "--layers", options.layers]
             script += ["--micro-batches", 8, "--width", 64]
             subprocess.run([*map(str, command), "--", *map(str, script)], cwd=ROOT, check=True)
         print(f"page: {path.stat().st_size / 1e6:.1f} MB")
@@ -55,9 +55,9 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(path.resolve().as_uri())
         page.wait_for_function(DRAWN)
-        for name, script in STEPS.items():
+        for name, action in STEPS.items():
             begin, taken = time.perf_counter(), cpu()
-            page.evaluate(f"() => {{ {script}; return new Promise(done => requestAnimationFrame(done)); }}")
+            page.evaluate(f"() => {{ {action}; return new Promise(done => requestAnimationFrame(done)); }}")
             print(f"{name:10}{time.perf_counter() - begin:8.2f}{cpu() - taken:8.2f}")
         browser.close()
 

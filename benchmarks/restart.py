@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -96,7 +97,7 @@ def run_training(layers: int, folder: str, neighbours: bool) -> None:
         return loss
 
     data, rank = stdlib_bytes(), flow.env.get_rank()
-    memory = {"neighbours": 1, "disk_every": 1000} if neighbours else {}
+    memory: dict[str, Any] = {"neighbours": 1, "disk_every": 1000} if neighbours else {}
     keeper = flow.checkpoint.Keeper(f"{folder}/checkpoints", model=model, optimizer=optimizer, every=EVERY, **memory)
     for step in keeper.steps(STEPS):
         float(train_step(*draw_batch(data, BATCH, CONTEXT, torch.Generator().manual_seed(step))))

@@ -145,7 +145,7 @@ def judged(part: str, file: Path) -> tuple[str, bool]:
     before, after = behind[:count], behind[-count:]
 
     def of(field: str, chosen: Callable[[Any], Any]) -> tuple[Any, Any]:
-        return tuple(chosen(getattr(look, field) for look in some) for some in (before, after))  # type: ignore[return-value]
+        return tuple(chosen(getattr(look, field) for look in some) for some in (before, after))
 
     memory, step, work = (of(field, statistics.median) for field in ("memory", "step", "work"))
     files, threads = of("files", min), of("threads", min)  # the fewest: a checkpoint is open for a moment

@@ -62,7 +62,7 @@ def main(rounds: int, steps: int, width: int, layers: int, micro_batches: int) -
     @flow.global_function(micro_batches=micro_batches)
     def train_step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = F.mse_loss(model(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss

@@ -25,11 +25,13 @@ from actorflow.transport.gloo import GlooPlane
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.plan.plan import (
     Actor,
+    ActorKind,
     Body,
     FromRegister,
     OfInput,
     Order,
     Plan,
+    Plane,
     Read,
     Register,
     Send,
@@ -48,12 +50,12 @@ WAYS = ("gRPC, Gloo", "Unix, shared")
 def passing(nbytes: int, slots: int, tokens: int) -> Plan:
     """Rank 0 sends ``tokens`` copies of a tensor to rank 1, which takes the first element of each."""
     tensor, number = TensorSpec((nbytes // 4,), "float32", "B"), TensorSpec((), "float32", "B")
-    comm = Send(0, 0, 1, plane="inline" if nbytes <= INLINE else "gloo")
+    comm = Send(0, 0, 1, plane=Plane.INLINE if nbytes <= INLINE else Plane.GLOO)
     actors = (
-        Actor(0, "x", 0, "source", "source", tokens, None, (OfInput("x"),), (FromRegister(0, 0),)),
-        Actor(1, "send", 0, "send:1", "send", tokens, None, (FromRegister(0, 0),), (FromRegister(1, 0),), comm),
-        Actor(2, "take", 1, "compute", "forward", tokens, 0, (FromRegister(1, 0),), (FromRegister(2, 0),)),
-        Actor(3, "sink", 1, "sink", "sink", 1, None, (FromRegister(2, 0),), (ToResult(0),)),
+        Actor(0, "x", 0, "source", ActorKind.SOURCE, tokens, None, (OfInput("x"),), (FromRegister(0, 0),)),
+        Actor(1, "send", 0, "send:1", ActorKind.SEND, tokens, None, (FromRegister(0, 0),), (FromRegister(1, 0),), comm),
+        Actor(2, "take", 1, "compute", ActorKind.FORWARD, tokens, 0, (FromRegister(1, 0),), (FromRegister(2, 0),)),
+        Actor(3, "sink", 1, "sink", ActorKind.SINK, 1, None, (FromRegister(2, 0),), (ToResult(0),)),
     )
     registers = (
         Register(0, 0, (Read(1),), (tensor,), slots=2),

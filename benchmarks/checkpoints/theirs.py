@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -17,6 +16,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from training import GPT, Setting, loss_of, serve
@@ -55,7 +56,7 @@ class FullySharded:
         """See ``Trainer``."""
         if how == "async":
             state = self._state(StateDictOptions())
-            found = dcp.async_save(state, checkpoint_id=path, process_group=self._savers)
+            found = async_save(state, checkpoint_id=path, process_group=self._savers)
             assert isinstance(found, Future)
             self._future = found
             return
@@ -86,7 +87,7 @@ class FullySharded:
             _initialise(self._model)
         elif how == "async":
             state = self._state(StateDictOptions())
-            dcp.load(state, checkpoint_id=path)
+            load(state, checkpoint_id=path)
             self._give(state, StateDictOptions())
         else:
             whole: dict[str, Any] = {"model": {}, "optimizer": {}}
@@ -110,7 +111,7 @@ def _initialise(model: GPT) -> None:
             module.reset_parameters()
         elif isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
+            if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
 

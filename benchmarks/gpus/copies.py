@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 import actorflow as flow
 from gpus.setting import seconds, settle
@@ -47,7 +47,7 @@ def main(kind: str) -> None:
     taken: dict[str, list[float]] = {where: [] for where in fed}
     for turn in range(ROUNDS if cuda else 2):
         for where in list(fed) if turn % 2 else list(fed)[::-1]:
-            taken[where].append(seconds(lambda w=where: run(w), lambda: settle(kind)) / STEPS)  # type: ignore[misc]
+            taken[where].append(seconds(lambda w=where: run(w), lambda: settle(kind)) / STEPS)
     ratio = statistics.median(a / b for a, b in zip(taken["host"], taken["device"], strict=True))
     times = {where: f"{statistics.median(found) * 1e3:.2f} ms" for where, found in taken.items()}
     mib = batch * width * 4 / 2**20

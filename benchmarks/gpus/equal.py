@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from actorflow.devices import Device, make_device
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import Split
-from actorflow_compiler.hints.goal import Goal
+from actorflow_compiler.hints.goal import Goal, ParallelMode
 from actorflow_compiler.hints.hints import distribute, zero
 from gpus.tell import tell, told
 from models import CASES, Case, reference
@@ -43,10 +43,10 @@ def layouts(kind: str) -> dict[str, Layout]:
         "1 rank, 4 micro-batches": Layout(1, 4),
         "data 2": Layout(2),
         "data 4": Layout(4),
-        "tensor 2": Layout(2, goal=Goal(("tensor",))),
+        "tensor 2": Layout(2, goal=Goal((ParallelMode.TENSOR,))),
         "pipeline 2": Layout(2, 4, pipeline=True),
         "data 2 × pipeline 2": Layout(4, 4, pipeline=True),
-        "data 2 × tensor 2": Layout(4, goal=Goal(("data", "tensor"), mesh=(2, 2))),
+        "data 2 × tensor 2": Layout(4, goal=Goal((ParallelMode.DATA, ParallelMode.TENSOR), mesh=(2, 2))),
         **{f"ZeRO {n}, 2 ranks": Layout(2, 2, prepare=lambda m, n=n: zero(m, n)) for n in (1, 2, 3)},
         "ZeRO 3, 4 ranks": Layout(4, prepare=lambda m: zero(m, 3)),
         "ZeRO 3 × tensor 2": Layout(4, mesh=mesh, prepare=both),

@@ -9,12 +9,12 @@ import subprocess
 import sys
 
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from actorflow.devices import Device, make_device
 from actorflow.transport.communicators import over_gloo, over_nccl
 from actorflow.transport.nccl import NcclPlane, nccl_version
-from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, Plane, TensorSpec
 from gpus.ranks import RUNS, compare, eagerly
 from gpus.tell import tell
 
@@ -35,7 +35,7 @@ def alone(kind: str) -> None:
             device.queue("nccl").wait(device.here().mark())
             with device.queue("nccl").context():
                 (found,) = plane.collective(
-                    Collective(CollectiveKind.ALL_REDUCE, 0, (0,), plane="nccl"), [tensor], [spec]
+                    Collective(CollectiveKind.ALL_REDUCE, 0, (0,), plane=Plane.NCCL), [tensor], [spec]
                 )
             device.synchronize()
             right = right and torch.equal(found, tensor)
@@ -60,7 +60,7 @@ def ahead(plane: NcclPlane, device: Device) -> None:
         base = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         for _ in range(CALLS):
-            plane.collective(Collective(CollectiveKind.ALL_REDUCE, 0, (0,), plane="nccl"), [tensor], [spec])
+            plane.collective(Collective(CollectiveKind.ALL_REDUCE, 0, (0,), plane=Plane.NCCL), [tensor], [spec])
     held = (torch.cuda.max_memory_allocated() - base) / AHEAD
     early = begun is not None and not begun.passed()
     found = f"{held:.1f} times one of them" if early else "not measured: they had begun"

@@ -54,7 +54,7 @@ class Setting:
 
         def train_step(tokens: Tensor, targets: Tensor) -> Tensor:
             loss: Tensor = run(tokens, targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             return loss

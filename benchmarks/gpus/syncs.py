@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import actorflow as flow

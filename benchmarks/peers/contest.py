@@ -117,10 +117,10 @@ def idle(workload: Workload, task: Task, seconds: float, rounds: Iterable[int]) 
             found.append((time.perf_counter() - start, group.cpu() - used))
     finally:
         group.close()
-    seconds, cpu = ([round(one, 3) for one in some] for some in zip(*found, strict=True))
+    waited, used_cpu = ([round(one, 3) for one in some] for some in zip(*found, strict=True))
     return _circumstances(workload, task, begun, before) | {
         "left out": {},
-        "contenders": {f"ours: {workload.ours[0]}": {"seconds": seconds, "cpu": cpu, "memory": []}},
+        "contenders": {f"ours: {workload.ours[0]}": {"seconds": waited, "cpu": used_cpu, "memory": []}},
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 
 class Split(nn.Module):
@@ -44,9 +44,8 @@ def parts_to_split(model: Any) -> Any:
 def split_over(model: Any, mesh: DeviceMesh) -> Any:
     """Split the blocks of a GPT, or of a stage, over the ranks of a mesh; what is before and behind them is whole."""
     for block in model.blocks:
-        plan = dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel()) | dict.fromkeys(
-            ("projection", "down"), RowwiseParallel()
-        )
+        plan: dict[str, ParallelStyle] = dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel())
+        plan |= dict.fromkeys(("projection", "down"), RowwiseParallel())
         parallelize_module(block, mesh, plan)
     return model
 

@@ -70,7 +70,7 @@ def compiled(task: Task, module: nn.Module) -> nn.Module:
     return module
 
 
-def sharded(task: Task, model: nn.Module, mesh: DeviceMesh, keep: bool) -> nn.Module:
+def sharded(task: Task, model: Any, mesh: DeviceMesh, keep: bool) -> nn.Module:
     """Split a GPT over the ranks with FSDP2, each block by itself; ``keep``: until its backward pass it stays whole."""
     for block in model.blocks:
         compiled(task, block)

@@ -27,7 +27,7 @@ from turns import Notes, Steps
 
 
 @dataclass(frozen=True, slots=True)
-class Task(pipelines.Setting):
+class Task(pipelines.Setting):  # type: ignore[misc]  # found by sys.path
     """A pipeline's setting, or with ``classes`` that of a classifier of ``width`` numbers."""
 
     classes: int = 0

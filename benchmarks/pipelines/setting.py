@@ -103,9 +103,12 @@ class Part(nn.Module):
     def __init__(self, model: GPT, layers: range) -> None:
         super().__init__()
         blocks = list(model.blocks)
-        self.embed, self.positions = (model.embed, model.positions) if layers.start == 0 else (None, None)
+        first, last = layers.start == 0, layers.stop == len(blocks)
+        self.embed: nn.Embedding | None = model.embed if first else None
+        self.positions: nn.Embedding | None = model.positions if first else None
         self.blocks = nn.ModuleList(blocks[layers.start : layers.stop])
-        self.norm, self.head = (model.norm, model.head) if layers.stop == len(blocks) else (None, None)
+        self.norm: nn.LayerNorm | None = model.norm if last else None
+        self.head: nn.Linear | None = model.head if last else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Of tokens int64[batch, length], or of activations float32[batch, length, width]."""

@@ -172,9 +172,9 @@ class Group:
             if not ready:
                 silent = f"{self.name}, ranks {sorted(left.values())}: no answer to {message}; see {self.log}"
                 raise Lost(f"{silent}\n{failed}".strip())
-            for rank in ready:
-                assert isinstance(rank, Connection)
-                number = left[rank]
+            for rank, number in left.items():
+                if rank not in ready:
+                    continue
                 try:
                     answers[number] = answer = rank.recv()
                 except (EOFError, ConnectionError) as error:
