@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Actor, Collective, Comm, FromRegister, Order, Plan, Send, Target
-from actorflow_scheduler.cost import Durations, variable_bytes
+from actorflow_scheduler.cost import Durations, moved_bytes, variable_bytes
 
 __all__ = ["FoldedPlan", "every_rank", "fold", "with_orders_of"]
 
@@ -116,7 +116,8 @@ class _Ranks:
             queue = {name: i for i, name in enumerate(dict.fromkeys(a.queue for a in actors))}
             looks[rank] += [
                 (
-                    (a.kind, a.stage, a.rate, queue[a.queue], a.workspace, a.comm and a.comm.label),
+                    (a.kind, a.stage, a.rate, queue[a.queue], a.workspace),
+                    (a.comm and a.comm.label, moved_bytes(plan, a)),  # times are rounded, bytes are not
                     (times.firing[a.id], times.latency.get(a.id, 0)),
                 )
                 for a in actors
