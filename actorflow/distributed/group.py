@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from actorflow.control import cluster
-from actorflow.distributed.wait_watch import watch_waits_over
+from actorflow.distributed.standing_waits import watch_waits_over
 from actorflow.rendezvous.device_assignment import claim_gpu
 from actorflow.rendezvous.elastic import torch_settings
 from actorflow.rendezvous.options import DeviceType

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import actorflow as flow
 import warm
-from actorflow.distributed import collectives, group, point_to_point, wait_watch
-from actorflow.distributed.wait_watch import StandingWait, standing_circle
+from actorflow.distributed import collectives, group, point_to_point, standing_waits
+from actorflow.distributed.standing_waits import StandingWait, standing_circle
 from actorflow.support.collective_waits import (
     CollectiveInProgress,
     MadeCalls,
@@ -67,14 +67,14 @@ def test_both_ranks_of_a_circle_find_it_in_their_store(monkeypatch: pytest.Monke
         return stand[int(threading.current_thread().name)]
 
     stand = [CollectiveInProgress(what, (1 - rank,), what, ALL, 0) for rank, what in enumerate(("sum", "copy"))]
-    monkeypatch.setattr(wait_watch, "in_progress", own)
-    monkeypatch.setattr(wait_watch, "calls_made", dict)
-    monkeypatch.setattr(wait_watch, "collectives_entered", lambda: 1)
-    monkeypatch.setattr(wait_watch, "TICK", 0.01)
-    monkeypatch.setattr(wait_watch, "PATIENCE", 0.0)
+    monkeypatch.setattr(standing_waits, "in_progress", own)
+    monkeypatch.setattr(standing_waits, "calls_made", dict)
+    monkeypatch.setattr(standing_waits, "collectives_entered", lambda: 1)
+    monkeypatch.setattr(standing_waits, "TICK", 0.01)
+    monkeypatch.setattr(standing_waits, "PATIENCE", 0.0)
 
     def look(rank: int) -> None:
-        found[rank] = str(wait_watch._circle_around(store, rank, closed))
+        found[rank] = str(standing_waits._circle_around(store, rank, closed))
 
     threads = [threading.Thread(target=look, args=(rank,), name=str(rank), daemon=True) for rank in range(2)]
     for thread in threads:

@@ -25,9 +25,10 @@ from actorflow_compiler.core.sbp import (
 )
 from actorflow_compiler.graph.graph import Graph, InputKind, call_of
 from actorflow_compiler.hints.goal import DATA, WHOLE_VARIABLES, Goal, ParallelMode
+from actorflow_compiler.infer.axis_request import AxisRequest, CutGraph, InnerCost, RequiredLayout
 from actorflow_compiler.infer.choose import choose
 from actorflow_compiler.infer.expert_axis import NO_EXPERTS, ExpertProducts
-from actorflow_compiler.infer.problem import AxisRequest, CutGraph, InnerCost, LayoutItem, Problem, RequiredLayout
+from actorflow_compiler.infer.problem import LayoutItem, Problem
 from actorflow_compiler.infer.reports import AxisReport
 from actorflow_compiler.signatures import OpCall, Signature, local_op
 

@@ -6,16 +6,15 @@ only where a neighbour has it: such cuts begin at joins, hints and variables, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from actorflow_compiler.core.ops import Phase
-from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import PartialSum, Parts, Sbp, Split, all_share
-from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
 from actorflow_compiler.hints.goal import ALONG_SEQUENCE, ParallelMode
+from actorflow_compiler.infer.axis_request import AxisRequest, CutGraph
 from actorflow_compiler.signatures import OpCall, Signature, signatures
 from actorflow_compiler.signatures.ring_signatures import WRITTEN_OUT
 
@@ -36,15 +35,8 @@ class _Option:
 class LegalOptions:
     """The options of every op of a graph along one mesh axis, found by ``run``."""
 
-    graph: Graph
-    calls: Sequence[OpCall]  # of each node, as the axes before have cut it
-    reads: Sequence[tuple[int, ...]]
-    ragged: Sequence[Collection[tuple[int, int]]]  # of each node: (operand or output, dim) of uneven size
-    axis: int
-    parts: Callable[[Placement], Parts]  # the devices of a placement along the axis
-    mode: ParallelMode
-    inner: bool  # whether ops may communicate inside
-    mirrored: bool
+    cut: CutGraph
+    asked: AxisRequest
     natural: dict[int, Cuts]  # value → the cuts with blocks or units that it or a neighbour has
     found: list[tuple[Signature, ...]] = field(init=False)
     _seen: list[object] = field(init=False)  # what was known of each node when it was looked at
@@ -55,35 +47,35 @@ class LegalOptions:
 
         Cuts are followed forward, then backward, through the graph.
         """
-        everything = range(len(self.calls))
-        self.found, self._seen = [()] * len(self.calls), [None] * len(self.calls)
+        everything = range(len(self.cut.calls))
+        self.found, self._seen = [()] * len(self.cut.calls), [None] * len(self.cut.calls)
         for k in everything:
-            self._look(k, self.graph.nodes[k].op in JOINS)
+            self._look(k, self.cut.graph.nodes[k].op in JOINS)
         for begins in (False, True):  # joins and hints first, then views
             for order in (reversed(everything), everything):
                 for k in order:
-                    if begins or any(v in self.natural for v in (*self.reads[k], *self.graph.nodes[k].outs)):
+                    if begins or any(v in self.natural for v in (*self.cut.reads[k], *self.cut.graph.nodes[k].outs)):
                         self._look(k, begins)
         return self.found
 
     def _look(self, k: int, begins: bool) -> None:
         """Find the signatures of an op, and pass cuts of its operands on to its outputs and back."""
-        n, call = self.graph.nodes[k], self.calls[k]
+        n, call = self.cut.graph.nodes[k], self.cut.calls[k]
         assert n.placement is not None
-        parts = self.parts(n.placement)
-        if parts == 1 or self.mirrored:
+        parts = self.asked.parts(n.placement)
+        if parts == 1 or self.asked.mirrored:
             self.found[k] = signatures(call, parts)[:1]
             return
-        values = (*self.reads[k], *n.outs)
+        values = (*self.cut.reads[k], *n.outs)
         known = (begins, *(len(self.natural.get(v, ())) for v in values))
         if self._seen[k] == known:  # cuts are added, and never taken away
             return
         self._seen[k] = known
         cuts = {s for v in values for s in self.natural.get(v, ())}
         if n.op == CONSTRAIN:
-            cuts |= {s for s in [wanted(call, self.axis)] if isinstance(s, Split)}
+            cuts |= {s for s in [wanted(call, self.asked.axis)] if isinstance(s, Split)}
             begins = True
-        key = (call, parts, n.phase == Phase.OPTIMIZER, frozenset(cuts), frozenset(self.ragged[k]))
+        key = (call, parts, n.phase == Phase.OPTIMIZER, frozenset(cuts), frozenset(self.cut.ragged[k]))
         if key not in self._legal:
             legal = self._options(*key)
             self._legal[key] = legal, tuple(_Option((*s.ins, *s.outs), _passed_on(call, s, parts)) for s in legal)
@@ -103,13 +95,13 @@ class LegalOptions:
         self, call: OpCall, parts: Parts, optimizer: bool, cuts: frozenset[Split], ragged: frozenset[tuple[int, int]]
     ) -> tuple[Signature, ...]:
         """The signatures that an op may have, of the optimizer's phase or another, where neighbours have these cuts."""
-        options = signatures(call, parts, wanted=tuple(cuts), inner=self.inner)
+        options = signatures(call, parts, wanted=tuple(cuts), inner=self.asked.inner_cost is not None)
         options = tuple(s for s in options if not _splits_ragged(ragged, s))
-        if self.mode not in AROUND:
+        if self.asked.mode not in AROUND:
             options = tuple(s for s in options if not (s.inner and call.op in WRITTEN_OUT))
         if optimizer:
             options = tuple(s for s in options if not _rounds_sums(call, s))
-        return honoured(call, self.axis, options)
+        return honoured(call, self.asked.axis, options)
 
 
 def cuts_of(variables: Mapping[int, tuple[Sbp, ...]]) -> dict[int, Cuts]:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 from actorflow_compiler.boxing.linked_routes import are_linked_one_to_one, link_along, seconds_in_parts
 from actorflow_compiler.boxing.routes import busiest_bytes
-from actorflow_compiler.core.hardware import CPU_CORE, Hardware
-from actorflow_compiler.core.ops import Meta, Phase
+from actorflow_compiler.core.ops import Phase
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.core.sbp import B, PartialSum, Parts, Sbp, Split, largest, numel, share
+from actorflow_compiler.core.sbp import B, PartialSum, Sbp, Split, largest, numel, share
 from actorflow_compiler.graph.flops import flops_of
-from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.constrain import CONSTRAIN
 from actorflow_compiler.hints.goal import ALONG_SEQUENCE, ParallelMode
-from actorflow_compiler.infer.expert_axis import NO_EXPERTS, ExpertProducts
+from actorflow_compiler.infer.axis_request import AxisRequest, CutGraph, RequiredLayout
 from actorflow_compiler.infer.legal_options import LegalOptions, cuts_of
 from actorflow_compiler.infer.prices import BLOCKS, BYTE_HELD, LOCAL, REDUNDANT, Prices, prices_of
 from actorflow_compiler.infer.ring_decompositions import ring_cost
@@ -28,7 +26,6 @@ from actorflow_compiler.infer.sequence_axis import SequenceOptions, along_sequen
 from actorflow_compiler.signatures import OpCall, Signature
 from actorflow_compiler.signatures.ring_signatures import WRITTEN_OUT
 
-InnerCost = Callable[[OpCall, Signature, Parts], tuple[float, int]]  # bytes moved by all devices, communications
 HELD_BETWEEN = ((Phase.FORWARD, Phase.BACKWARD), (Phase.BACKWARD, Phase.OPTIMIZER))  # phases of maker and reader
 
 
@@ -48,48 +45,11 @@ class LayoutItem:
     work: float = 0.0  # floating-point operations in an iteration
 
 
-@dataclass(frozen=True, slots=True)
-class RequiredLayout:
-    """A layout that a value must be boxed to in any case: a result that must be whole."""
-
-    value: int
-    sbp: Sbp
-    placement: Placement
-
-
-@dataclass(frozen=True, slots=True)
-class CutGraph:
-    """A graph as the axes before this one have cut it; sequences are node by node."""
-
-    graph: Graph
-    calls: Sequence[OpCall]  # as a device makes them
-    reads: Sequence[tuple[int, ...]]  # the values of operands
-    placement: Mapping[int, Placement]  # of every value
-    metas: Mapping[int, Meta]  # value → the part that a device has
-    ragged: Sequence[set[tuple[int, int]]]  # (operand or output, dim) of dims whose sizes differ between devices
-
-
-@dataclass(frozen=True, slots=True)
-class AxisRequest:
-    """What is to be decided along one axis, and by what prices."""
-
-    axis: int
-    mode: ParallelMode
-    variables: Mapping[int, tuple[Sbp, ...]]  # the layouts that each may have
-    free: Mapping[int, Sbp | None]  # inputs that every rank has, and their best cut
-    targets: Sequence[RequiredLayout]
-    pieces: int = 1  # micro-batches
-    hinted: bool = False  # hints split something
-    mirrored: bool = False  # every op has its first signature
-    hardware: Hardware = CPU_CORE  # with the links between devices
-    inner_cost: InnerCost | None = None  # of signatures whose ops communicate inside; None: these are not used
-    experts: ExpertProducts = NO_EXPERTS
-
-
 class Problem:
     """The items of one axis, and the prices of their options."""
 
     def __init__(self, cut: CutGraph, asked: AxisRequest) -> None:
+        self.asked = asked
         self.inner_cost, self.hinted, self.mirrored = asked.inner_cost, asked.hinted, asked.mirrored
         self.hardware, self.experts = asked.hardware, asked.experts
         self.graph, self.placement, self.metas = cut.graph, cut.placement, cut.metas
@@ -119,7 +79,7 @@ class Problem:
         self._edges: dict[tuple[int, int], _Edges] = {}
         self._bytes: dict[tuple[int, int], float] = {}
         self.along: list[SequenceOptions] = []  # of each node, where the axis is for the sequence
-        self._collect(cut, variables)
+        self._collect(cut, asked)
         self.possible = {item.outs[0]: {s.outs[0] for s in item.options} for item in self.items if item.node < 0}
         self.readers: dict[int, list[int]] = {}
         for i, item in enumerate(self.items):
@@ -176,10 +136,6 @@ class Problem:
         """Equal for placements on which an op has the same options at the same prices, as on stages of one size."""
         return placement.type, placement.hierarchy, placement.weights, self.prices(placement, placement)
 
-    def parts(self, placement: Placement) -> Parts:
-        """The devices of a placement along this axis: their number, or a weight for each."""
-        return placement.axes[self.axis] if self.axis < len(placement.hierarchy) else 1
-
     def size(self, placement: Placement) -> int:
         """The number of devices of a placement along this axis."""
         return placement.hierarchy[self.axis] if self.axis < len(placement.hierarchy) else 1
@@ -217,18 +173,15 @@ class Problem:
         """Whether a value is held until a later phase: activations for backward, gradients for the optimizer."""
         return (self.phase.get(value), reader.phase) in HELD_BETWEEN
 
-    def _collect(self, cut: CutGraph, variables: Mapping[int, tuple[Sbp, ...]]) -> None:
-        calls, reads, ragged = cut.calls, cut.reads, cut.ragged
+    def _collect(self, cut: CutGraph, asked: AxisRequest) -> None:
+        calls, reads, variables = cut.calls, cut.reads, asked.variables
         new = dict(self.graph.updates)
         names = {i.value: i.name for i in self.graph.inputs}
-        legal = LegalOptions(
-            self.graph, calls, reads, ragged, self.axis, self.parts, self.mode, self.inner_cost is not None,
-            self.mirrored, cuts_of(variables),
-        )  # fmt: skip
+        legal = LegalOptions(cut, asked, cuts_of(variables))
         found, natural = legal.run(), legal.natural
         parts = max(map(self.size, {n.placement for n in self.graph.nodes if n.placement is not None}), default=1)
         if self.mode in ALONG_SEQUENCE and parts > 1 and not self.mirrored:
-            uneven = any(ragged)
+            uneven = any(cut.ragged)
             given = (self.graph, calls, reads, self.metas, found, self.weights, parts, uneven, self.mode.value)
             self.along = along_sequence(*given)
             if self.mode == ParallelMode.RING:
@@ -279,7 +232,7 @@ class Problem:
 
     def _own(self, call: OpCall, s: Signature, where: Placement, work: float, rate: int) -> float:
         """Seconds of an option by itself."""
-        parts, count = self.parts(where), self.size(where)
+        parts, count = self.asked.parts(where), self.size(where)
         if count == 1:
             return 0.0
         held = sum(m.nbytes for m, layout in zip(call.outs, s.outs, strict=True) if m and not isinstance(layout, Split))
@@ -331,7 +284,7 @@ class Problem:
             taken = self.free[value]
             return 0.0 if sbp in (B, taken) or (taken is None and self.mode != ParallelMode.TENSOR) else self.forbidden
         source = self.placement[value]
-        p, c = self.parts(source), self.parts(target)
+        p, c = self.asked.parts(source), self.asked.parts(target)
         same = source == target
         if same and have == sbp:
             return 0.0
@@ -365,7 +318,7 @@ class Problem:
         key = (self.value_kind[value], layout)
         found = self._bytes.get(key)
         if found is None:
-            meta, parts, sbp = self.metas[value], self.parts(self.placement[value]), self.layouts[layout]
+            meta, parts, sbp = self.metas[value], self.asked.parts(self.placement[value]), self.layouts[layout]
             size = float(meta.nbytes * self.alive.get(value, 1))
             if isinstance(sbp, Split):  # of the size that earlier axes leave, in the maker's layout
                 along = meta.shape[sbp.dim]
