@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -203,7 +204,10 @@ def test_a_draft_over_the_budget_that_is_not_worth_it_is_not_taken(share: float,
     assert search._choice().best.strategy == fits.strategy
 
 
-def test_a_whole_plan_that_uses_its_room_and_is_slower_than_its_draft_says_nothing_against_it() -> None:
+@pytest.mark.parametrize("takes", [1.06, 1.2, None], ids=["faster", "slower", "no time"])
+def test_a_draft_that_is_faster_than_the_whole_plan_if_it_is_right_is_compiled_while_there_is_time(
+    takes: float | None,
+) -> None:
     """Others' drafts are taken to be as much too fast, and not to need more than they say."""
     search, _ = search_of(DEEP, 4, budget=1e12)
     search._estimated()
@@ -212,6 +216,20 @@ def test_a_whole_plan_that_uses_its_room_and_is_slower_than_its_draft_says_nothi
     search.compared[second.strategy] = held(second, 0.7e12, 1.05)
     choice = search._choice()
     assert choice.best.strategy == first.strategy
-    wholes = {first.strategy: held(first, 0.99e12, 1.1).forecast}
-    assert settled(search, wholes).strategy == first.strategy
+    wholes: dict[Strategy, Forecast | Exception] = {first.strategy: forecast_of(held(first, 0.99e12, 1.1))}
+    if takes is not None:
+        wholes[second.strategy] = forecast_of(held(second, 0.7e12, takes))
+        search.enough = math.inf
+    else:
+        assert search.drafts is not None
+        search.enough = time.monotonic() - search.begun + search.drafts.seconds[second.strategy] / 2
+    assert settled(search, wholes).strategy == (second if takes == 1.06 else first).strategy
     assert search.more == 1.0
+    if takes is None:
+        (told,) = (one for one in search._choice().others if one.strategy == second.strategy)
+        assert told.seconds == pytest.approx(1.05 * 1.1)  # if it is as wrong as the one whose whole plan is known
+
+
+def forecast_of(one: Compared) -> Forecast:
+    assert one.forecast is not None
+    return one.forecast

@@ -38,7 +38,7 @@ SEARCHED = 0.6  # of the time in which what is chosen by drafts is compiled as a
 ABOUT = 0.1  # by which estimates of a step's time may differ and say little of which is faster
 LAST = 3  # strategies that are still compiled when the time is over and nothing fits: those that need least
 NEAR = 0.1  # of the budget, by which a forecast of memory may be wrong
-FASTER = 0.03  # of the time of a step, for which a draft that needs hardly more than the budget is compiled as a whole
+FASTER = 0.03  # of the time of a step, for which a draft that may not be better is compiled as a whole
 REFUSALS = (LayoutError, PlanError, CallError)  # errors of a strategy that is not possible
 ALIKE = 0.05  # of a part of a value: ranks whose parts differ by less are compared as one, which has the largest
 
@@ -156,25 +156,24 @@ class PlanSearch:
     ) -> tuple[Choice, T]:
         """The choice and what ``make`` makes of it, a whole plan of which ``forecast_of`` gives the forecast.
 
-        A choice by drafts makes way for another one if its whole plan does not fit the memory, or cannot be made.
+        A choice by drafts makes way for another one if its whole plan does not fit the memory, or cannot be made, and
+        while there is time for one that is faster if its draft is right.
         Raises LayoutError as ``run``, and what ``make`` raises of a choice that is not by drafts.
         """
-        while True:
+        made: dict[Strategy, T] = {}
+        while (best := choice.best).drafted or best.strategy not in made:
             try:
-                made = make(choice)
+                made[best.strategy] = one = make(choice)
             except REFUSALS as error:
-                if not choice.best.drafted:
+                if not best.drafted:
                     raise
-                choice = self._instead_of(choice, Compared(choice.best.strategy, refused=str(error)))
+                choice = self._instead_of(choice, Compared(best.strategy, refused=str(error)))
                 continue
-            if not choice.best.drafted:
-                return choice, made
-            whole = forecast_of(made)
-            found = replace(choice.best, forecast=whole, refused=self._over(whole), drafted=False)
-            other = self._instead_of(choice, found)
-            if other.best is found:
-                return other, made
-            choice = other
+            if best.drafted:
+                whole = forecast_of(one)
+                found = replace(best, forecast=whole, refused=self._over(whole), drafted=False)
+                choice = self._instead_of(choice, found)
+        return choice, made[best.strategy]
 
     def _instead_of(self, choice: Choice, found: Compared) -> Choice:
         """The choice now that it has been ``found`` what the whole plan of a choice by drafts is.
@@ -194,10 +193,12 @@ class PlanSearch:
     def _choice(self) -> Choice:
         """The best of what was compared."""
         fits = self._best()
-        best = self._nearest() if fits is None else self._doubtful(fits) or fits
+        best = self._nearest() if fits is None else self._doubtful(fits) or self._rival(fits) or fits
         if best is None:
             raise LayoutError(self._refusal())
-        others = sorted((c for c in self.compared.values() if c is not best), key=lambda c: c.seconds)
+        others = sorted(
+            (self._as_expected(c) for c in self.compared.values() if c is not best), key=lambda c: c.seconds
+        )
         return Choice(
             best,
             self.request_of(best.strategy),
@@ -420,14 +421,38 @@ class PlanSearch:
         Drafts that would not fit if their memory was as wrong as that of others has been come last.
         """
         fit = [c for c in self.compared.values() if not c.refused and not self._is_in_vain(c.strategy)]
-        limit = math.inf if self.budget is None else self.budget / self.more
-        return min(
-            fit, key=lambda c: (c.drafted and c.nbytes > limit, self._expected(c), c.nbytes, c.strategy), default=None
-        )
+        return min(fit, key=lambda c: (self._may_not_fit(c), self._expected(c), c.nbytes, c.strategy), default=None)
+
+    def _may_not_fit(self, one: Compared) -> bool:
+        """Whether a draft does not fit the memory if it is as wrong as that of others has been."""
+        return one.drafted and self.budget is not None and one.nbytes > self.budget / self.more
 
     def _expected(self, one: Compared) -> float:
         """The seconds of a step's whole plan."""
         return self.slower * one.seconds if one.drafted else one.seconds
+
+    def _as_expected(self, one: Compared) -> Compared:
+        """One that was compared, with the time that its whole plan is expected to take, for people."""
+        if one.forecast is None or not one.drafted:
+            return one
+        return replace(one, forecast=replace(one.forecast, period=self._expected(one)))
+
+    def _rival(self, fits: Compared) -> Compared | None:
+        """A draft that is faster than the whole plan that ``fits`` if it is right, and can be made as a whole in time.
+
+        The whole plan takes longer than its own draft said, which need not be so of another one.
+        """
+        if fits.drafted or self.drafts is None:
+            return None
+        left = self.enough - (time.monotonic() - self.begun)
+        faster = (
+            c
+            for c in self.compared.values()
+            if c.drafted and not c.refused and not self._may_not_fit(c)
+            if c.seconds < (1 - FASTER) * fits.seconds
+            if self.drafts.seconds.get(c.strategy, 0.0) <= left and not self._is_in_vain(c.strategy)
+        )
+        return min(faster, key=lambda c: (c.seconds, c.nbytes, c.strategy), default=None)
 
     def _doubtful(self, fits: Compared) -> Compared | None:
         """A faster one than the best that ``fits`` whose draft is so near the budget that its whole plan may fit.
