@@ -62,7 +62,7 @@ def schedule(
     its stages do not fit the schedule; CallError for an unknown name; UnlikeError as ``unfold_ranks``.
     """
     search = _Search(make, hardware, memory or {}, schedule_name(name))
-    found, told = search.run_ahead(search.best(), room, beside)
+    found, told = search.run_ahead(room, beside)
     folded = search.proven(found)
     plan = search.unfolded(found)
     notes = (*plan.notes, *told, *search.told(found, folded))
@@ -86,7 +86,7 @@ def schedule_folded(
     found, which takes half as long: to be compared with others.  Raises as ``schedule``.
     """
     search = _Search(make, hardware, memory or {}, schedule_name(name))
-    found, told = search.run_ahead(search.best(), room, beside)
+    found, told = search.run_ahead(room, beside)
     if not proven:
         return search.with_orders(found)
     folded = search.proven(found)
@@ -149,19 +149,22 @@ class _Search:
         """Number of candidates that were evaluated."""
         return sum(p.tried for p in self.portfolios.values())
 
-    def best(self) -> _SizedCandidate:
-        """The fastest candidate that fits the memory; raises PlanError, which suggests a schedule, if none does."""
-        found = self.best_or_none()
+    def best(self, exact: bool = True) -> _SizedCandidate:
+        """The fastest candidate that fits the memory; raises PlanError, which suggests a schedule, if none does.
+
+        ``exact``: see ``choose``.
+        """
+        found = self.best_or_none(exact)
         if found is None:
             raise PlanError(self.refusal())
         return found
 
-    def best_or_none(self) -> _SizedCandidate | None:
-        """The fastest candidate that fits the memory; None if none does."""
+    def best_or_none(self, exact: bool = True) -> _SizedCandidate | None:
+        """As ``best``; None if none fits."""
         variants = self.variants()
         for variant in variants:
             self.fill(variant, self.name)
-        found = self.choose(variants)
+        found = self.choose(variants, exact)
         if not self.memory or not callable(self.make) or all(p.plan.pieces == 1 for p in self.portfolios.values()):
             return found
         again = [replace(v, recompute=True) for v in variants]
@@ -170,7 +173,7 @@ class _Search:
         if found is None or not self.is_fastest(found):
             for variant in again:
                 self.fill(variant, self.name)
-            found = self.choose(list(self.portfolios))
+            found = self.choose(list(self.portfolios), exact)
         return found or self.fewer_chunks(again)
 
     def fewer_chunks(self, variants: list[Variant]) -> _SizedCandidate | None:
@@ -300,13 +303,19 @@ class _Search:
         """The chunks of parameters that the plan of a variant gathers."""
         return gathered_chunks(self.folded[variant].plan)
 
-    def run_ahead(
-        self, found: _SizedCandidate, room: Memory | None, beside: bool
-    ) -> tuple[_SizedCandidate, tuple[str, ...]]:
-        """The candidate, or one whose gathers run further ahead if that is faster and fits the room; and a note.
+    def run_ahead(self, room: Memory | None, beside: bool) -> tuple[_SizedCandidate, tuple[str, ...]]:
+        """The best candidate, or one whose gathers run further ahead if that is faster and fits the room; and a note.
 
         Of the numbers of chunks that are about equally fast it is a small one.
         """
+        if room is not None and beside and callable(self.make):
+            found = self.best(exact=False)
+            chunks = self.chunks(found.variant)
+            if chunks.most and not found.variant.shared and found.variant.ahead != 1 and self.fits_early(found, room):
+                return self.further_ahead(found, room)
+            found = self.sized(found)
+        else:
+            found = self.best()
         chunks = self.chunks(found.variant)
         if not chunks.most:
             return found, ()
@@ -322,6 +331,10 @@ class _Search:
         if not self.fits_early(found, room):
             return found, (f"{chunks.text(AHEAD)}; there is no memory for more",)
         return self.further_ahead(found, room)
+
+    def sized(self, found: _SizedCandidate) -> _SizedCandidate:
+        """A candidate with no more slots than it needs, or the best one if it does not fit the memory so."""
+        return found if found.exact else self.choose([found.variant]) or self.best()
 
     def further_ahead(
         self, found: _SizedCandidate, room: Memory, exact: bool = False
@@ -354,18 +367,19 @@ class _Search:
                 lacks = ahead
             else:
                 best, fits, tries = one, ahead, more
+        further = best is not found
         if not best.exact:
-            sized = self.choose([best.variant], below=found.period * (1 - WORTH))
+            sized = self.choose([best.variant], below=found.period * (1 - WORTH) if further else math.inf)
             if sized is None or not self.fits_early(sized, room):
-                return self.further_ahead(found, room, exact=True)
+                return self.further_ahead(self.sized(found), room, exact=True)
             best = sized
         told = chunks.text(best.variant.ahead)
-        if best is not found:
+        if further:
             saved = seconds_text((found.period - best.period) / 1e9)
             told += f", with which a step takes {saved} less than with {AHEAD}"
         if best.period > free * (1 + WORTH):
             told += "; more would be faster, and do not fit the memory"
-        elif best is found:
+        elif not further:
             told += "; more would not be faster"
         return best, (told,)
 

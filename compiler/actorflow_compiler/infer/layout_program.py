@@ -195,11 +195,13 @@ class LayoutProgram:
 
     def _meets(self, have: int, need: int) -> bool:
         """Whether a layout is the one needed, though perhaps in another place."""
-        return self.p.layouts[have] == self.p.needs[need][0]
+        return have == self.p.layout_of_need[need]
 
     def _alike(self, haves: Mapping[int, object], prices: Mapping[tuple[int, int], float]) -> list[_AlikeLayouts]:
         """The layouts in groups of those with equal prices, but for the needs that they meet themselves."""
-        own = {have: {n: price for (h, n), price in prices.items() if h == have} for have in haves}
+        own: dict[int, dict[int, float]] = {have: {} for have in haves}
+        for (have, need), price in prices.items():
+            own[have][need] = price
         found: list[_AlikeLayouts] = []
         for have, costs in own.items():
             rest = {n: price for n, price in costs.items() if not self._meets(have, n)}

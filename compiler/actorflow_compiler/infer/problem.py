@@ -60,6 +60,7 @@ class Problem:
         self.layouts: list[Sbp] = []
         self._layout_ids: dict[Sbp, int] = {}
         self.needs: list[tuple[Sbp, Placement, str]] = []
+        self.layout_of_need: list[int] = []
         self._need_ids: dict[tuple[Sbp, Placement, str], int] = {}
         self.rate = {o: pieces if n.pieces else 1 for n in graph.nodes for o in n.outs}
         stages = len({n.placement for n in graph.nodes})
@@ -167,6 +168,7 @@ class Problem:
         if key not in self._need_ids:
             self._need_ids[key] = len(self.needs)
             self.needs.append(key)
+            self.layout_of_need.append(self.layout_id(key[0]))
         return self._need_ids[key]
 
     def waits(self, value: int, reader: LayoutItem) -> bool:
