@@ -204,9 +204,13 @@ def test_a_draft_over_the_budget_that_is_not_worth_it_is_not_taken(share: float,
     assert search._choice().best.strategy == fits.strategy
 
 
-@pytest.mark.parametrize("takes", [1.06, 1.2, None], ids=["faster", "slower", "no time"])
+@pytest.mark.parametrize(
+    ("takes", "interrupted"),
+    [(1.06, False), (1.2, False), (None, False), (None, True)],
+    ids=["faster", "slower", "no time", "interrupted"],
+)
 def test_a_draft_that_is_faster_than_the_whole_plan_if_it_is_right_is_compiled_while_there_is_time(
-    takes: float | None,
+    takes: float | None, interrupted: bool
 ) -> None:
     """Others' drafts are taken to be as much too fast, and not to need more than they say."""
     search, _ = search_of(DEEP, 4, budget=1e12)
@@ -217,10 +221,10 @@ def test_a_draft_that_is_faster_than_the_whole_plan_if_it_is_right_is_compiled_w
     choice = search._choice()
     assert choice.best.strategy == first.strategy
     wholes: dict[Strategy, Forecast | Exception] = {first.strategy: forecast_of(held(first, 0.99e12, 1.1))}
+    search.enough, search.interrupted = math.inf, interrupted
     if takes is not None:
         wholes[second.strategy] = forecast_of(held(second, 0.7e12, takes))
-        search.enough = math.inf
-    else:
+    elif not interrupted:
         assert search.drafts is not None
         search.enough = time.monotonic() - search.begun + search.drafts.seconds[second.strategy] / 2
     assert settled(search, wholes).strategy == (second if takes == 1.06 else first).strategy

@@ -120,7 +120,7 @@ class PlanSearch:
     begun: float = field(default_factory=time.monotonic)
     drafts: DraftForecaster | None = None  # of the step
     taken: float = 0.0  # seconds that the search took
-    stopped: str = ""  # why it ended before its time
+    interrupted: bool = False
     late: bool = False  # whether its time was used up
     possible: int = 0  # strategies that there are
     more: float = 1.0  # bytes of a whole plan that does not fit by those of its draft, the most that was found
@@ -144,10 +144,8 @@ class PlanSearch:
         except KeyboardInterrupt:
             if not self.may_stop or self._best() is None:
                 raise
-            self.stopped = "it was interrupted"
+            self.interrupted = True
         self.late = self._is_late()
-        if not self.stopped and self.late:
-            self.stopped = f"its {self.enough:.0f} s were used up"
         self.taken = time.monotonic() - self.begun
         return self._choice()
 
@@ -208,9 +206,15 @@ class PlanSearch:
             self.possible,
             self.taken,
             self._again(best.strategy),
-            self.stopped,
+            self._why_stopped(),
             best.schedule if self.late else self.request.preferences.schedule,  # late: no time to search for orders
         )
+
+    def _why_stopped(self) -> str:
+        """Why the search ended before its time."""
+        if self.interrupted:
+            return "it was interrupted"
+        return f"its {self.enough:.0f} s were used up" if self.late else ""
 
     def _estimated_only(self, taken: Strategy) -> tuple[Estimated, ...]:
         """Of each mesh and number of stages of which nothing was compiled, what is estimated to be best."""
@@ -442,7 +446,7 @@ class PlanSearch:
 
         The whole plan takes longer than its own draft said, which need not be so of another one.
         """
-        if fits.drafted or self.drafts is None:
+        if fits.drafted or self.drafts is None or self.interrupted:
             return None
         left = self.enough - (time.monotonic() - self.begun)
         faster = (

@@ -308,14 +308,16 @@ class _Search:
 
         Of the numbers of chunks that are about equally fast it is a small one.
         """
-        if room is not None and beside and callable(self.make):
-            found = self.best(exact=False)
-            chunks = self.chunks(found.variant)
-            if chunks.most and not found.variant.shared and found.variant.ahead != 1 and self.fits_early(found, room):
-                return self.further_ahead(found, room)
-            found = self.sized(found)
-        else:
-            found = self.best()
+        known = room is not None and beside and callable(self.make)
+        found, told = self.run_further(self.best(exact=not known), room, beside)
+        if not found.exact:  # it stays as it is, and may fit with fewer slots
+            found, told = self.run_further(self.sized(found), room, beside)
+        return found, told
+
+    def run_further(
+        self, found: _SizedCandidate, room: Memory | None, beside: bool
+    ) -> tuple[_SizedCandidate, tuple[str, ...]]:
+        """As ``run_ahead``, of one candidate; it has slots for all tokens only if it is the one that was given."""
         chunks = self.chunks(found.variant)
         if not chunks.most:
             return found, ()
