@@ -205,6 +205,12 @@ def test_slots_are_planned_for_the_delays_that_are_chosen_and_for_those_that_may
         assert len(solved) - of_quick > of_quick
 
 
+def test_slots_are_planned_where_there_is_no_memory_for_other_delays() -> None:
+    few = of_micro_batches(0.1)
+    assert chosen(few) == (str(AHEAD), "; there is no memory for more")
+    assert few.registers == schedule(laid(IN_TURNS, GAINING).cut, GAINING, beside=False).registers
+
+
 def test_delays_between_are_tried_where_all_chunks_at_a_time_do_not_fit() -> None:
     """With all of them no order of the four micro-batches fits the budget."""
     budget = dict.fromkeys(range(2), int(0.8 * ample_peak()))
