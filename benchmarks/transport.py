@@ -18,7 +18,7 @@ import click
 import torch
 
 from actorflow.control.cluster import Cluster
-from actorflow.rendezvous.settings import Settings
+from actorflow.rendezvous.settings import Settings, cores_of
 from actorflow.runtime.worker import Worker
 from actorflow.session.planes import share
 from actorflow.transport.gloo import GlooPlane
@@ -85,7 +85,7 @@ def serve(rank: int, ports: tuple[int, int], rounds: int, report: Connection) ->
     for port, local in zip(ports, (False, True), strict=True):
         cluster = Cluster(Settings(rank, rank, 2, devices=2, master_port=port, token="benchmark", local=local))
         cluster.join()
-        worker = Worker(rank, cluster, {"gloo": GlooPlane(rank, cluster.store())}, gated=False)
+        worker = Worker(rank, cluster, {"gloo": GlooPlane(rank, cluster.store())}, gated=False, cores=cores_of(rank, 2))
         cluster.on_message(worker.deliver)
         cluster.on_line(worker.attach)
         cluster.connect([1 - rank])

@@ -1,8 +1,8 @@
 """The compute thread of one rank: it runs the state machines of the plans and fires actors that compute.
 
 The thread owns all state of the plans.  Messages, permits and calls come to its inbox.  Communication that blocks goes
-to queue threads (``transfers.py``), which put their outputs into the inbox.  The thread waits for events and never
-polls.
+to queue threads (``transfers.py``), which put their outputs into the inbox.  The thread sleeps until there is an event;
+on a core of its own it looks for peers' messages a little before it does.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ from actorflow_scheduler.machine import CallIssued, Fire, GiveCredit, Instructio
 __all__ = ["Compute"]
 
 _ISSUED = CallIssued()
+_PATIENCE = (
+    200e-6  # seconds that it looks before it sleeps: a peer answers a message within less, if it only waits for it
+)
 OTHERS = "other calls are done as ever"
 
 
@@ -99,7 +102,7 @@ class Compute:
         self._cores = cores
         self._start = 0  # when the firing in progress began, in ns, if it is recorded
         self._stopped = False
-        self._inbox = Inbox()  # (method, *arguments)
+        self._inbox = Inbox(_PATIENCE if cores else 0.0)  # (method, *arguments)
         self._transfers = Transfers(
             rank, on, transport, record, self._inbox, self._finish_transfer,
             self._arrive, fail,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections import deque
 from typing import Any, Protocol
 
@@ -21,11 +22,14 @@ class Inbox:
     """The work items of one thread, the owner.
 
     The owner itself sleeps on its sockets (epoll), so that a message from a peer wakes it directly.  That costs half as
-    much as a second thread that reads and hands over.
+    much as a second thread that reads and hands over.  Where it has work from sockets, it looks for ``patience``
+    seconds before it sleeps: a kernel takes some 50 µs to wake a thread whose core is idle.  Without a core of its own
+    it must have none (0), as other threads could use that time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 0.0) -> None:
         self.items: deque[Item] = deque()  # the owner takes them from the left
+        self._patience = patience
         self._asleep = False  # the owner sleeps or is about to: ``put`` must write to the eventfd
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
@@ -46,20 +50,28 @@ class Inbox:
         Returns whether there are items.
         """
         items = self.items
-        while True:
-            if wait:
-                self._asleep = True
-                if items:
-                    self._asleep = False
-                    return True
-            for fd, _ in self._poll.poll(-1 if wait else 0):
-                if fd == self._bell:
-                    os.eventfd_read(self._bell)
-                else:
-                    items.append(self._watched[fd])
+        if not wait:
+            self._take(0)
+            return bool(items)
+        if self._patience and self._watched:
+            end = time.perf_counter() + self._patience
+            while not items and time.perf_counter() < end:
+                os.sched_yield()  # to threads that prepare what is waited for, on this core
+                self._take(0)
+        while not items:
+            self._asleep = True
+            if not items:
+                self._take(-1)
             self._asleep = False
-            if items or not wait:
-                return bool(items)
+        return True
+
+    def _take(self, timeout: int) -> None:
+        """Add the items of sources that are readable within ``timeout`` seconds; -1: sleep until the bell or one is."""
+        for fd, _ in self._poll.poll(timeout):
+            if fd == self._bell:
+                os.eventfd_read(self._bell)
+            else:
+                self.items.append(self._watched[fd])
 
     def watch(self, source: Source, *item: Any) -> None:
         """Add ``item`` whenever a source is readable, until ``unwatch``.  For the owner only."""

@@ -17,7 +17,7 @@ from transport import passing
 from turns import Steps, take_turns
 
 from actorflow.control.cluster import Cluster
-from actorflow.rendezvous.settings import Settings
+from actorflow.rendezvous.settings import Settings, cores_of
 from actorflow.runtime.worker import Worker
 from actorflow.session.planes import share
 from actorflow.transport.gloo import GlooPlane
@@ -28,7 +28,7 @@ def serve(rank: int, address: str, port: int) -> None:
     torch.set_num_threads(1)
     cluster = Cluster(Settings(rank, rank, 2, devices=2, master_port=port, token="benchmark", local=True))
     cluster.join()
-    worker = Worker(rank, cluster, {"gloo": GlooPlane(rank, cluster.store())}, gated=False)
+    worker = Worker(rank, cluster, {"gloo": GlooPlane(rank, cluster.store())}, gated=False, cores=cores_of(rank, 2))
     cluster.on_message(worker.deliver)
     cluster.on_line(worker.attach)
     cluster.connect([1 - rank])

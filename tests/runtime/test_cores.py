@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from actorflow.rendezvous.settings import cores_of
+from actorflow.runtime import compute
+from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.worker import Worker
 from actorflow.testing.local_cluster import MemoryTransport
 from actorflow_compiler.core.sbp import B
@@ -67,3 +69,18 @@ def test_a_worker_computes_on_the_cores_that_it_was_given_and_leaves_other_threa
         worker.close()
     assert seen == [{core}]
     assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_only_a_worker_with_cores_of_its_own_looks_for_messages_before_it_sleeps(
+    monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    patience: list[float] = []
+
+    def made(seconds: float) -> Inbox:
+        patience.append(seconds)
+        return Inbox(seconds)
+
+    monkeypatch.setattr(compute, "Inbox", made)
+    Worker(0, MemoryTransport(0, []), {}, gated=False, cores=os.sched_getaffinity(0) if own else set()).close()
+    assert [seconds > 0 for seconds in patience] == [own]

@@ -191,3 +191,48 @@ def test_an_inbox_wakes_its_owner_for_what_any_thread_puts() -> None:
     for name in range(3):
         assert [n for who, n in taken if who == name] == list(range(count))
     inbox.close()
+
+
+def test_an_inbox_with_patience_sees_what_comes_without_being_woken(
+    links: tuple[UnixLink, UnixLink, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = links
+    rung: list[int] = []
+    ring = os.eventfd_write
+    monkeypatch.setattr(os, "eventfd_write", lambda bell, count: rung.append(count) or ring(bell, count))
+    inbox, looking = Inbox(patience=SECONDS), threading.Event()
+    monkeypatch.setattr(os, "sched_yield", looking.set)
+    inbox.watch(b, "message")
+
+    def put() -> None:
+        looking.wait(SECONDS)
+        inbox.put("call")
+
+    putter = threading.Thread(target=put)
+    putter.start()
+    assert inbox.look(wait=True)
+    putter.join(SECONDS)
+    assert (list(inbox.items), rung) == ([("call",)], [])
+    inbox.items.clear()
+    looking.clear()
+    sender = threading.Thread(target=lambda: looking.wait(SECONDS) and a.send(Credit(0, 1)))
+    sender.start()
+    assert inbox.look(wait=True)
+    sender.join(SECONDS)
+    assert (list(inbox.items), b.receive()) == ([("message",)], [Credit(0, 1)])
+    inbox.close()
+
+
+@pytest.mark.parametrize(("patience", "sockets"), [(0.0, True), (SECONDS, False)])
+def test_an_inbox_sleeps_at_once_without_patience_or_sockets(
+    links: tuple[UnixLink, UnixLink, list[int]], monkeypatch: pytest.MonkeyPatch, patience: float, sockets: bool
+) -> None:
+    monkeypatch.setattr(os, "sched_yield", lambda: pytest.fail("it looks for what may come"))
+    inbox = Inbox(patience)
+    if sockets:
+        inbox.watch(links[1])
+    putter = threading.Timer(0.05, inbox.put, ("call",))
+    putter.start()
+    assert inbox.look(wait=True)
+    putter.join(SECONDS)
+    inbox.close()
