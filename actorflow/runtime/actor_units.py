@@ -59,7 +59,6 @@ class ActorUnit:
 
     computes: ClassVar[bool] = False  # it runs a body, which may take long
     communicates: ClassVar[bool] = False
-    meets: ClassVar[bool] = False  # it ends when others have done their parts, and not when it has fired
 
     actor: Actor
     rate: int  # firings per call
@@ -212,10 +211,12 @@ class CollectiveUnit(ActorUnit):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCollectiveUnit(ActorUnit):
-    """This rank's part in a collective through memory that all of its ranks share (``group_progress.py``)."""
+    """This rank's part in a collective through memory that all of its ranks share (``group_progress.py``).
+
+    It ends when others have done their parts, and not when it has fired.
+    """
 
     communicates: ClassVar[bool] = True
-    meets: ClassVar[bool] = True
-
     comm: Collective
     side: Contribution
+    placed: tuple[tuple[int, str], ...]  # those of ``variables`` whose boxes are placed in them, and not added

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from actorflow.devices import Device, Mark
-from actorflow.runtime.actor_units import ActorUnit, ComputeUnit
+from actorflow.runtime.actor_units import ActorUnit, ComputeUnit, SharedCollectiveUnit
 from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call, told
 from actorflow.runtime.call_stamps import CallStamps
@@ -516,10 +516,12 @@ class Compute:
         if unit.changes:
             self._before_change(job, job.calls[fire.firing // unit.rate], unit)
         values = self._gather(job, unit, fire)
-        if unit.meets:
+        if isinstance(unit, SharedCollectiveUnit):
             group = job.group_of[unit.actor.id]
             group.firing = unit, fire, self._start
-            group.begin(unit.actor.id, values)
+            given_up = self._lost and job.calls[fire.firing // unit.rate].lost is not None
+            into = {} if given_up else {output: self._variables[name] for output, name in unit.placed}
+            group.begin(unit.actor.id, values, into)
             self._advance(job, group)
             return
         memory = stream.place(values) if stream.moves else NO_MEMORY
@@ -617,6 +619,8 @@ class Compute:
         """Start no more firings of a call; return the list of its postponed steps, to append to."""
         number = call if isinstance(call, int) else call.number
         held = self._held.setdefault(number, [])
+        if self._current is not None:
+            self._current.spare(number)
         for entry in [e for e in self._pending if e[0].calls[e[2].firing // e[1].rate].number == number]:
             self._pending.remove(entry)
             held.append(partial(self._begin_firing, *entry))

@@ -41,14 +41,18 @@ class GroupProgress:
         self._slots = 0  # filled in them
         self._now: SharedCollective | None = None
         self._operands: list[Any] | None = None  # of a collective that has not begun, as memory of others is missing
+        self._into: Mapping[int, Tensor] = {}
         self._done = self._read = 0  # steps of this collective whose parts are done, and that have been read
         self.firing: Any = None  # of the caller: what is under way
 
-    def begin(self, actor: int, operands: list[Any]) -> None:
-        """Start the collective of an actor; the one before has ended.  Inputs must not change until it ends."""
+    def begin(self, actor: int, operands: list[Any], into: Mapping[int, Tensor]) -> None:
+        """Start the collective of an actor; the one before has ended.  Inputs must not change until it ends.
+
+        Outputs may be made in the tensors of ``into``, by their numbers.
+        """
         assert self._now is None, f"actor {actor} fires while another collective of its group is under way"
         self._now = self._collectives[actor]
-        self._operands = operands
+        self._operands, self._into = operands, into
         self._done = self._read = 0
 
     def hear(self, rank: int, step: int) -> None:
@@ -74,8 +78,8 @@ class GroupProgress:
         if now is None or not self.memory.complete:
             return None
         if self._operands is not None:
-            now.begin(self._operands, self._slots)
-            self._operands = None
+            now.begin(self._operands, self._slots, self._into)
+            self._operands, self._into = None, {}
         ahead = int(self.memory.ahead)
         steps, heard = now.steps, min(self._heard.values(), default=FOREVER)
         while self._read < len(steps):
@@ -94,6 +98,17 @@ class GroupProgress:
         self._done = self._read = 0
         self._now = None
         return now.end()
+
+    def spare(self) -> None:
+        """Write no more into what ``begin`` was given for outputs: nobody wants them."""
+        self._into = {}
+        if self._now is not None:
+            self._now.spare()
+
+    @property
+    def placing(self) -> bool:
+        """Whether a collective is under way that may have made a part of its outputs; one of a single range has not."""
+        return self._now is not None and self._operands is None and self._now.filling > 1
 
     def waits_for(self) -> tuple[int, ...]:
         """The ranks that have not announced the step that this rank would read; empty if no collective is under way."""

@@ -29,7 +29,7 @@ from actorflow_compiler.core.ops import ITEM_BYTES
 from actorflow_compiler.plan.plan import OfInput, OfScalar, Plan, Plane, Send, TensorSpec, ToResult
 from actorflow_compiler.plan.stamping import stamps_from, stamps_to
 from actorflow_compiler.plan.verify import verify
-from actorflow_scheduler.machine import CreditReturned, IllegalEvent, Instruction, Machine, TokenArrived
+from actorflow_scheduler.machine import CreditReturned, Fire, IllegalEvent, Instruction, Machine, TokenArrived
 
 __all__ = ["InstalledPlan", "open_planes"]
 
@@ -110,7 +110,7 @@ class InstalledPlan:
 
         ``failed`` is the unit that failed in it, if any, at ``step`` of its body (None: unknown).  Of that body, only
         changes in place up to the step count, or all of them if the step is unknown: outputs are written to variables
-        when a body has ended.
+        when a body has ended.  Collectives that are under way may have written parts of their outputs to variables.
         """
         found: set[str] = set()
         if failed is not None:
@@ -118,7 +118,21 @@ class InstalledPlan:
         for unit in self.units.values():
             if self.machine.finished(unit.actor.id) > iteration * unit.rate:
                 found |= self.plan.changed_by(unit.actor)
+        for unit, fire in self._meeting():
+            if fire.firing >= iteration * unit.rate and self.group_of[unit.actor.id].placing:
+                found.update(name for _, name in unit.placed)
         return sorted(found)
+
+    def spare(self, call: int) -> None:
+        """Have collectives that a call has begun write no more into variables: it will be given up, or end the run."""
+        for unit, fire in self._meeting():
+            if self.calls[fire.firing // unit.rate].number == call:
+                self.group_of[unit.actor.id].spare()
+
+    def _meeting(self) -> list[tuple[SharedCollectiveUnit, Fire]]:
+        """The collectives that are under way in shared memory."""
+        under_way = [group.firing for group in self.groups.values()]
+        return [(unit, fire) for unit, fire, _ in filter(None, under_way)]
 
     def last_changes(self) -> Iterator[tuple[str, int]]:
         """Variables with the last call, as all ranks count, in which an actor here has changed them or begun to."""

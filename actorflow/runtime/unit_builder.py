@@ -150,7 +150,8 @@ class UnitBuilder:
                 )
             side = contribution(collective, self._rank, specs)
             common = self._common(actor, actor.operands, stores, quick=True)
-            return SharedCollectiveUnit(comm=collective, side=side, agrees=agrees, **common)
+            placed = tuple((i, name) for i, name in common["variables"] if not side.exchanges[i].add)
+            return SharedCollectiveUnit(comm=collective, side=side, placed=placed, agrees=agrees, **common)
         return CollectiveUnit(
             comm=collective,
             plane=plane_of(self._planes, self._plan, actor, collective),

@@ -7,7 +7,7 @@ that the plan tells each of them, so nothing but where it begins has to be told.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +45,11 @@ class Run:
     start: int  # byte of the stream
     count: int  # elements
     parts: tuple[Part, ...]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it has several parts that are better copied by one op than each by its own."""
+        return len(self.parts) > 1 and self.count * self.dtype.itemsize < JOINED * len(self.parts)
 
     def within(self, first: int, last: int) -> Iterator[tuple[Part, int, int]]:
         """The parts that have elements in a range of the run, each with that range (start, stop) of its elements."""
@@ -114,8 +119,14 @@ class Contribution:
 
     @property
     def reads_own(self) -> bool:
-        """Whether it reads its own terms where it has put them; else it reads them where they were."""
-        return any(len(run.parts) > 1 for run in self.coming[self.me].runs)
+        """Whether it reads its own terms where it has put them; else it reads them where they were.
+
+        It has put them there for others, or they are so short that one addition of all is worth the copy.
+        """
+        runs, own = self.coming[self.me].runs, self.stream_for[self.me]
+        if all(len(run.parts) == 1 for run in runs):
+            return False
+        return self.stream_for.count(own) > 1 or any(run.is_short for run in runs)
 
 
 def contribution(comm: Collective, rank: int, specs: Sequence[TensorSpec]) -> Contribution:
@@ -168,8 +179,7 @@ def put(
     """
     if (first, last) == (0, run.count):
         views = [view_of(tensors[part.tensor], part.grid) for part in run.parts]
-        small = (last - first) * run.dtype.itemsize < JOINED * len(views)
-        if len(views) > 1 and small and all(view.is_contiguous() for view in views):
+        if run.is_short and all(view.is_contiguous() for view in views):
             torch.cat([view.view(-1) for view in views], out=place)
             return
         for part, view in zip(run.parts, views, strict=True):
@@ -210,22 +220,36 @@ class Assembly:
     """The outputs of one collective whose boxes are placed or added one by one.
 
     Boxes from all members, ``contribution.coming``, may come in ``ranges``.  Then terms are kept until all have come,
-    as those of one member may come before those of another: they are added in the order of the group.
+    as those of one member may come before those of another: they are added in the order of the group.  ``into`` has
+    tensors, by output, in which outputs of boxes that are only placed are made; the others are made anew.
     """
 
-    def __init__(self, side: Contribution, tensors: Sequence[Tensor], ranges: bool) -> None:
+    def __init__(
+        self, side: Contribution, tensors: Sequence[Tensor], ranges: bool, into: Mapping[int, Tensor] | None = None
+    ) -> None:
         self._side, self._ranges = side, ranges
+        self._given: list[int] = []  # outputs that are made in tensors of the caller
         self._fresh: list[bool] = []  # by output: the first member's boxes are copied, as they cover all of it
         self._outputs: list[Tensor] = []
         self._waiting: dict[tuple[int, Part], Tensor] = {}  # (member, part) → what has come of it
         self._terms: list[tuple[int, int, Grid, Tensor]] = []  # that are kept: (member, output, grid, term)
-        for exchange, spec in zip(side.exchanges, side.specs, strict=True):
+        for i, (exchange, spec) in enumerate(zip(side.exchanges, side.specs, strict=True)):
             sizes = [sum(numel(box.size) for box in boxes) for boxes in exchange.receive]
             covered = (sizes[0] if exchange.add else sum(sizes)) == numel(spec.shape)
+            self._fresh.append(exchange.add and covered)
+            given = (into or {}).get(i)
+            if given is not None and covered and not exchange.add and _fits(given, spec, tensors):
+                self._given.append(i)
+                self._outputs.append(given)
+                continue
             make = torch.empty if covered else torch.zeros
             self._outputs.append(make(spec.shape, dtype=dtype_of(spec.dtype), device="cpu"))
-            self._fresh.append(exchange.add and covered)
         self._tensors = tensors
+
+    def spare(self) -> None:
+        """Write no more into tensors of the caller: nobody wants the outputs, which may be anything."""
+        for i in self._given:
+            self._outputs[i] = torch.empty_like(self._outputs[i])
 
     def take_own(self) -> None:
         """Place or add what this rank keeps for itself."""
@@ -279,20 +303,32 @@ class Assembly:
         return self._outputs
 
 
+def _fits(given: Tensor, spec: TensorSpec, tensors: Sequence[Tensor]) -> bool:
+    """Whether an output can be made in a tensor while ``tensors``, the operands, are still read."""
+    memory = given.untyped_storage().data_ptr()
+    return (
+        given.shape == spec.shape
+        and given.dtype == dtype_of(spec.dtype)
+        and given.device.type == "cpu"
+        and all(tensor.untyped_storage().data_ptr() != memory for tensor in tensors)
+    )
+
+
 class FlatSums:
     """The outputs of a collective that adds terms: views of one flat tensor for each dtype, made anew each time."""
 
     def __init__(self, side: Contribution) -> None:
         self.stream = side.coming[side.me]
         self.flats: dict[int, Tensor] = {}  # by where a run begins
-        self._own: dict[int, Tensor] = {}  # this rank's terms where they lie, if they are not read where it put them
-        self._own_boxes: list[tuple[int, int, Box]] = []  # (where a run begins, tensor, box)
+        # this rank's terms where they lie, if they are not read where it put them: by where a run and a part begin
+        self._own: dict[tuple[int, int], Tensor] = {}
+        self._own_boxes: list[tuple[tuple[int, int], int, Box]] = []  # (where a run and a part begin, tensor, box)
         runs = self.stream.runs
         if not side.reads_own:
             for run in runs:
-                (part,) = run.parts
-                (box,) = (box for box in side.exchanges[part.tensor].send[side.me] if numel(box.size))
-                self._own_boxes.append((run.start, part.tensor, box))
+                for part in run.parts:
+                    (box,) = (box for box in side.exchanges[part.tensor].send[side.me] if numel(box.size))
+                    self._own_boxes.append(((run.start, part.start), part.tensor, box))
         parts = {part.tensor: (run.start, part.start, part.start + part.count) for run in runs for part in run.parts}
         self._outputs = [(parts.get(i), spec.shape, dtype_of(spec.dtype)) for i, spec in enumerate(side.specs)]
 
@@ -301,9 +337,20 @@ class FlatSums:
         self.flats = {run.start: torch.empty(run.count, dtype=run.dtype) for run in self.stream.runs}
         self._own = {start: cut(tensors[at], (box,))[0].reshape(-1) for start, at, box in self._own_boxes}
 
-    def own(self, run: Run) -> Tensor | None:
-        """This rank's own terms of a run; None if they are read where it has put them."""
-        return self._own.get(run.start)
+    def pieces(self, run: Run, first: int, last: int) -> Iterator[tuple[int, int, int | None]]:
+        """The ranges of a run, within one of its elements, whose terms are added by one op, with the part of each.
+
+        (start, stop, where its part begins); None for the part where own terms are read where this rank has put them.
+        """
+        if not self._own_boxes:
+            yield first, last, None
+            return
+        for part, start, stop in run.within(first, last):
+            yield part.start + start, part.start + stop, part.start
+
+    def own(self, run: Run, part: int, start: int, stop: int) -> Tensor:
+        """This rank's own terms in a range of a run within the part that begins at ``part``."""
+        return self._own[run.start, part][start - part : stop - part]
 
     def end(self) -> list[Tensor]:
         """The sums in the shapes of the outputs, which are forgotten here."""

@@ -18,7 +18,7 @@ each other in turns.  Then it has read step k - 2 and others k - 4, and there ar
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -207,13 +207,14 @@ class SharedCollective:
         self._filled = 0  # number of this collective's first slot
         # of a collective of a single range, by slot: where this rank puts in what, and the terms that it adds
         self._places: dict[int, list[tuple[Tensor, Run]]] = {}
-        self._terms: dict[int, list[tuple[Run, list[Tensor]]]] = {}
+        self._terms: dict[int, list[tuple[Run, int, int, int | None, list[Tensor]]]] = {}
         self._pieces: dict[int, list[list[tuple[int, Grid, Tensor]]]] = {}  # or the boxes that come from each member
 
-    def begin(self, tensors: Sequence[Tensor], filled: int) -> None:
+    def begin(self, tensors: Sequence[Tensor], filled: int, into: Mapping[int, Tensor] | None = None) -> None:
         """Start to carry it out; all memory is here, and ``filled`` slots have been filled before, on each rank.
 
-        Raises PlanError unless the tensors fit the plan.
+        Outputs may be made in the tensors of ``into``, by their numbers, or anew.  Raises PlanError unless the tensors
+        fit the plan.
         """
         side = self.side
         check(side.comm, tensors, side.specs)
@@ -223,7 +224,7 @@ class SharedCollective:
         if self._sums is not None:
             self._sums.start(tensors)
         else:
-            self._boxes = Assembly(side, tensors, ranges=self._ranges > 1)
+            self._boxes = Assembly(side, tensors, self._ranges > 1, into)
             if self._ranges != 1:  # else in the order of the group
                 self._boxes.take_own()
 
@@ -271,6 +272,11 @@ class SharedCollective:
         boxes, self._boxes = self._boxes, None
         assert boxes is not None
         return boxes.end()
+
+    def spare(self) -> None:
+        """Write no more into what ``begin`` was given for outputs; nobody wants them."""
+        if self._boxes is not None:
+            self._boxes.spare()
 
     @property
     def filling(self) -> int:
@@ -346,16 +352,18 @@ class SharedCollective:
         low, high = self._range(number, sums.stream, self._told[me].stride)
         if share is not None:
             low, high = _share(low, high, share, len(self._memory.ranks))
-        for run, first, last in sums.stream.between(low, high):
-            own = sums.own(run)
-            terms = [
-                own[first:last] if m == me and own is not None else self._coming(m, number, run, first, last)
-                for m in range(len(self._memory.ranks))
-            ]
-            place = sums.flats[run.start][first:last]
-            add_terms(place, terms)
-            if share is not None:
-                self._coming(me, number, run, first, last).copy_(place)
+        for run, low_at, high_at in sums.stream.between(low, high):
+            for first, last, part in sums.pieces(run, low_at, high_at):
+                terms = [
+                    sums.own(run, part, first, last)
+                    if m == me and part is not None
+                    else self._coming(m, number, run, first, last)
+                    for m in range(len(self._memory.ranks))
+                ]
+                place = sums.flats[run.start][first:last]
+                add_terms(place, terms)
+                if share is not None:
+                    self._coming(me, number, run, first, last).copy_(place)
 
     def _add_all(self, sums: FlatSums) -> None:
         """As ``_add`` for a collective of a single range, with less to do each time."""
@@ -364,11 +372,14 @@ class SharedCollective:
         if known is None:
             members = range(len(self._memory.ranks))
             known = self._terms[slot] = [
-                (run, [self._coming(m, 0, run, 0, run.count) for m in members]) for run in sums.stream.runs
+                (run, first, last, part, [self._coming(m, 0, run, first, last) for m in members])
+                for run in sums.stream.runs
+                for first, last, part in sums.pieces(run, 0, run.count)
             ]
-        for run, terms in known:
-            own = sums.own(run)
-            add_terms(sums.flats[run.start], terms if own is None else [*terms[:me], own, *terms[me + 1 :]])
+        for run, first, last, part, terms in known:
+            if part is not None:
+                terms = [*terms[:me], sums.own(run, part, first, last), *terms[me + 1 :]]
+            add_terms(sums.flats[run.start][first:last], terms)
 
     def _read_shares(self, number: int) -> None:
         sums, me = self._sums, self.side.me

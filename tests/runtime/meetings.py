@@ -19,11 +19,18 @@ Part = tuple[Collective, list[Tensor], list[TensorSpec]]  # one rank's, its tens
 class Meeting:
     """The group of some ranks, each with its parts in the same collectives, which it does one after the other.
 
-    ``order`` draws what happens next: a rank begins its next collective, or hears of one step of another.
+    ``order`` draws what happens next: a rank begins its next collective, or hears of one step of another.  ``into`` has
+    the tensors that a rank gives for the outputs of each of its collectives.
     """
 
-    def __init__(self, parts: Mapping[int, Sequence[Part]], order: random.Random) -> None:
+    def __init__(
+        self,
+        parts: Mapping[int, Sequence[Part]],
+        order: random.Random,
+        into: Mapping[int, Sequence[Mapping[int, Tensor]]] | None = None,
+    ) -> None:
         self.order = order
+        self._into = into or {rank: [{}] * len(of) for rank, of in parts.items()}
         self.parts = parts
         self._begun = dict.fromkeys(parts, 0)
         self.outputs: dict[int, list[list[Tensor]]] = {rank: [] for rank in parts}
@@ -54,7 +61,8 @@ class Meeting:
                 os.close(descriptor)
             elif isinstance(drawn, int):
                 rank = drawn
-                self.progress[rank].begin(begun[rank], list(self.parts[rank][begun[rank]][1]))
+                at = begun[rank]
+                self.progress[rank].begin(at, list(self.parts[rank][at][1]), self._into[rank][at])
                 begun[rank] += 1
             else:
                 assert isinstance(drawn, tuple)

@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from actorflow.runtime.group_progress import GroupProgress
 from actorflow.session.planes import share, unshare
 from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.testing.local_cluster import LocalCluster, MemoryTransport
-from actorflow.transport import group_memory, shared
+from actorflow.transport import abandon, contributions, group_memory, shared
 from actorflow.transport.contributions import add_terms, contribution
 from actorflow.transport.group_memory import GroupMemory, SharedCollective
 from actorflow.transport.messages import Message, Region
-from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.errors import ActorError, ClusterError
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.core.sbp import share as part_of
 from actorflow_compiler.plan.plan import (
@@ -35,8 +36,11 @@ from actorflow_compiler.plan.plan import (
     Exchange,
     OfInput,
     OfPiece,
+    OfVariable,
     Plan,
     TensorSpec,
+    Variable,
+    VariableKind,
 )
 from actorflow_compiler.plan.verify import verify
 from fewer import fewer
@@ -146,15 +150,17 @@ collectives = st.tuples(
     drawn=st.lists(collectives, min_size=1, max_size=7),
     longest=st.sampled_from([256, 512, 2048, 1 << 23]),
     shared_out=st.sampled_from([1, 300, 1 << 17]),
+    joined=st.sampled_from([1, 100, 1 << 15]),
     seed=st.integers(0, 1000),
 )
 def test_any_collectives_in_any_order_of_events_give_what_torch_gives(
-    ranks: tuple[int, ...], drawn: list[Drawn], longest: int, shared_out: int, seed: int
+    ranks: tuple[int, ...], drawn: list[Drawn], longest: int, shared_out: int, joined: int, seed: int
 ) -> None:
     made = [parts_of(one, id, ranks, seed + id) for id, one in enumerate(drawn)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(group_memory, "LONGEST", longest)
         patch.setattr(group_memory, "SHARED_OUT", shared_out)
+        patch.setattr(contributions, "JOINED", joined)
         meeting = Meeting({r: [parts[r] for parts, _ in made] for r in ranks}, random.Random(seed))
         before = {r: [[t.clone() for t in parts[r][1]] for parts, _ in made] for r in ranks}
         found = meeting.run()
@@ -165,6 +171,68 @@ def test_any_collectives_in_any_order_of_events_give_what_torch_gives(
                 assert (output.dtype, output.shape) == (right.dtype, right.shape)
                 assert torch.equal(output, right), (drawn[at], r)
             assert all(torch.equal(a, b) for a, b in zip(before[r][at], parts[r][1], strict=True)), "an input changed"
+
+
+@settings(max_examples=fewer(60))
+@given(
+    ranks=st.sampled_from([(0, 1), (2, 0, 1)]),
+    drawn=st.lists(collectives, min_size=1, max_size=4),
+    longest=st.sampled_from([256, 1 << 23]),
+    seed=st.integers(0, 1000),
+)
+def test_outputs_that_are_only_placed_are_made_in_the_tensors_that_are_given(
+    ranks: tuple[int, ...], drawn: list[Drawn], longest: int, seed: int
+) -> None:
+    made = [parts_of(one, id, ranks, seed + id) for id, one in enumerate(drawn)]
+    given = {
+        r: [{i: torch.ones_like(output) for i, output in enumerate(wanted[r])} for _, wanted in made] for r in ranks
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_memory, "LONGEST", longest)
+        meeting = Meeting({r: [parts[r] for parts, _ in made] for r in ranks}, random.Random(seed), given)
+        found = meeting.run()
+    for r in ranks:
+        for at, (_, wanted) in enumerate(made):
+            placed = drawn[at][0] in (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
+            for i, (output, right) in enumerate(zip(found[r][at], wanted[r], strict=True)):
+                assert torch.equal(output, right), (drawn[at], r)
+                if right.numel():
+                    assert (output is given[r][at][i]) == placed
+                    assert placed or bool((given[r][at][i] == 1).all())
+
+
+def gathering(n: int) -> dict[int, list[Part]]:
+    """Two ranks that gather ``n`` zeros and ``n`` zeros."""
+    boxes = Box((0,), (n,)), Box((n,), (n,))
+    comm = Collective(CollectiveKind.ALL_GATHER, 0, (0, 1), (Exchange(((boxes[0],),) * 2, ((boxes[0],), (boxes[1],))),))
+    return {r: [(comm, [torch.zeros(n)], [TensorSpec((2 * n,), "float32", "")])] for r in (0, 1)}
+
+
+@pytest.mark.parametrize("longest", [1 << 23, 256], ids=["at once", "in ranges"])
+def test_nothing_is_placed_in_what_was_given_once_it_is_spared(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_memory, "LONGEST", longest)
+    given = torch.ones(200)
+    meeting = Meeting(gathering(100), random.Random(0), {0: [{0: given}], 1: [{}]})
+    meeting.run(stopped=1)
+    progress = meeting.progress[0]
+    assert progress.placing == (longest == 256)
+    before = given.clone()
+    progress.spare()
+    found = meeting.run()
+    assert torch.equal(found[1][0][0], torch.zeros(200))
+    assert torch.equal(given, before)
+    assert bool((given == 1).any())
+
+
+def test_an_output_is_not_made_where_an_operand_lies_or_in_another_dtype() -> None:
+    for variable in (torch.ones(8), torch.ones(8, dtype=torch.float64), torch.ones(4)):
+        parts = gathering(4)
+        if variable.dtype == torch.float32 and variable.shape == (8,):
+            comm, _, specs = parts[0][0]
+            parts[0] = [(comm, [variable[4:]], specs)]
+        found = Meeting(parts, random.Random(1), {0: [{0: variable}], 1: [{}]}).run()
+        assert found[0][0][0] is not variable
+        assert bool((variable == 1).all())
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -462,8 +530,8 @@ def test_collectives_that_begin_before_any_memory_of_others_is_here_go_on_when_i
         else:
             send(self, peer, message)
 
-    def tell(self: GroupProgress, actor: int, operands: list[Any]) -> None:
-        begin(self, actor, operands)
+    def tell(self: GroupProgress, actor: int, operands: list[Any], into: Mapping[int, Tensor]) -> None:
+        begin(self, actor, operands, into)
         begun.release()
 
     monkeypatch.setattr(MemoryTransport, "send", hold)
@@ -477,6 +545,81 @@ def test_collectives_that_begin_before_any_memory_of_others_is_here_go_on_when_i
         assert [call.result(rank, 100).tolist() for rank, call in enumerate(calls)] == [
             (x[0] * n).tolist() for n in (12, 12, 6)
         ]
+
+
+@pytest.mark.parametrize(
+    ("longest", "kind", "obstacle"),
+    [
+        (1 << 23, VariableKind.PARAMETER, ""),
+        (256, VariableKind.PARAMETER, "rank 0: the call had changed v before"),
+        (256, VariableKind.BUFFER, ""),
+    ],
+    ids=["nothing written", "a part written", "a part written that is put back"],
+)
+def test_a_variable_stays_as_it_was_where_a_call_fails_while_it_is_gathered(
+    longest: int, kind: VariableKind, obstacle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_memory, "LONGEST", longest)
+    n, p = 100, Program(world=2)
+    comm = Collective(
+        CollectiveKind.ALL_GATHER, 0, (0, 1),
+        (Exchange(((Box((0,), (n,)),),) * 2, ((Box((0,), (n,)),), (Box((n,), (n,)),))),),
+    )  # fmt: skip
+    picky = body(1, step("actorflow.picky", V0, outs=[1]), outputs=[1])
+    for rank in (0, 1):
+        (a,) = p.actor("x", OfInput("x"), out=[spec(n)], kind="source", queue="source", rank=rank)
+        (b,) = p.actor("F", a, body=picky, out=[spec(n)], rank=rank)
+        p.actor("gather", b, into=[OfVariable("v")], kind="boxing", queue="comm", rank=rank, comm=comm)
+    p.variables.append(Variable("v", (2 * n,), "float32", on(0, 1), (B,), kind))
+    plan = verify(share(p.plan(), ["a"] * 2))
+    begun, voted = threading.Event(), threading.Event()
+    begin = GroupProgress.begin
+
+    def tell(self: GroupProgress, actor: int, operands: list[Any], into: Mapping[int, Tensor]) -> None:
+        begin(self, actor, operands, into)
+        begun.set()
+
+    def picks(x: Tensor) -> Tensor:
+        if x[0] < 0:
+            assert begun.wait(100)  # the other rank gathers
+            raise IndexError("below 0")
+        return x + 1
+
+    monkeypatch.setattr(GroupProgress, "begin", tell)
+    coordinator, lock = abandon.Coordinator(2), threading.Lock()
+    decisions: list[abandon.Decision] = []
+
+    def hear(rank: int, word: abandon.Word) -> None:
+        with lock:
+            order = coordinator.hear(rank, word)
+        for worker in cluster.workers if order is not None else ():
+            assert order is not None
+            worker.obey(order)
+        if isinstance(order, abandon.Decision):
+            decisions.append(order)
+            voted.set()
+
+    with LocalCluster(plan, library={"picky": picks}, variables={"v": torch.full((2 * n,), 7.0)}) as cluster:
+        for worker in cluster.workers:
+            worker.on_lost(partial(hear, worker.rank))
+        calls = [
+            worker.issue(0, {"x": torch.full((n,), float(sign))})
+            for worker, sign in zip(cluster.workers, (1, -1), strict=True)
+        ]
+        assert voted.wait(100)
+        assert [one.obstacle for one in decisions] == [obstacle]
+        if obstacle:
+            with pytest.raises(ActorError, match="below 0"):
+                calls[0].wait(100)
+            return
+        for call in calls:
+            with pytest.raises(ActorError, match="below 0"):
+                call.wait(100)
+        for worker in cluster.workers:
+            worker.wait_all(100, tell=False)
+            assert bool((worker.variables["v"] == 7).all())
+        cluster.run({"x": torch.ones(n)})
+        assert all(bool((worker.variables["v"] == 2).all()) for worker in cluster.workers)
 
 
 def test_too_little_memory_for_the_collectives_of_a_plan_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
