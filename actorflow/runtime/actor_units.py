@@ -217,6 +217,7 @@ class SharedCollectiveUnit(ActorUnit):
     """
 
     communicates: ClassVar[bool] = True
+
     comm: Collective
     side: Contribution
     placed: tuple[tuple[int, str], ...]  # those of ``variables`` whose boxes are placed in them, and not added
