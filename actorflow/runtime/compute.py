@@ -102,7 +102,8 @@ class Compute:
         self._cores = cores
         self._start = 0  # when the firing in progress began, in ns, if it is recorded
         self._stopped = False
-        self._inbox = Inbox(_PATIENCE if cores else 0.0)  # (method, *arguments)
+        # a device that works ahead of this thread does not wait for it to wake; items are (method, *arguments)
+        self._inbox = Inbox(_PATIENCE if cores and not on.ahead else 0.0)
         self._transfers = Transfers(
             rank, on, transport, record, self._inbox, self._finish_transfer,
             self._arrive, fail,

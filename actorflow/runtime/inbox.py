@@ -22,9 +22,9 @@ class Inbox:
     """The work items of one thread, the owner.
 
     The owner itself sleeps on its sockets (epoll), so that a message from a peer wakes it directly.  That costs half as
-    much as a second thread that reads and hands over.  Where it has work from sockets, it looks for ``patience``
-    seconds before it sleeps: a kernel takes some 50 µs to wake a thread whose core is idle.  Without a core of its own
-    it must have none (0), as other threads could use that time.
+    much as a second thread that reads and hands over.  Where it watches sockets, it looks for ``patience`` seconds
+    before it sleeps: a kernel takes some 50 µs to wake a thread whose core is idle.  Without a core of its own it must
+    have none (0), as other threads could use that time.
     """
 
     def __init__(self, patience: float = 0.0) -> None:

@@ -224,9 +224,7 @@ class Assembly:
     tensors, by output, in which outputs of boxes that are only placed are made; the others are made anew.
     """
 
-    def __init__(
-        self, side: Contribution, tensors: Sequence[Tensor], ranges: bool, into: Mapping[int, Tensor] | None = None
-    ) -> None:
+    def __init__(self, side: Contribution, tensors: Sequence[Tensor], ranges: bool, into: Mapping[int, Tensor]) -> None:
         self._side, self._ranges = side, ranges
         self._given: list[int] = []  # outputs that are made in tensors of the caller
         self._fresh: list[bool] = []  # by output: the first member's boxes are copied, as they cover all of it
@@ -237,7 +235,7 @@ class Assembly:
             sizes = [sum(numel(box.size) for box in boxes) for boxes in exchange.receive]
             covered = (sizes[0] if exchange.add else sum(sizes)) == numel(spec.shape)
             self._fresh.append(exchange.add and covered)
-            given = (into or {}).get(i)
+            given = into.get(i)
             if given is not None and covered and not exchange.add and _fits(given, spec, tensors):
                 self._given.append(i)
                 self._outputs.append(given)

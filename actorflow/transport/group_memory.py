@@ -210,7 +210,7 @@ class SharedCollective:
         self._terms: dict[int, list[tuple[Run, int, int, int | None, list[Tensor]]]] = {}
         self._pieces: dict[int, list[list[tuple[int, Grid, Tensor]]]] = {}  # or the boxes that come from each member
 
-    def begin(self, tensors: Sequence[Tensor], filled: int, into: Mapping[int, Tensor] | None = None) -> None:
+    def begin(self, tensors: Sequence[Tensor], filled: int, into: Mapping[int, Tensor]) -> None:
         """Start to carry it out; all memory is here, and ``filled`` slots have been filled before, on each rank.
 
         Outputs may be made in the tensors of ``into``, by their numbers, or anew.  Raises PlanError unless the tensors

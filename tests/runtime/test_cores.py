@@ -15,6 +15,7 @@ from actorflow.runtime.worker import Worker
 from actorflow.testing.local_cluster import MemoryTransport
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import OfInput
+from runtime.fake_device import Bench, FakeDevice
 from runtime.programs import V0, Program, body, on, spec, step
 
 
@@ -71,9 +72,9 @@ def test_a_worker_computes_on_the_cores_that_it_was_given_and_leaves_other_threa
     assert os.sched_getaffinity(0) == before
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_only_a_worker_with_cores_of_its_own_looks_for_messages_before_it_sleeps(
-    monkeypatch: pytest.MonkeyPatch, own: bool
+@pytest.mark.parametrize(("own", "ahead"), [(False, False), (True, False), (True, True)])
+def test_only_a_worker_on_cores_of_its_own_whose_device_waits_for_it_looks_for_messages_before_it_sleeps(
+    monkeypatch: pytest.MonkeyPatch, own: bool, ahead: bool
 ) -> None:
     patience: list[float] = []
 
@@ -82,5 +83,7 @@ def test_only_a_worker_with_cores_of_its_own_looks_for_messages_before_it_sleeps
         return Inbox(seconds)
 
     monkeypatch.setattr(compute, "Inbox", made)
-    Worker(0, MemoryTransport(0, []), {}, gated=False, cores=os.sched_getaffinity(0) if own else set()).close()
-    assert [seconds > 0 for seconds in patience] == [own]
+    device = FakeDevice(Bench(0), 0) if ahead else "cpu"
+    cores = os.sched_getaffinity(0) if own else set()
+    Worker(0, MemoryTransport(0, []), {}, device, gated=False, cores=cores).close()
+    assert [seconds > 0 for seconds in patience] == [own and not ahead]

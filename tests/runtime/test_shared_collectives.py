@@ -429,10 +429,10 @@ def test_what_a_rank_tells_of_its_memory_is_checked_before_anything_is_read_ther
     mine.take(1, descriptor, theirs.nbytes)
     os.close(descriptor)
     with pytest.raises(MessageRefused, match=r"rank 1 sent what no rank sends .* 4: ") as refused:
-        SharedCollective(mine, 0).begin([x], 0)
+        SharedCollective(mine, 0).begin([x], 0, {})
     assert refused.value.reason in (RefusalReason.MEMORY, RefusalReason.SIZE)
     told[0, 0] -= torch.tensor(wrong)
-    SharedCollective(mine, 0).begin([x], 0)
+    SharedCollective(mine, 0).begin([x], 0, {})
 
 
 def test_a_rank_believes_itself_and_not_what_others_may_have_written_into_its_memory() -> None:
