@@ -117,7 +117,8 @@ def plan(job: Job, *args: Any, devices: int | None = None, hardware: str = "", *
                 f"call it where flow.env.get_rank() == 0"
             )
         made, devices = found, found.world
-    return PlanView(made, Target(hardware, threads=threads_of(devices)).hardware(device_type(made)))
+    target = Target(hardware, threads=threads_of(devices), ranks=devices)
+    return PlanView(made, target.hardware(device_type(made)))
 
 
 def _compiled_for(job: Job, devices: int, hardware: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

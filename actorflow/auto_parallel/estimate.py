@@ -182,12 +182,13 @@ class Estimator:
         skew, crowded = self.unevenness(p), self._crowding(strategy, at)
         work = (profile.seconds + again.seconds) * skew * crowded / (p * at.width) / self._pace(strategy)
         busy = work + self._inside(strategy, at, skew) + pieces * FIRINGS * hardware.fire_overhead_s
-        period = busy * (pieces + p - 1) / pieces + 2 * (p - 1) * hardware.latency_s
+        shared = 1.0 if hardware.cores is None else max(1.0, hardware.cores.threads / hardware.cores.share)
+        period = busy * max((pieces + p - 1) / pieces, shared) + 2 * (p - 1) * hardware.latency_s
         exposed = self._exchanged(strategy, at, work)
         update = profile.update / (p * at.tensor * (at.zero if strategy.zero else 1))
         arithmetic = profile.arithmetic + again.arithmetic
         least = arithmetic / (p * at.width) / self._pace() * (1 + FILL * (p - 1) / pieces)
-        return StrategyEstimate(period + exposed + update, least, self._held(strategy, at, crowded))
+        return StrategyEstimate(period + (exposed + update) * shared, least, self._held(strategy, at, crowded))
 
     def _exchanged(self, strategy: Strategy, at: _Shares, work: float) -> float:
         """Seconds in which gradients and parameters are exchanged over replicas, and nothing is computed.
@@ -196,7 +197,7 @@ class Estimator:
         each micro-batch while the next one is computed; stage 3 also gathers parameters twice for each.
         """
         profile, p, pieces, zero = self.profile, strategy.stages or 1, strategy.micro_batches, strategy.zero or 0
-        far = self.hardware.link(tuple(range(0, at.width, at.tensor)))
+        far = self.hardware.link(tuple(range(0, at.width, at.tensor)), collective=True)
         experts = profile.experts.parameters * (1 - 1 / at.experts)  # bytes of gradients that are on one device only
         moved = (profile.parameters - experts) / (p * at.tensor) * (at.replicas - 1) / at.replicas
         once = moved / far.bytes_per_s  # seconds to reduce or to gather all
@@ -223,7 +224,7 @@ class Estimator:
             (at.experts, ROWS_MOVED * profile.experts.rows),
         ):
             if size > 1:
-                near = self.hardware.link(tuple(range(size)))
+                near = self.hardware.link(tuple(range(size)), collective=True)
                 moved = nbytes * skew / (p * at.width / size) * (size - 1) / size
                 repeated = profile.again(strategy).seconds / profile.seconds if profile.seconds else 0.0
                 shown = 1 - BESIDE if self.beside else 1.0

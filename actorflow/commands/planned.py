@@ -43,4 +43,5 @@ def write(made: ShownPlan, settings: Settings, path: str) -> int:
 
 def _hardware(settings: Settings, plan: Plan) -> Hardware:
     """The hardware that a plan was made for: that of the hardware file, or this machine's, as measured before."""
-    return Target(settings.hardware, threads=threads_of(settings.devices)).hardware(device_type(plan))
+    target = Target(settings.hardware, threads=threads_of(settings.devices), ranks=settings.devices)
+    return target.hardware(device_type(plan))

@@ -139,9 +139,14 @@ class Settings:
         return frozenset() if self.own_cores else cores_of(self.local_rank, self.devices)
 
     @property
+    def sharing(self) -> int:
+        """The ranks that share the cores that this process may use."""
+        return 1 if self.own_cores else self.devices
+
+    @property
     def threads(self) -> int:
         """The threads that this rank computes with."""
-        return threads_of(1 if self.own_cores else self.devices)
+        return threads_of(self.sharing)
 
     @property
     def launcher_number(self) -> int:

@@ -13,9 +13,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from actorflow.devices import Device, count, make_device
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.transport.small_tensors import decode
 from actorflow_compiler.core.cache_folder import CACHE_VARIABLE, cache_folder
-from actorflow_compiler.core.hardware import CPU_CORE, UNMEASURED, Hardware
+from actorflow_compiler.core.hardware import CPU_CORE, UNMEASURED, Hardware, Link, SharedCores
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.library import OPS
@@ -42,13 +42,15 @@ from actorflow_compiler.plan.plan import (
 )
 from actorflow_compiler.plan.summary import variable_shape
 from actorflow_compiler.signatures.discovery.cache import keep
+from actorflow_scheduler.cost import touched_bytes
 from actorflow_scheduler.hardware_file import read_hardware
 from actorflow_scheduler.work_digest import work_digest
 
-FORMAT = 1  # of the file; increase it when the meaning of its fields changes
+FORMAT = 2  # of the file; increase it when the meaning of its fields changes
 BUDGET = 60.0  # seconds for all bodies; the largest are measured first, those left over are estimated
 RUNS = (5, 25)  # least and most runs of one body …
 EACH = 0.3  # … between which it is run until this many seconds are spent
+CACHES = 128 << 20  # bytes that evict all else from the caches of a processor
 PROBE = Path(__file__).resolve().parents[1] / "link_probe.py"
 PROBE_TIMEOUT = 120.0  # seconds
 
@@ -79,6 +81,7 @@ class Target:
     file: str = ""  # path of a hardware file; empty: this machine, with its stored measurements
     measure: bool = False  # measure the bodies for which no measurement is stored
     threads: int = 0  # threads of a rank; 0: as many as this process has
+    ranks: int = 1  # of this machine, which share its cores
     costs: Costs | None = None  # the measurements to take, where none are to be made; None: those that are stored then
 
     def place(self, device: str) -> Place | None:
@@ -93,8 +96,12 @@ class Target:
         if place is None:
             return read_hardware(self.file)
         if self.measure:
-            return measure(plans(), device, place.threads, doing=doing)
-        return (read(place) if self.costs is None else self.costs).hardware(device)
+            found = measure(plans(), device, place.threads, doing=doing)
+        else:
+            found = (read(place) if self.costs is None else self.costs).hardware(device)
+        if device != "cpu" or not found.measured:
+            return found
+        return replace(found, cores=SharedCores(len(os.sched_getaffinity(0)) / self.ranks, place.threads))
 
 
 HERE = Target()
@@ -105,9 +112,9 @@ class Costs:
     """The measurements of one ``Place``."""
 
     work: dict[str, float] = field(default_factory=dict)  # digest of the work (``work_digest``) → seconds
-    flops_per_s: float = 0.0  # over all measured bodies that have floating-point operations; 0: none was measured
-    latency: float = 0.0  # seconds of a send between two ranks of this machine
-    bandwidth: float = 0.0  # bytes/s of one; 0: not measured
+    flops_per_s: float = 0.0  # of measured bodies that do little else; 0: none was measured
+    sends: Link | None = None  # between two ranks of this machine; None: not measured
+    collectives: Link | None = None  # of two ranks of this machine; None: not measured
 
     def hardware(self, device: str) -> Hardware:
         """This machine with this kind of device; defaults where nothing was measured."""
@@ -116,16 +123,20 @@ class Costs:
             found = replace(found, measured=dict(self.work), name="this machine, as measured")
         if self.flops_per_s:
             found = replace(found, flops_per_s=self.flops_per_s)
-        if self.bandwidth:
-            found = replace(found, latency_s=self.latency, bytes_per_s=self.bandwidth)
-        return found
+        if self.sends is not None:
+            found = replace(found, latency_s=self.sends.latency_s, bytes_per_s=self.sends.bytes_per_s)
+        return replace(found, collectives=self.collectives)
 
     def to_json(self) -> dict[str, Any]:
         """The measurements as JSON data."""
         return {
-            "format": FORMAT, "flops_per_s": self.flops_per_s, "latency": self.latency, "bandwidth": self.bandwidth,
-            "work": self.work,
+            "format": FORMAT, "flops_per_s": self.flops_per_s, "work": self.work,
+            "links": {name: asdict(link) for name, link in self._links()},
         }  # fmt: skip
+
+    def _links(self) -> list[tuple[str, Link]]:
+        both = (("sends", self.sends), ("collectives", self.collectives))
+        return [(name, link) for name, link in both if link is not None]
 
     @staticmethod
     def from_json(data: Any) -> Costs | None:
@@ -134,11 +145,15 @@ class Costs:
             if data["format"] != FORMAT:
                 return None
             work = {str(name): float(seconds) for name, seconds in data["work"].items()}
-            found = Costs(work, *(float(data[name]) for name in ("flops_per_s", "latency", "bandwidth")))
+            links = {
+                name: Link(float(link["bytes_per_s"]), float(link["latency_s"])) for name, link in data["links"].items()
+            }
+            found = Costs(work, float(data["flops_per_s"]), **links)
         except (ValueError, TypeError, AttributeError, KeyError):
             return None
-        numbers = (*work.values(), found.flops_per_s, found.latency, found.bandwidth)
-        return found if all(math.isfinite(number) and number >= 0 for number in numbers) else None
+        numbers = (*work.values(), found.flops_per_s, *(n for link in links.values() for n in astuple(link)))
+        real = all(math.isfinite(number) and number >= 0 for number in numbers)
+        return found if real and all(link.bytes_per_s for link in links.values()) else None
 
 
 def read(place: Place) -> Costs:
@@ -164,22 +179,26 @@ def measure(
     budget: float = BUDGET,
     doing: Callable[[str], None] = lambda _: None,
 ) -> Hardware:
-    """Measure how long the bodies of plans, and a send if there is one, take on this machine, and store the times.
+    """Measure how long bodies of plans, sends and collectives take on this machine, and store the times.
 
     Times that are stored already are not measured again.  Each body runs alone, with the kernels of a run, on tensors
-    of the plan's shapes.  A body that cannot run alone, or that is not reached within ``budget`` seconds, is estimated
-    from its floating-point operations.
+    of the plan's shapes that no cache of the processor holds any more, as between two steps of a run.  A body that
+    cannot run alone, or that is not reached within ``budget`` seconds, is estimated from its floating-point operations.
     """
     place, on = Place(device, threads), make_device(device)
     costs = read(place)
     end = time.perf_counter() + budget
     todo: dict[str, tuple[Plan, Actor]] = {}
+    meanwhile: dict[str, float] = {}  # work → bytes that its rank uses between two firings, among them its own
     sends = False
     for plan in plans:
+        used = _used_bytes(plan)
         for actor in plan.actors:
             sends = sends or actor.comm is not None
             if actor.body is not None and not any(isinstance(o, OfInput) for o in actor.operands):
-                todo.setdefault(work_digest(plan, actor), (plan, actor))
+                digest = work_digest(plan, actor)
+                todo.setdefault(digest, (plan, actor))
+                meanwhile.setdefault(digest, used[actor.rank] / actor.rate)
     with _threads(threads), torch.no_grad():
         kernels = Kernels(on.where, OPS)
         missing = [name for name in todo if name not in costs.work]
@@ -187,24 +206,42 @@ def measure(
             if time.perf_counter() > end:
                 break
             doing(f"measure {i + 1} of {len(missing)} bodies")
-            taken = _time(kernels, *todo[name], on)
+            taken = _time(kernels, *todo[name], on, min(CACHES, meanwhile[name]))
             if taken is not None:
                 costs.work[name] = taken
     known = [(actor.flops, costs.work[name]) for name, (_, actor) in todo.items() if name in costs.work and actor.flops]
-    if known:
-        costs.flops_per_s = sum(f for f, _ in known) / sum(s for _, s in known)
-    if sends and device == "cpu" and not costs.bandwidth:
-        doing("measure a send")
-        costs.latency, costs.bandwidth = _probe()
+    costs.flops_per_s = max(costs.flops_per_s, _arithmetic(known))
+    if sends and device == "cpu" and costs.collectives is None:
+        doing("measure sends and collectives")
+        costs.sends, costs.collectives = _probe()
     path = place.path()
     if path is not None:
         keep(path, costs.to_json())
     return costs.hardware(device)
 
 
-def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device) -> float | None:
-    """The median of the seconds that a body takes; None if it cannot run on made-up values."""
+def _arithmetic(known: Sequence[tuple[float, float]]) -> float:
+    """FLOP/s by pairs of FLOPs and seconds of bodies, without those that spend more time on other things; 0 of none."""
+    most = max((flops / seconds for flops, seconds in known), default=0.0)
+    fast = [(flops, seconds) for flops, seconds in known if flops / seconds > most / 2]
+    return sum(flops for flops, _ in fast) / sum(seconds for _, seconds in fast) if fast else 0.0
+
+
+def _used_bytes(plan: Plan) -> dict[int, float]:
+    """Rank → bytes that its actors read and write in an iteration."""
+    found: dict[int, float] = {}
+    for actor in plan.actors:
+        found[actor.rank] = found.get(actor.rank, 0.0) + actor.rate * touched_bytes(plan, actor)
+    return found
+
+
+def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device, apart: float) -> float | None:
+    """The median of the seconds that a body takes; None if it cannot run on made-up values.
+
+    ``apart``: the bytes of operands that other runs use before a run uses the same ones again.
+    """
     assert actor.body is not None
+    least, most = RUNS
     try:
         kernel = kernels.kernel(plan.bodies[actor.body])
         values = [_value(plan, actor, operand, on.where) for operand in actor.operands]
@@ -212,15 +249,21 @@ def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device) -> float | Non
             kernel(list(values))
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None
+    nbytes = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+    sets = [values] + [_copied(values) for _ in range(min(most, round(apart / max(1, nbytes))) - 1)]
     times: list[float] = []
-    least, most = RUNS
     while len(times) < least or (len(times) < most and sum(times) < EACH):
+        given = list(sets[len(times) % len(sets)])
         on.synchronize()
         start = time.perf_counter()
-        kernel(list(values))
+        kernel(given)
         on.synchronize()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def _copied(values: Sequence[Any]) -> list[Any]:
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
 
 
 def _value(plan: Plan, actor: Actor, operand: Operand, device: torch.device) -> Any:
@@ -259,8 +302,8 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _probe() -> tuple[float, float]:
-    """Latency and bandwidth of a send between two ranks, from a run of two; zeros, and a warning, if that fails."""
+def _probe() -> tuple[Link | None, Link | None]:
+    """How fast two ranks send and carry out collectives, from a run of two; None, and a warning, if that fails."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ACTORFLOW_") or k == CACHE_VARIABLE}
     # in a folder of its own, which is the first in which Python looks for modules: ours has some of Python's names
     with tempfile.TemporaryDirectory() as folder:
@@ -270,16 +313,18 @@ def _probe() -> tuple[float, float]:
                 command, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=True, env=environment, cwd=folder
             )
             found = json.loads(done.stdout.splitlines()[-1])
-            if "failed" not in found:
-                return float(found["latency"]), float(found["bandwidth"])
-            why = str(found["failed"])
+            both = [found[name] for name in ("sends", "collectives")]
+            why = next((str(link["failed"]) for link in both if "failed" in link), "")
+            if not why:
+                sends, collectives = (Link(float(link["bytes_per_s"]), float(link["latency_s"])) for link in both)
+                return sends, collectives
         except subprocess.CalledProcessError as e:
             why = (e.stderr.strip().splitlines() or [f"exit status {e.returncode}"])[-1]
         except (OSError, subprocess.SubprocessError, ValueError, LookupError) as e:
             why = str(e)
     warnings.warn(
-        f"sends between two ranks of this machine could not be measured ({why}); they are taken to be as fast as "
-        f"those of {CPU_CORE.name}: {bytes_text(CPU_CORE.bytes_per_s)}/s",
+        f"sends and collectives of two ranks of this machine could not be measured ({why}); they are taken to be as "
+        f"fast as those of {CPU_CORE.name}: {bytes_text(CPU_CORE.bytes_per_s)}/s",
         stacklevel=2,
     )
-    return 0.0, 0.0
+    return None, None

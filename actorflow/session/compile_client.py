@@ -132,7 +132,12 @@ class CompileClient:
         context, settings, state = self._context, self._context.settings, found.state
         variables = None if context.runtime is None else context.runtime.variables
         kinds = () if context.runtime is None else context.runtime.kinds
-        target = Target(settings.hardware, settings.measure, threads_of(settings.devices) if settings.pretend else 0)
+        target = Target(
+            settings.hardware,
+            settings.measure,
+            threads_of(settings.devices) if settings.pretend else 0,
+            settings.sharing,
+        )
         job.keys = PlanKeyMaker(state)
         options = job.options(settings.auto)
         return CompileRequest(

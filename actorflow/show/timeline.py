@@ -8,13 +8,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.core.hardware import Hardware, SharedCores
 from actorflow_compiler.plan.plan import ActorKind, Plan
 from actorflow_scheduler import timeline as simulated
 from actorflow_scheduler.cost import Durations, variable_bytes
 from actorflow_scheduler.critical_path import critical_firings
 from actorflow_scheduler.forecast import run_until_steady
 from actorflow_scheduler.rank_classes import FoldedPlan, fold
+from actorflow_scheduler.shared_cores import on_shared_cores
 from actorflow_scheduler.timeline import nanoseconds, stuck
 
 __all__ = ["ALL_RANKS", "TimelineSpan", "TimelineView", "forecast_timeline", "simulated_timeline"]
@@ -63,16 +64,19 @@ def forecast_timeline(plan: Plan | FoldedPlan, hardware: Hardware) -> TimelineVi
 
     Raises DeadlockError if the plan gets stuck and PlanError if a queue has no order.
     """
-    return simulated_timeline(plan, nanoseconds(plan.on_plane if isinstance(plan, FoldedPlan) else plan, hardware))
+    times = nanoseconds(plan.on_plane if isinstance(plan, FoldedPlan) else plan, hardware)
+    return simulated_timeline(plan, times, hardware.cores)
 
 
-def simulated_timeline(made: Plan | FoldedPlan, times: Durations) -> TimelineView:
-    """Like ``forecast_timeline``, from given durations of the actors' firings."""
+def simulated_timeline(made: Plan | FoldedPlan, times: Durations, cores: SharedCores | None = None) -> TimelineView:
+    """Like ``forecast_timeline``, from given durations of the actors' firings, of ranks that share ``cores``."""
     classes: Mapping[int, Sequence[int]] = {}
     plan = whole = made.plan if isinstance(made, FoldedPlan) else made
     if isinstance(made, FoldedPlan) or plan.world > ALL_RANKS:
         folded = fold(made, times)
         plan, classes = folded.plan, folded.rank_classes
+    sizes = {rank: len(classes.get(rank, (rank,))) for rank in {a.rank for a in plan.actors}}
+    times = on_shared_cores(plan, times, cores, sizes)
     firings, cycle = run_until_steady(plan, times, whole)
     if not firings.run():  # one more, so that the iteration that is shown first has a next one
         raise stuck(whole, firings.iterations)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from actorflow.rendezvous.settings import threads_of
 from actorflow.tracing import folder as folders
 from actorflow.tracing.chrome import joined
 
@@ -28,9 +29,13 @@ def merge_rank_traces(folder: str) -> None:
     cut = [part.cut for part in parts if part.cut]
     if not cut:  # the run did not fail
         return
-    from actorflow.tracing.tracer import with_forecast  # imported here, since that takes a launcher a second
+    from actorflow.runtime.measured_costs import Target  # imported here, since that takes a launcher a second
+    from actorflow.tracing.tracer import with_forecast
 
-    ran = tuple(with_forecast(number, plan) for number, plan in folders.read_plans(folder))
+    ran = tuple(
+        with_forecast(number, plan, Target(threads=threads_of(plan.world), ranks=plan.world))
+        for number, plan in folders.read_plans(folder)
+    )
     events = joined(part.events for part in parts)
     ranks = tuple(part.info for part in parts)
     folders.write(folder, folders.TraceData(parts[0].script, parts[0].version, ranks, ran, events, cut[0]))

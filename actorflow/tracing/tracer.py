@@ -11,7 +11,7 @@ from typing import Protocol
 
 from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.settings import Settings
-from actorflow.runtime.measured_costs import HERE
+from actorflow.runtime.measured_costs import Target
 from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder, RowsWait, ScriptRead, clock
 from actorflow.support.requests import Request
 from actorflow.support.terminal import say
@@ -22,6 +22,7 @@ from actorflow.tracing.clock import Estimate, SharedClock, estimate
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.summary import device_type
+from actorflow_scheduler.shared_cores import on_shared_cores
 from actorflow_scheduler.timeline import nanoseconds
 
 __all__ = ["TracePeers", "TraceBegin", "TraceClock", "TraceEvents", "Tracer", "with_forecast"]
@@ -117,7 +118,8 @@ class Tracer:
             others = [json.loads(self._peers.pull(r, TraceEvents())) for r in range(1, self._peers.world)]
             ranks = (info, *(folder.RankInfo(**about) for about, _ in others))
             merged = joined([own, *(found for _, found in others)])
-            ran = tuple(with_forecast(number, plan) for number, plan in sorted(self._plans.items()))
+            target = Target(ranks=self._peers.settings.sharing)
+            ran = tuple(with_forecast(number, plan, target) for number, plan in sorted(self._plans.items()))
             folder.write(self._folder, folder.TraceData(self._peers.settings.script, __version__, ranks, ran, merged))
 
     def cut_short(self, observed: Callable[[], Sequence[tuple[Plan, tuple[int, ...]]]]) -> None:
@@ -170,7 +172,8 @@ class Tracer:
         return events(found), folder.RankInfo(self._peers.rank, host, pid, to.doubt)
 
 
-def with_forecast(number: int, plan: Plan) -> folder.TracedPlan:
+def with_forecast(number: int, plan: Plan, target: Target) -> folder.TracedPlan:
     """A plan that was traced, with its forecast for this machine."""
-    on = HERE.hardware(device_type(plan))
-    return folder.TracedPlan(number, plan, on.name, nanoseconds(plan, on))
+    on = target.hardware(device_type(plan))
+    times = on_shared_cores(plan, nanoseconds(plan, on), on.cores, dict.fromkeys(range(plan.world), 1))
+    return folder.TracedPlan(number, plan, on.name, times)

@@ -51,7 +51,7 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
         comm = actor.comm
         kind = comm.kind if isinstance(comm, Collective) else None
         read = sum(_firing_bytes(plan, o, writes=False) for o in actor.operands)
-        link = hardware.link(comm.ranks)
+        link = hardware.link(comm.ranks, kind is not None)
         if actor.operands or kind is not None:  # else it is a control message
             total += communication_time(kind, len(comm.ranks), read, moved_bytes(plan, actor), comm.plane, link)
     elif hardware.measured and actor.body is not None:

@@ -15,6 +15,7 @@ from actorflow_scheduler.critical_path import critical_path
 from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.notation import COMPUTING, Notation, frozen
 from actorflow_scheduler.rank_classes import FoldedPlan, fold
+from actorflow_scheduler.shared_cores import on_shared_cores
 from actorflow_scheduler.timeline import Timeline, nanoseconds, stuck
 
 ITERATIONS = 8  # the most that are simulated; most plans are steady after 3
@@ -72,6 +73,8 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
     times = nanoseconds(plan.on_plane if isinstance(plan, FoldedPlan) else whole, hardware)
     folded = fold(plan, times)
     plan = folded.plan
+    sizes = {rank: len(alike) for rank, alike in folded.rank_classes.items()}
+    times = on_shared_cores(plan, times, hardware.cores, sizes)
     firings, cycle = run_until_steady(plan, times, whole)
     timeline = Timeline(plan, firings.iterations, firings.fired, firings.ends, firings.durations)
     over = cycle or max(1, firings.iterations // 2)  # iterations that the period is taken from

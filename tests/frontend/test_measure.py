@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch
 import warm
 from actorflow.link_probe import link_of
 from actorflow.runtime import measured_costs as costs
+from actorflow.runtime.bodies.kernels import Kernel, Kernels
 from actorflow.runtime.measured_costs import Place, Target, measure
-from actorflow_compiler.core.hardware import CPU_CORE
+from actorflow_compiler.core.hardware import CPU_CORE, SharedCores
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import Split
@@ -98,6 +100,55 @@ def test_every_distinct_body_is_measured_on_tensors_of_the_plan_s_shapes() -> No
     assert hardware.flops_per_s == pytest.approx(2 * WIDTH**3 / hardware.measured[work_digest(plan, plan.actors[1])])
 
 
+@pytest.mark.parametrize(
+    ("apart", "rate"), [(0, 1), (6 * 2 * 4 * WIDTH**2, 1), (12 * 2 * 4 * WIDTH**2, 2), (1 << 40, 1)]
+)
+def test_a_body_runs_on_operands_that_are_in_no_cache_as_far_as_its_rank_uses_others_meanwhile(
+    apart: int, rate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+
+    class Watched(Kernels):
+        def kernel(self, body: Body) -> Kernel:
+            made = super().kernel(body)
+            return lambda values: used.append(values[0].data_ptr()) or made(values)
+
+    monkeypatch.setattr(costs, "Kernels", Watched)
+    monkeypatch.setattr(costs, "_used_bytes", lambda plan: {0: apart})
+    plan = plan_of(product())
+    plan = replace(plan, actors=tuple(replace(a, rate=rate) for a in plan.actors))
+    measure([plan], "cpu", 1)
+    after = used[2:]  # those before are to wake threads
+    distinct = len(set(after))
+    assert distinct == {0: 1, 1 << 40: costs.RUNS[1]}.get(apart, 6)
+    assert after[distinct : 2 * distinct] == after[: len(after) - distinct][:distinct]
+
+
+def test_a_rank_uses_what_all_of_its_actors_read_and_write_in_a_step() -> None:
+    plan = plan_of(product(), LOOKUP)
+    matrix, row = 4 * WIDTH**2, 8 * WIDTH
+    assert costs._used_bytes(plan) == {0: 2 * matrix + matrix + row}
+    many = replace(plan, actors=tuple(replace(a, rate=3) if a.name == "F1" else a for a in plan.actors))
+    assert costs._used_bytes(many) == {0: 3 * 2 * matrix + matrix + row}
+
+
+def test_arithmetic_is_as_fast_as_bodies_that_do_little_else() -> None:
+    assert costs._arithmetic([]) == 0
+    assert costs._arithmetic([(1e9, 0.01), (2e9, 0.03), (1e6, 0.01)]) == pytest.approx(3e9 / 0.04)
+
+
+def test_what_only_works_elsewhere_in_its_operands_is_the_same_work() -> None:
+    def digest(op: str, *args: object) -> str:
+        plan = plan_of((body(op, Ref(0), *args, inputs=2), (FromRegister(0, 0), FromRegister(0, 1)), 0.0))
+        return work_digest(plan, plan.actors[1])
+
+    first = digest("actorflow.carve", (0, 0), (4, WIDTH))
+    assert digest("actorflow.carve", (8, 0), (4, WIDTH)) == first
+    assert digest("actorflow.carve", (0, 0), (8, WIDTH)) != first
+    assert digest("actorflow.pick", Ref(1), 1, -100, 48, 96) == digest("actorflow.pick", Ref(1), 1, -100, 0, 96)
+    assert digest("aten.sum.dim_IntList", (0,)) != digest("aten.sum.dim_IntList", (1,))
+
+
 def test_what_cannot_run_on_invented_values_is_estimated_by_what_could() -> None:
     plan = plan_of(product(), IMPOSSIBLE)
     hardware = measure([plan], "cpu", 1)
@@ -110,7 +161,7 @@ def test_the_most_work_is_measured_first_where_time_does_not_suffice_for_all(mon
     plan = plan_of(LOOKUP, product(), SCALED)
     now = iter(range(100))
     monkeypatch.setattr(costs.time, "perf_counter", lambda: float(next(now)))
-    monkeypatch.setattr(costs, "_time", lambda kernels, plan, actor, device: 1.0)
+    monkeypatch.setattr(costs, "_time", lambda kernels, plan, actor, device, apart: 1.0)
     hardware = measure([plan], "cpu", 1, budget=1.5)
     assert hardware.measured == {work_digest(plan, plan.actors[2]): 1.0}
 
@@ -121,9 +172,10 @@ def test_what_was_measured_is_kept_for_later_plans_and_runs_of_this_machine(monk
     found = measure([plan], "cpu", 1)
     monkeypatch.setattr(costs, "_time", lambda *_: pytest.fail("it was measured before"))
     assert measure([plan], "cpu", 1) == found
-    assert Target(threads=1).hardware("cpu") == found
-    assert Target(threads=3).hardware("cpu") == CPU_CORE
-    assert Target(measure=True, threads=1).hardware("cpu", lambda: [plan]) == found
+    shared = replace(found, cores=SharedCores(len(os.sched_getaffinity(0)) / 4, 1))
+    assert Target(threads=1, ranks=4).hardware("cpu") == shared
+    assert Target(threads=3, ranks=4).hardware("cpu") == CPU_CORE
+    assert Target(measure=True, threads=1, ranks=4).hardware("cpu", lambda: [plan]) == shared
 
 
 def test_a_file_that_is_not_ours_is_as_good_as_none() -> None:
@@ -168,6 +220,9 @@ def test_sends_are_measured_between_two_ranks_of_this_machine(monkeypatch: pytes
     assert hardware.latency_s != CPU_CORE.latency_s
     assert 1e6 < hardware.bytes_per_s < 1e13
     assert hardware.bytes_per_s != CPU_CORE.bytes_per_s
+    assert hardware.collectives is not None
+    assert 1e-7 < hardware.collectives.latency_s < 1
+    assert 1e6 < hardware.collectives.bytes_per_s < 1e13
     monkeypatch.setattr(costs, "_probe", lambda: pytest.fail("it was measured before"))
     assert measure([sending()], "cpu", 1) == hardware
 
@@ -188,13 +243,17 @@ def test_sends_whose_times_cannot_be_true_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:  # fmt: skip
     copy = 4e-4
-    assert link_of(1e-4, 1.1e-3, copy) == {"latency": 1e-4, "bandwidth": pytest.approx(4.19e9, rel=1e-2)}
+    fair = link_of(1e-4, 1.1e-3, copy)
+    assert fair == {"latency_s": 1e-4, "bytes_per_s": pytest.approx(4.19e9, rel=1e-2)}
+    assert link_of(1e-4, 1.1e-3, copy, 1 << 22)["bytes_per_s"] == pytest.approx(4 * 4.19e9, rel=1e-2)
     for small, large in ((1e-4, 1e-4), (1e-4, 1.1e-4), (2e-3, 1e-3), (-1e-5, 1e-3), (0.0, 1e-3)):
         assert list(link_of(small, large, copy)) == ["failed"], (small, large)
     script = tmp_path / "disturbed.py"
-    script.write_text(f"import json; print(json.dumps({link_of(1e-4, 1e-4, copy)!r}))")
+    found = {"sends": fair, "collectives": link_of(1e-4, 1e-4, copy)}
+    script.write_text(f"import json; print(json.dumps({found!r}))")
     monkeypatch.setattr(costs, "PROBE", script)
     monkeypatch.setattr(sys, "executable", warm.python())
     with pytest.warns(UserWarning, match=r"could not be measured \(other processes disturb it: 1.0e-04 s for 16"):
         hardware = measure([sending()], "cpu", 1)
     assert (hardware.latency_s, hardware.bytes_per_s) == (CPU_CORE.latency_s, CPU_CORE.bytes_per_s)
+    assert hardware.collectives is None

@@ -29,6 +29,7 @@ from actorflow.session import compiling, kept_capture, plan_store, process
 from actorflow.session.plan_store import KEPT
 from actorflow_compiler.core import digest
 from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.hardware import Link
 from persistence.faulty_files import FaultyCalls, full_disk
 from recipes import all as every_recipe  # noqa: F401 -- which registers them
 from recipes.recipe import RECIPES, Job
@@ -617,7 +618,7 @@ def test_a_machine_without_measurements_takes_those_that_are_kept_with_the_plan(
     path = place.path()
     assert path is not None
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(Costs({"a": 1e-3}, 3e10, 1e-5, 1e9).to_json()))
+    path.write_text(json.dumps(Costs({"a": 1e-3}, 3e10, Link(1e9, 1e-5)).to_json()))
     Script().train(tmp_path / "run")
     assert KEPT.taken == 0
     measured("second")
@@ -628,7 +629,7 @@ def test_a_machine_without_measurements_takes_those_that_are_kept_with_the_plan(
     path = place.path()
     assert path is not None
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(Costs({"a": 2e-3}, 3e10, 1e-5, 1e9).to_json()))
+    path.write_text(json.dumps(Costs({"a": 2e-3}, 3e10, Link(1e9, 1e-5)).to_json()))
     Script().train(tmp_path / "run", 6)
     assert KEPT.taken == 0  # it has its own by now
 
@@ -636,8 +637,8 @@ def test_a_machine_without_measurements_takes_those_that_are_kept_with_the_plan(
 @pytest.mark.matrix(every=6)
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"format": 1}', '{"format": 1, "work": {"a": NaN}, "flops_per_s": 1, "latency": 1}', "[" * 10**5],
-    ids=["empty", "a list", "nothing", "a format", "without bandwidth", "deep"],
+    ["", "[]", "{}", '{"format": 2}', '{"format": 2, "work": {"a": NaN}, "flops_per_s": 1, "links": {}}', "[" * 10**5],
+    ids=["empty", "a list", "nothing", "a format", "without a time", "deep"],
 )
 def test_measurements_that_are_none_are_ignored(text: str, tmp_path: Path, measured: Callable[[str], None]) -> None:
     measured("empty")
@@ -650,9 +651,11 @@ def test_measurements_that_are_none_are_ignored(text: str, tmp_path: Path, measu
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0])
 def test_measurements_without_meaning_are_none(number: float) -> None:
-    assert Costs.from_json(Costs({"a": 1.0}, 1.0, 1.0, 1.0).to_json()) == Costs({"a": 1.0}, 1.0, 1.0, 1.0)
-    assert Costs.from_json(Costs({"a": number}, 1.0, 1.0, 1.0).to_json()) is None
-    assert Costs.from_json(Costs({"a": 1.0}, number, 1.0, 1.0).to_json()) is None
+    assert Costs.from_json(Costs({"a": 1.0}, 1.0, Link(1.0, 1.0)).to_json()) == Costs({"a": 1.0}, 1.0, Link(1.0, 1.0))
+    assert Costs.from_json(Costs({"a": number}, 1.0, Link(1.0, 1.0)).to_json()) is None
+    assert Costs.from_json(Costs({"a": 1.0}, number, Link(1.0, 1.0)).to_json()) is None
+    assert Costs.from_json(Costs({"a": 1.0}, 1.0, Link(1.0, number)).to_json()) is None
+    assert Costs.from_json(Costs({"a": 1.0}, 1.0, None, Link(number, 1.0)).to_json()) is None
 
 
 # -- the store alone -------------------------------------------------------------------------------

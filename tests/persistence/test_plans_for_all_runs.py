@@ -23,6 +23,7 @@ from actorflow.session import plan_store, process
 from actorflow.session.plan_store import KEPT
 from actorflow.support.user_folder import UserFolder
 from actorflow_compiler.core.errors import CallError, PlanError
+from actorflow_compiler.core.hardware import Link
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 Y = X[:4].clone()
@@ -316,7 +317,7 @@ def test_a_plan_that_another_machine_has_measured_is_used(tmp_path: Path, monkey
     losses(job)
     flow.save_plan(job, tmp_path / "step.actorflow")
     monkeypatch.setenv("ACTORFLOW_CACHE", "0")
-    monkeypatch.setattr("actorflow.session.plan_store.read", lambda place: Costs({"a": 1e-3}, 3e10, 1e-5, 1e9))
+    monkeypatch.setattr("actorflow.session.plan_store.read", lambda place: Costs({"a": 1e-3}, 3e10, Link(1e9, 1e-5)))
     again = script()
     flow.load_plan(tmp_path / "step.actorflow")
     losses(again)

@@ -24,6 +24,7 @@ from actorflow_compiler.plan.plan import (
     FromRegister,
     OfVariable,
     Plan,
+    Plane,
     Register,
     Send,
     Step,
@@ -214,6 +215,15 @@ def test_what_was_measured_of_the_same_work_counts_instead_of_the_estimate() -> 
     assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.25)
     other, larger = computing(elements=2000, flops=5000.0)
     assert seconds(other, larger, hardware) == pytest.approx(0.5 + 50.0)
+
+
+def test_a_collective_can_be_slower_than_a_send() -> None:
+    hardware = replace(HARDWARE, collectives=Link(1.0, 7.0))
+    send, sending = communication(Send(0, 0, 1, plane="inline"))
+    assert seconds(send, sending, hardware) == seconds(send, sending, HARDWARE)
+    both = Collective(CollectiveKind.ALL_REDUCE, 0, (0, 1), plane=Plane.SHARED)
+    plan, actor = communication(both)
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 7.0 + 400.0)
 
 
 def test_ranks_of_one_node_use_its_link_and_a_group_over_several_nodes_the_network() -> None:

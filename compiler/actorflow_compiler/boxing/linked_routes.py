@@ -21,7 +21,7 @@ from actorflow_compiler.plan.region import count, region
 
 def link_along(hardware: Hardware, placement: Placement, axis: int) -> Link:
     """The slowest link of the groups of devices along a mesh axis of a placement."""
-    links = {hardware.link(group) for group in groups_along(placement, (axis,))}
+    links = {hardware.link(group, collective=True) for group in groups_along(placement, (axis,))}
     return min(links, key=lambda link: (link.bytes_per_s, -link.latency_s))
 
 

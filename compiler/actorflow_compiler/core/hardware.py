@@ -23,6 +23,14 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedCores:
+    """The cores of a host on which its ranks compute, and copy what they tell each other."""
+
+    share: float  # the host's cores divided by its ranks
+    threads: int  # with which a rank computes
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """Speeds and memory of one rank, and the links between ranks; the defaults are CPU cores of one host.
 
@@ -38,6 +46,8 @@ class Hardware:
     flops_by_dtype: tuple[tuple[str, float], ...] = ()  # FLOP/s where they are not ``flops_per_s``
     node_size: int | None = None  # ranks
     inside: Link | None = None  # between ranks of one node; None: the same as between nodes
+    collectives: Link | None = None  # between the ranks of a collective, where nodes are not known; None: as for sends
+    cores: SharedCores | None = None  # None: every rank has a device, and links, that no other rank slows down
     speeds: tuple[float, ...] = ()  # of each rank, by which FLOP/s and memory bytes/s are multiplied; (): all 1
     measured: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)  # work → seconds
     name: str = "CPU cores of one host"
@@ -63,8 +73,10 @@ class Hardware:
             )
         return self.speeds[rank]
 
-    def link(self, ranks: tuple[int, ...]) -> Link:
-        """The slowest link between these ranks."""
+    def link(self, ranks: tuple[int, ...], collective: bool = False) -> Link:
+        """The slowest link between these ranks, for sends or for a collective of them."""
+        if collective and self.collectives is not None:
+            return self.collectives
         if self.inside is not None and self.node_size is not None:
             first = ranks[0] // self.node_size
             if all(rank // self.node_size == first for rank in ranks):

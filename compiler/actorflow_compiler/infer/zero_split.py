@@ -100,4 +100,4 @@ def _bandwidth(entries: NdSbp, axis: int, placement: Placement, hardware: Hardwa
     zero = entries[axis]
     mixes = isinstance(zero, Split) and zero.blocks == 1
     axes = tuple(k for k, e in enumerate(entries) if k == axis or (mixes and k > axis and e != B))
-    return min(hardware.link(group).bytes_per_s for group in groups_along(placement, axes))
+    return min(hardware.link(group, collective=True).bytes_per_s for group in groups_along(placement, axes))
