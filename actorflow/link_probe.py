@@ -16,9 +16,9 @@ from torch import Tensor
 
 import actorflow as flow
 
-HOPS, SUMS = 32, 8  # sends or sums in a call; the difference between calls with many and none excludes the call itself
+HOPS, SUMS = 32, 6  # sends or sums in a call; the difference between calls with many and none excludes the call itself
 SMALL, LARGE = 16, 1 << 20  # elements of a tensor that travels inside a message, and of one that does not
-LONG = 1 << 22  # elements of a tensor of which no rank's own cache holds much, as of gradients when they are added up
+LONG = 7 << 20  # elements of a tensor that caches hold little of, as of gradients when they are added up
 WARM, CALLS = 2, 30  # of each kind: those that are not counted, and those that are
 COPIES = 0.1  # of the seconds of a copy within one rank, that a send takes at least: else something disturbed the calls
 

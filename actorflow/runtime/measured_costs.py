@@ -48,8 +48,9 @@ from actorflow_scheduler.work_digest import work_digest
 
 FORMAT = 2  # of the file; increase it when the meaning of its fields changes
 BUDGET = 60.0  # seconds for all bodies; the largest are measured first, those left over are estimated
-RUNS = (5, 25)  # least and most runs of one body …
-EACH = 0.3  # … between which it is run until this many seconds are spent
+TURNS = 2  # of all bodies, as what disturbs a machine lasts longer than the runs of one
+RUNS = (3, 15)  # least and most runs of one body in a turn …
+EACH = 0.15  # … between which it is run until this many seconds are spent
 CACHES = 128 << 20  # bytes that evict all else from the caches of a processor
 PROBE = Path(__file__).resolve().parents[1] / "link_probe.py"
 PROBE_TIMEOUT = 120.0  # seconds
@@ -202,13 +203,14 @@ def measure(
     with _threads(threads), torch.no_grad():
         kernels = Kernels(on.where, OPS)
         missing = [name for name in todo if name not in costs.work]
-        for i, name in enumerate(sorted(missing, key=lambda n: -todo[n][1].flops)):
+        ordered = sorted(missing, key=lambda n: -todo[n][1].flops)
+        for i, name in enumerate(ordered * TURNS):
             if time.perf_counter() > end:
                 break
-            doing(f"measure {i + 1} of {len(missing)} bodies")
+            doing(f"measure {i % len(ordered) + 1} of {len(ordered)} bodies{' again' * (i >= len(ordered))}")
             taken = _time(kernels, *todo[name], on, min(CACHES, meanwhile[name]))
             if taken is not None:
-                costs.work[name] = taken
+                costs.work[name] = min(taken, costs.work.get(name, taken))
     known = [(actor.flops, costs.work[name]) for name, (_, actor) in todo.items() if name in costs.work and actor.flops]
     costs.flops_per_s = max(costs.flops_per_s, _arithmetic(known))
     if sends and device == "cpu" and costs.collectives is None:

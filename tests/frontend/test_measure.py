@@ -118,7 +118,7 @@ def test_a_body_runs_on_operands_that_are_in_no_cache_as_far_as_its_rank_uses_ot
     plan = plan_of(product())
     plan = replace(plan, actors=tuple(replace(a, rate=rate) for a in plan.actors))
     measure([plan], "cpu", 1)
-    after = used[2:]  # those before are to wake threads
+    after = used[2 : len(used) // costs.TURNS]  # those before are to wake threads
     distinct = len(set(after))
     assert distinct == {0: 1, 1 << 40: costs.RUNS[1]}.get(apart, 6)
     assert after[distinct : 2 * distinct] == after[: len(after) - distinct][:distinct]
