@@ -4,7 +4,9 @@ python benchmarks/auto.py                     five models on 2 and on 4 processe
 python benchmarks/auto.py gpt cnn --world 2   some of them
 
 Each plan is run in processes of its own, in turn with the others, --rounds times; its step is the median.  Forecasts
-are those of the costs that were measured on this machine, as with ``actorflow plan --measure``.
+are those of the costs that were measured on this machine, as with ``actorflow plan --measure``.  Memory is what is
+resident in the last rank at most, less what its process has besides tensors: what is resident with a model of the same
+ops and next to no parameters, less the forecast for that.  Of what ranks map together each counts a share.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from actorflow_compiler.core.units import bytes_text, columns, seconds_text
 from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.text import from_json
-from actorflow_scheduler.forecast import forecast
+from actorflow_scheduler.forecast import Forecast, forecast
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "autos" / "training_of.py"
@@ -75,7 +77,7 @@ class Tried:
     expected: float = 0.0  # seconds of a step, as forecast
     memory: int = 0  # bytes of the last rank, as forecast
     seconds: list[float] = field(default_factory=list)  # of each round
-    peaks: list[int] = field(default_factory=list)  # bytes of the last rank, beside its baseline
+    peaks: list[int] = field(default_factory=list)  # bytes that were resident in the last rank at most
     refused: str = ""
 
     @property
@@ -97,11 +99,11 @@ def options_of(strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def planned(name: str, asked: Mapping[str, Any], world: int, folder: Path) -> Plan:
+def planned(name: str, asked: Mapping[str, Any], world: int, folder: Path, measured: bool = True) -> Plan:
     """The plan that is made for these options, by measured costs.  Raises ClickException where there is none."""
     out = folder / "plan.json"
     command = [sys.executable, "-m", "actorflow", "plan", str(SCRIPT), "--devices", str(world)]
-    command += ["--measure", "--out", str(out), "--", name, json.dumps(asked), "1", str(folder)]
+    command += ["--measure"] * measured + ["--out", str(out), "--", name, json.dumps(asked), "1", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise click.ClickException(done.stderr[-2000:])
@@ -129,12 +131,12 @@ def ranked(name: str, world: int, rounds: int, steps: int) -> dict[str, Any]:
             except click.ClickException as error:
                 one.refused = error.message.strip().splitlines()[-1]
                 continue
-            found = forecast(plan, Target(threads=threads_of(world)).hardware("cpu"))
-            one.expected = found.period
-            one.memory = next(rank.total for rank in found.ranks if world - 1 in rank.ranks)
+            found = _forecast(plan, world)
+            one.expected, one.memory = found.period, _memory(found)
         left = [one for one in tried if not one.refused]
         everything = {"parallel": "auto", "micro_batches": "auto"}
         chosen = planned(name, everything, world, folder).considered[0].text
+        base = _besides_tensors(name, world, folder)
         for number in range(rounds):
             for one in left[number % len(left) :] + left[: number % len(left)]:
                 run(name, one, world, steps, folder)
@@ -145,20 +147,37 @@ def ranked(name: str, world: int, rounds: int, steps: int) -> dict[str, Any]:
             for _ in range(rounds):
                 run(name, taken, world, steps, folder)
     order = float(spearmanr([one.expected for one in left], [one.measured for one in left]).statistic)
-    _print(name, world, left, best)
+    _print(name, world, left, best, base)
     near = taken.measured / best.measured
     print(f"  chosen: {chosen}: {near:.2f} of the best ({NEAR} asked); rank correlation {order:.2f} ({ORDER})\n")
     return {
         "model": name, "world": world, "chosen": chosen, "near": near, "order": order,
-        "plans": [[str(o.strategy), o.expected, o.measured, o.memory, statistics.median(o.peaks)] for o in left],
+        "plans": [[str(o.strategy), o.expected, o.measured, o.memory, statistics.median(o.peaks) - base] for o in left],
     }  # fmt: skip
 
 
-def _print(name: str, world: int, left: list[Tried], best: Tried) -> None:
+def _forecast(plan: Plan, world: int) -> Forecast:
+    return forecast(plan, Target(threads=threads_of(world), ranks=world).hardware("cpu"))
+
+
+def _memory(found: Forecast) -> int:
+    """Bytes of the last rank, as forecast."""
+    return next(rank.total for rank in found.ranks if found.world - 1 in rank.ranks)
+
+
+def _besides_tensors(name: str, world: int, folder: Path) -> int:
+    """Bytes that are resident in the last rank besides the tensors of its plan."""
+    tiny, one = f"tiny {name}", Tried(GRID[world][0])
+    plan = planned(tiny, options_of(one.strategy), world, folder, measured=False)
+    run(tiny, one, world, 3, folder)
+    return one.peaks[0] - _memory(_forecast(plan, world))
+
+
+def _print(name: str, world: int, left: list[Tried], best: Tried, base: int) -> None:
     print(f"{SUBJECTS[name].title}, {world} processes")
     rows = [["plan", "forecast", "measured", "ratio", "memory", "measured", ""]]
     for one in sorted(left, key=lambda one: one.measured):
-        peak = statistics.median(one.peaks)
+        peak = statistics.median(one.peaks) - base
         rows.append([
             str(one.strategy), seconds_text(one.expected), seconds_text(one.measured),
             f"{one.expected / one.measured:.2f}", bytes_text(one.memory), bytes_text(int(peak)),
@@ -196,8 +215,21 @@ def main(names: tuple[str, ...], worlds: tuple[str, ...], rounds: int, steps: in
     print(f"torch {torch.__version__}, Python {platform.python_version()}\n")
     rows = [ranked(name, int(world), rounds, steps) for world in worlds for name in names or SUBJECTS]
     Path(results).write_text(json.dumps(rows, indent=1) + "\n")
+    print("\n".join(_summary(rows)))
     print(f"chosen within {NEAR} of the best: {sum(r['near'] <= NEAR for r in rows)} of {len(rows)}; "
           f"rank correlation at least {ORDER}: {sum(r['order'] >= ORDER for r in rows)}")  # fmt: skip
+
+
+def _summary(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each model and number of processes, for docs/foresight.md."""
+    yield "| model | processes | plans | chosen | by the best | rank correlation | forecast by measured step | memory |"
+    yield "|---|--:|--:|---|--:|--:|--:|--:|"
+    for row in rows:
+        steps, memory = ([plan[k] / plan[k + 1] for plan in row["plans"]] for k in (1, 3))
+        yield (
+            f"| {SUBJECTS[row['model']].title} | {row['world']} | {len(steps)} | {row['chosen']} | {row['near']:.2f} | "
+            f"{row['order']:.2f} | {min(steps):.2f} to {max(steps):.2f} | {min(memory):.2f} to {max(memory):.2f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -162,4 +162,5 @@ def _rank(few: Forecast, rank: RankForecast, beyond: float) -> RankForecast:
         registers=round(_on_line(before.registers, rank.registers, beyond)),
         workspace=round(_on_line(before.workspace, rank.workspace, beyond)),
         variables=round(_on_line(before.variables, rank.variables, beyond)),
+        shared=round(_on_line(before.shared, rank.shared, beyond)),
     )

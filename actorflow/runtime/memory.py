@@ -9,7 +9,7 @@ import torch
 from actorflow_compiler.core.errors import ActorError
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.plan.plan import Plan, VariableKind
-from actorflow_scheduler.cost import max_workspace_bytes, register_bytes, variable_bytes
+from actorflow_scheduler.cost import max_workspace_bytes, register_bytes, shared_bytes, variable_bytes
 
 __all__ = ["out_of_memory", "ran_out"]
 
@@ -29,15 +29,17 @@ def out_of_memory(rank: int, plan: Plan, where: str, error: BaseException) -> Ac
 
     It says how much the actor asked for, how much the plan needs by its own count, and what would reduce that.
     """
-    variables, registers, workspace = (
-        found(plan).get(rank, 0) for found in (variable_bytes, register_bytes, max_workspace_bytes)
+    variables, registers, workspace, shared = (
+        found(plan).get(rank, 0) for found in (variable_bytes, register_bytes, max_workspace_bytes, shared_bytes)
     )
+    total = variables + registers + workspace + shared
     asked = _WANTED.search(str(error))
     wanted = "" if asked is None else f" for {asked[1]} {asked[2]}"
     made = ActorError(
         f"{where}: out of memory{wanted}\n"
-        f"  the plan {plan.name!r} reckons with {bytes_text(variables + registers + workspace)} at most on this rank: "
-        f"variables {bytes_text(variables)}, registers {bytes_text(registers)}, at work {bytes_text(workspace)}; what "
+        f"  the plan {plan.name!r} reckons with {bytes_text(total)} at most on this rank: "
+        f"variables {bytes_text(variables)}, registers {bytes_text(registers)}, at work {bytes_text(workspace)}"
+        f"{f', for collectives {bytes_text(shared)}' if shared else ''}; what "
         f"an op takes for itself, other plans, the allocator and other processes come on top\n"
         f"  what takes less: {'; '.join(_advice(plan, variables, registers))}\n"
         f"  {type(error).__name__}: {str(error).strip()}"

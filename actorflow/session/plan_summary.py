@@ -62,7 +62,8 @@ def _memory(found: Forecast) -> str:
     worst = max(found.ranks, key=lambda rank: rank.total)
     ranks = f"rank{'s' * (len(worst.ranks) > 1)} {ranges_text(worst.ranks)}"
     verdict = "" if found.fits is None else ", which fits" if found.fits else ", which does not fit"
+    shared = f", for collectives {bytes_text(worst.shared)}" if worst.shared else ""
     return (
         f"{bytes_text(worst.total)} at most, on {ranks}: variables {bytes_text(worst.variables)}, registers "
-        f"{bytes_text(worst.registers)}, at work {bytes_text(worst.workspace)}{verdict}"
+        f"{bytes_text(worst.registers)}, at work {bytes_text(worst.workspace)}{shared}{verdict}"
     )

@@ -30,10 +30,10 @@ from actorflow.transport.redistribution import check
 from actorflow.transport.shared import make_region, map_bytes
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.plan.grids import Grid
+from actorflow_compiler.plan.shared_slots import LONGEST, slots_of
 
 __all__ = ["GroupMemory", "SharedCollective"]
 
-LONGEST = 1 << 23  # bytes of a slot at most: what is longer goes in ranges
 SHARED_OUT = 1 << 17  # bytes from which ranks add up shares of an all-reduce, if they are more than two
 MOST_STEPS = 1 << 20  # of a collective
 _ENTRY = 4  # numbers that a rank tells each other one about each collective: see ``_Told``
@@ -79,8 +79,7 @@ class GroupMemory:
         self.ranks, self.me = ranks, ranks.index(rank)
         self.sides = tuple(sides)
         longest = max((side.nbytes for side in sides), default=0)
-        self._slot = min(LONGEST, longest)
-        self._count = 2 if longest <= LONGEST else 4  # of slots of this rank
+        self._count, self._slot = slots_of(longest, LONGEST)  # of this rank
         self._used = 0  # slots of each rank: as many as all of them have
         self._slots: list[list[Tensor]] = [[] for _ in ranks]  # by member
         self._tables: list[Tensor | None] = [None for _ in ranks]  # by member: [reader, collective, entry]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LENGTH, WORDS = 128, 512
+LENGTH, WORDS, CLASSES = 128, 512, 20_000
 
 
 class Block(nn.Module):
@@ -72,17 +72,20 @@ class Gpt(nn.Module):
         return logits
 
 
-def convolutions() -> nn.Module:
+def convolutions(narrower: int = 1) -> nn.Module:
     """A CNN for images of 32 × 32 with 3 channels."""
     layers: list[nn.Module] = []
-    for before, after in ((3, 32), (32, 64), (64, 64), (64, 128)):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+    before = 3
+    for channels in (32, 64, 64, 128):
+        now = channels // narrower
+        layers += [nn.Conv2d(before, now, 3, padding=1), nn.BatchNorm2d(now), nn.ReLU(), nn.MaxPool2d(2)]
+        before = now
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * before, 10))
 
 
-def classifier() -> nn.Module:
-    """A classifier of 256 numbers with 20,000 classes."""
-    return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 20_000))
+def classifier(classes: int = CLASSES) -> nn.Module:
+    """A classifier of 256 numbers."""
+    return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, classes))
 
 
 def _words(generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -91,7 +94,7 @@ def _words(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def _numbers(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return torch.randn(64, 256, generator=generator), torch.randint(20_000, (64,), generator=generator)
+    return torch.randn(64, 256, generator=generator), torch.randint(CLASSES, (64,), generator=generator)
 
 
 def _images(generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -113,6 +116,20 @@ SUBJECTS = {
     "wide": Subject("classifier 256 → 20,000", classifier, _numbers),
     "cnn": Subject("CNN, 0.13M parameters", convolutions, _images),
     "moe": Subject("mixture of 4 experts, 7M parameters", lambda: Gpt(3, 256, experts=4), _words),
+}
+
+
+def _few_classes(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    inputs, targets = _numbers(generator)
+    return inputs, targets % 20
+
+
+TINY = {  # models of the same ops with next to no parameters: what a process has besides tensors
+    "gpt": Subject("", lambda: Gpt(6, 8), _words),
+    "mlp": Subject("", lambda: Gpt(3, 8), _words),
+    "wide": Subject("", lambda: classifier(20), _few_classes),
+    "cnn": Subject("", lambda: convolutions(8), _images),
+    "moe": Subject("", lambda: Gpt(3, 8, experts=4), _words),
 }
 
 

@@ -6,6 +6,8 @@ import re
 import resource
 from pathlib import Path
 
+STATUS = Path("/proc/self/status")
+
 
 def start_peak_anew() -> bool:
     """Let the peak of resident memory be what is resident now; whether the system can."""
@@ -22,10 +24,10 @@ def memory(name: str) -> int:
     Without /proc it is the most of the life of the process for both.
     """
     try:
-        (kib,) = re.findall(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        (kib,) = re.findall(rf"{name}:\s*(\d+) kB", STATUS.read_text())
     except OSError:
         kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(kib) * 1024
 
 
-__all__ = ["memory", "start_peak_anew"]
+__all__ = ["STATUS", "memory", "start_peak_anew"]

@@ -21,12 +21,14 @@ from actorflow_compiler.plan.plan import (
     OfVariable,
     Operand,
     Plan,
+    Plane,
     Send,
     Target,
     TensorSpec,
     Variable,
     elements,
 )
+from actorflow_compiler.plan.shared_slots import slots_of
 from actorflow_compiler.plan.summary import sent_bytes, variable_shape
 from actorflow_scheduler.work_digest import work_digest
 
@@ -138,14 +140,7 @@ def moved_bytes(plan: Plan, actor: Actor) -> float:
     if not comm.exchanges:
         read = sum(_firing_bytes(plan, o, writes=False) for o in actor.operands)
         return max(read, sum(written)) * (n - 1) / n * (2 if comm.kind == CollectiveKind.ALL_REDUCE else 1)
-    me = comm.ranks.index(actor.rank)
-    sent = received = 0.0
-    for exchange, operand, target in zip(comm.exchanges, actor.operands, actor.targets, strict=True):
-        item = _item_bytes(plan, target) or _item_bytes(plan, operand)
-        out, into = plan.moved_by(exchange)
-        sent += item * (out - elements(exchange.send[me]))
-        received += item * (into - elements(exchange.receive[me]))
-    return max(sent, received)
+    return max(_exchanged_bytes(plan, actor, comm))
 
 
 def moved_by_all(folded: FoldedPlan) -> int:
@@ -197,6 +192,42 @@ def max_workspace_bytes(plan: Plan) -> dict[int, int]:
     for actor in plan.actors:
         most[actor.rank] = max(most[actor.rank], actor.workspace)
     return most
+
+
+def shared_bytes(plan: Plan) -> dict[int, int]:
+    """Rank → bytes of the memory in which it leaves what others of its machine read in collectives."""
+    longest: dict[tuple[int, tuple[int, ...]], int] = {}
+    for actor in plan.actors:
+        comm = actor.comm
+        if isinstance(comm, Collective) and comm.plane == Plane.SHARED:
+            key = actor.rank, comm.ranks
+            longest[key] = max(longest.get(key, 0), round(_put_bytes(plan, actor, comm)))
+    found = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
+    for (rank, _), nbytes in longest.items():
+        count, slot = slots_of(nbytes)
+        found[rank] += count * slot
+    return found
+
+
+def _put_bytes(plan: Plan, actor: Actor, comm: Collective) -> float:
+    """Bytes that a rank leaves for others in a collective in shared memory."""
+    if comm.exchanges:
+        return _exchanged_bytes(plan, actor, comm)[0]
+    read = sum(_firing_bytes(plan, o, writes=False) for o in actor.operands)
+    n = len(comm.ranks)
+    return read * (n - 1) / n if comm.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL) else read
+
+
+def _exchanged_bytes(plan: Plan, actor: Actor, comm: Collective) -> tuple[float, float]:
+    """Bytes that a rank sends to others, and receives from them, in the exchanges of a collective."""
+    me = comm.ranks.index(actor.rank)
+    sent = received = 0.0
+    for exchange, operand, target in zip(comm.exchanges, actor.operands, actor.targets, strict=True):
+        item = _item_bytes(plan, target) or _item_bytes(plan, operand)
+        out, into = plan.moved_by(exchange)
+        sent += item * (out - elements(exchange.send[me]))
+        received += item * (into - elements(exchange.receive[me]))
+    return sent, received
 
 
 def _variable_bytes(plan: Plan, actor: Actor, place: Operand | Target) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Actor, OfInput, Plan, Send
-from actorflow_scheduler.cost import Durations, max_workspace_bytes, variable_bytes
+from actorflow_scheduler.cost import Durations, max_workspace_bytes, shared_bytes, variable_bytes
 from actorflow_scheduler.critical_path import critical_path
 from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.notation import COMPUTING, Notation, frozen
@@ -31,11 +31,12 @@ class RankForecast:
     workspace: int  # most bytes that an actor needs in addition while it fires
     variables: int  # bytes of variables: parameters, buffers, optimizer state
     order: tuple[str, ...]  # the firings of the compute queue in an iteration: "0F0", "0F1", …
+    shared: int = 0  # bytes in which it leaves what others of its machine read in collectives
 
     @property
     def total(self) -> int:
         """Peak bytes, without temporary buffers inside ops, whose sizes are not known."""
-        return self.registers + self.workspace + self.variables
+        return self.registers + self.workspace + self.variables + self.shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
     period = span / over or 1
     notation, orders = Notation(plan), frozen(plan)
     peaks, variables, workspace = timeline.peak_bytes, variable_bytes(plan), max_workspace_bytes(plan)
+    shared = shared_bytes(plan)
     ranks = tuple(
         RankForecast(
             ranks=folded.rank_classes[rank],
@@ -92,6 +94,7 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
             workspace=workspace[rank],
             variables=variables[rank],
             order=tuple(notation.words(orders.get(rank, ()))),
+            shared=shared[rank],
         )
         for rank in sorted(folded.rank_classes)
     )

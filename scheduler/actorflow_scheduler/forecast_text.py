@@ -53,7 +53,7 @@ def _short(found: Forecast) -> Iterator[str]:
     parts = (
         f"{bytes_text(worst.variables)} of variables, {bytes_text(worst.registers)} of registers, "
         f"{bytes_text(worst.workspace)} while an actor fires"
-    )
+    ) + (f", {bytes_text(worst.shared)} for collectives" if worst.shared else "")
     yield f"  memory    {bytes_text(worst.total)} at most, on {_names(worst)}: {parts}{_judged(found)}"
 
 
@@ -82,7 +82,7 @@ def _names(rank: RankForecast) -> str:
 
 def _ranks(found: Forecast) -> list[str]:
     """A line for each class of ranks: how busy its queues are, and its memory."""
-    table = [["rank", "compute", "comm", "sends", "registers", "firing", "variables", "total"]]
+    table = [["rank", "compute", "comm", "sends", "registers", "firing", "variables", "shared", "total"]]
     for r in found.ranks:
         sends = max((share for queue, share in r.busy.items() if queue.startswith("send:")), default=0.0)
         shares = (r.busy.get(COMPUTING, 0.0), r.busy.get("comm", 0.0), sends)
@@ -90,10 +90,10 @@ def _ranks(found: Forecast) -> list[str]:
             [
                 ranges_text(r.ranks),
                 *(f"{s:.1%}" for s in shares),
-                *map(bytes_text, (r.registers, r.workspace, r.variables, r.total)),
+                *map(bytes_text, (r.registers, r.workspace, r.variables, r.shared, r.total)),
             ]
         )
-    return columns(table, "<>>>>>>>")
+    return columns(table, "<>>>>>>>>")
 
 
 def _orders(found: Forecast) -> list[str]:

@@ -31,12 +31,14 @@ from actorflow_compiler.plan.plan import (
     TensorSpec,
     Variable,
 )
+from actorflow_compiler.plan.shared_slots import LONGEST
 from actorflow_scheduler.cost import (
     latency,
     moved_bytes,
     register_bytes,
     seconds,
     seconds_beside,
+    shared_bytes,
     touched_bytes,
     variable_bytes,
 )
@@ -242,3 +244,16 @@ def test_the_variables_of_a_rank_are_its_parts_of_them() -> None:
     plan, _ = computing()
     whole = replace(plan.variables[0], name="v", sbp=(B,))
     assert variable_bytes(replace(plan, variables=(*plan.variables, whole))) == {0: 2000 + 4000}
+
+
+def test_a_rank_leaves_what_others_read_in_two_slots_or_in_four_where_it_goes_in_ranges() -> None:
+    def shared(kind: CollectiveKind, operand: int, target: int, plane: Plane = Plane.SHARED) -> int:
+        plan, _ = communication(Collective(kind, 0, (0, 1, 2, 3), plane=plane), operand, target)
+        return shared_bytes(plan)[0]
+
+    assert shared(CollectiveKind.ALL_REDUCE, 400, 400) == 2 * 400
+    assert shared(CollectiveKind.ALL_REDUCE, 400, 400, Plane.GLOO) == 0
+    assert shared(CollectiveKind.ALL_GATHER, 100, 400) == 2 * 100
+    assert shared(CollectiveKind.REDUCE_SCATTER, 400, 100) == 2 * 300
+    assert shared(CollectiveKind.ALL_REDUCE, LONGEST, LONGEST) == 2 * LONGEST
+    assert shared(CollectiveKind.ALL_REDUCE, 3 * LONGEST, 3 * LONGEST) == 4 * LONGEST
