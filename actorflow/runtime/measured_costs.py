@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -23,6 +24,7 @@ import torch
 
 from actorflow.devices import Device, count, make_device
 from actorflow.runtime.bodies.kernels import Kernels
+from actorflow.support.heap import Heap
 from actorflow.transport.small_tensors import decode
 from actorflow_compiler.core.cache_folder import CACHE_VARIABLE, cache_folder
 from actorflow_compiler.core.hardware import CPU_CORE, UNMEASURED, Hardware, Link, SharedCores
@@ -200,6 +202,7 @@ def measure(
                 digest = work_digest(plan, actor)
                 todo.setdefault(digest, (plan, actor))
                 meanwhile.setdefault(digest, used[actor.rank] / actor.rate)
+    heap = Heap()  # as in a run
     with _threads(threads), torch.no_grad():
         kernels = Kernels(on.where, OPS)
         missing = [name for name in todo if name not in costs.work]
@@ -209,9 +212,12 @@ def measure(
                 break
             doing(f"measure {i % len(ordered) + 1} of {len(ordered)} bodies{' again' * (i >= len(ordered))}")
             taken = _time(kernels, *todo[name], on, min(CACHES, meanwhile[name]))
+            heap.settle()
             if taken is not None:
                 costs.work[name] = min(taken, costs.work.get(name, taken))
-    known = [(actor.flops, costs.work[name]) for name, (_, actor) in todo.items() if name in costs.work and actor.flops]
+    known = [
+        (actor.flops, costs.work[name]) for name, (_, actor) in todo.items() if costs.work.get(name) and actor.flops
+    ]
     costs.flops_per_s = max(costs.flops_per_s, _arithmetic(known))
     if sends and device == "cpu" and costs.collectives is None:
         doing("measure sends and collectives")
@@ -240,7 +246,8 @@ def _used_bytes(plan: Plan) -> dict[int, float]:
 def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device, apart: float) -> float | None:
     """The median of the seconds that a body takes; None if it cannot run on made-up values.
 
-    ``apart``: the bytes of operands that other runs use before a run uses the same ones again.
+    ``apart``: the bytes of operands that other runs use before a run uses the same ones again; so it is with the memory
+    that its outputs are made in.
     """
     assert actor.body is not None
     least, most = RUNS
@@ -248,20 +255,32 @@ def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device, apart: float) 
         kernel = kernels.kernel(plan.bodies[actor.body])
         values = [_value(plan, actor, operand, on.where) for operand in actor.operands]
         for _ in range(2):  # the first calls allocate, and wake threads
-            kernel(list(values))
+            outputs = _tensors(kernel(list(values)))
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None
-    nbytes = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
-    sets = [values] + [_copied(values) for _ in range(min(most, round(apart / max(1, nbytes))) - 1)]
+    sets = [values] + [_copied(values) for _ in range(_turns(values, apart) - 1)]
+    made = deque([_copied(outputs) for _ in range(_turns(outputs, apart))])
     times: list[float] = []
     while len(times) < least or (len(times) < most and sum(times) < EACH):
         given = list(sets[len(times) % len(sets)])
+        made.popleft()  # what is made next has room where this was
         on.synchronize()
         start = time.perf_counter()
-        kernel(given)
+        results = kernel(given)
         on.synchronize()
         times.append(time.perf_counter() - start)
+        made.append(_tensors(results))
     return statistics.median(times)
+
+
+def _turns(values: Sequence[Any], apart: float) -> int:
+    """How many sets like these take turns, so that so many bytes lie between two uses of one; at least 1."""
+    nbytes = sum(tensor.nbytes for tensor in _tensors(values))
+    return max(1, min(RUNS[1], round(apart / max(1, nbytes))))
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _copied(values: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,30 @@ def test_a_body_runs_on_operands_that_are_in_no_cache_as_far_as_its_rank_uses_ot
     distinct = len(set(after))
     assert distinct == {0: 1, 1 << 40: costs.RUNS[1]}.get(apart, 6)
     assert after[distinct : 2 * distinct] == after[: len(after) - distinct][:distinct]
+
+
+@pytest.mark.parametrize(("turns", "distinct"), [(1, 1), (4, 4), (1000, 15)])
+def test_outputs_are_made_in_memory_that_was_not_used_just_before(
+    turns: int, distinct: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    class Watched(Kernels):
+        def kernel(self, body: Body) -> Kernel:
+            inner = super().kernel(body)
+
+            def kernel(values: list[Any]) -> tuple[Any, ...]:
+                outputs = inner(values)
+                made.append(outputs[0].data_ptr())
+                return outputs
+
+            return kernel
+
+    monkeypatch.setattr(costs, "Kernels", Watched)
+    monkeypatch.setattr(costs, "_used_bytes", lambda plan: {0: turns * 4 * WIDTH**2})
+    made_matrix = replace(product()[0], outputs=(2,))
+    measure([plan_of((made_matrix, *product()[1:]))], "cpu", 1)
+    assert len(set(made[2 : 2 + distinct])) == distinct
 
 
 def test_a_rank_uses_what_all_of_its_actors_read_and_write_in_a_step() -> None:
