@@ -146,14 +146,23 @@ def ranked(name: str, world: int, rounds: int, steps: int) -> dict[str, Any]:
             taken = Tried(_strategy_of(chosen))
             for _ in range(rounds):
                 run(name, taken, world, steps, folder)
-    order = float(spearmanr([one.expected for one in left], [one.measured for one in left]).statistic)
+    order = _correlation([one.expected for one in left], [one.measured for one in left])
+    agreement = _correlation([one.seconds[0] for one in left], [one.seconds[-1] for one in left])
     _print(name, world, left, best, base)
     near = taken.measured / best.measured
-    print(f"  chosen: {chosen}: {near:.2f} of the best ({NEAR} asked); rank correlation {order:.2f} ({ORDER})\n")
+    print(
+        f"  chosen: {chosen}: {near:.2f} of the best ({NEAR} asked); rank correlation {order:.2f} ({ORDER}), "
+        f"of the first round with the last {agreement:.2f}\n",
+        flush=True,
+    )
     return {
-        "model": name, "world": world, "chosen": chosen, "near": near, "order": order,
+        "model": name, "world": world, "chosen": chosen, "near": near, "order": order, "agreement": agreement,
         "plans": [[str(o.strategy), o.expected, o.measured, o.memory, statistics.median(o.peaks) - base] for o in left],
     }  # fmt: skip
+
+
+def _correlation(some: list[float], others: list[float]) -> float:
+    return float(spearmanr(some, others).statistic)
 
 
 def _forecast(plan: Plan, world: int) -> Forecast:
@@ -222,14 +231,20 @@ def main(names: tuple[str, ...], worlds: tuple[str, ...], rounds: int, steps: in
 
 def _summary(rows: list[dict[str, Any]]) -> Iterator[str]:
     """A line for each model and number of processes, for docs/foresight.md."""
-    yield "| model | processes | plans | chosen | by the best | rank correlation | forecast by measured step | memory |"
-    yield "|---|--:|--:|---|--:|--:|--:|--:|"
+    yield "| model | processes | plans | chosen | by the best | rank correlation | of two rounds | step | memory |"
+    yield "|---|--:|--:|---|--:|--:|--:|--:|--:|"
     for row in rows:
-        steps, memory = ([plan[k] / plan[k + 1] for plan in row["plans"]] for k in (1, 3))
+        plans = row["plans"]
         yield (
-            f"| {SUBJECTS[row['model']].title} | {row['world']} | {len(steps)} | {row['chosen']} | {row['near']:.2f} | "
-            f"{row['order']:.2f} | {min(steps):.2f} to {max(steps):.2f} | {min(memory):.2f} to {max(memory):.2f} |"
+            f"| {SUBJECTS[row['model']].title} | {row['world']} | {len(plans)} | {row['chosen']} | {row['near']:.2f} | "
+            f"{row['order']:.2f} | {row['agreement']:.2f} | {_range(plans, 1)} | {_range(plans, 3)} |"
         )
+
+
+def _range(plans: list[list[Any]], at: int) -> str:
+    """The smallest and the largest of forecasts by what was measured."""
+    found = [plan[at] / plan[at + 1] for plan in plans]
+    return f"{min(found):.2f} to {max(found):.2f}"
 
 
 if __name__ == "__main__":
