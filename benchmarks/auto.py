@@ -43,6 +43,7 @@ SCRIPT = HERE / "autos" / "training_of.py"
 RESULTS = HERE / "results" / "auto.json"
 DATA, TENSOR, AUTO = ParallelMode.DATA, ParallelMode.TENSOR, ParallelMode.AUTO
 NEAR, ORDER, MEMORY = 1.10, 0.9, 0.10  # asked: chosen : best measured, rank correlation, error of the memory forecast
+TOLD = 8 << 20  # bytes from which tensors are told from what a process has besides
 GRID = {
     2: (
         Strategy(1, (2,), (DATA,), 0, 1),
@@ -242,8 +243,8 @@ def _summary(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _range(plans: list[list[Any]], at: int) -> str:
-    """The smallest and the largest of forecasts by what was measured."""
-    found = [plan[at] / plan[at + 1] for plan in plans]
+    """The smallest and the largest of forecasts by what was measured, without memory that is next to nothing."""
+    found = [plan[at] / plan[at + 1] for plan in plans if at == 1 or plan[at] >= TOLD]
     return f"{min(found):.2f} to {max(found):.2f}"
 
 
