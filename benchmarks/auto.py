@@ -40,7 +40,7 @@ from actorflow_scheduler.forecast import Forecast, forecast
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "autos" / "training_of.py"
-RESULTS = HERE / "results" / "auto.json"
+RESULTS = HERE / "autos" / "ranked.json"
 DATA, TENSOR, AUTO = ParallelMode.DATA, ParallelMode.TENSOR, ParallelMode.AUTO
 NEAR, ORDER, MEMORY = 1.10, 0.9, 0.10  # asked: chosen : best measured, rank correlation, error of the memory forecast
 TOLD = 8 << 20  # bytes from which tensors are told from what a process has besides
