@@ -24,7 +24,7 @@ from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.compile import capture_step, fold_captured, lower_captured
 from actorflow_compiler.core.errors import LayoutError
-from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link, SharedCores
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.hints.goal import ParallelMode, goal_of
@@ -435,3 +435,14 @@ def test_a_run_with_auto_trains_as_one_device_also_with_other_jobs_and_batches(t
     assert found["state"] == pytest.approx(expected["state"], rel=1e-4)
     if budget:  # which no plan without micro-batches or stages fits
         assert (found["stages"], found["pieces"]) != (1, 1)
+
+
+def test_estimates_know_that_ranks_share_cores_and_that_stages_that_wait_leave_theirs() -> None:
+    alone, _ = search_of(CASES["gpt"], 4)
+    crowded, _ = search_of(CASES["gpt"], 4, layout=Layout(4, hardware=replace(CPU_CORE, cores=SharedCores(0.5, 1))))
+    alone._estimated()
+    crowded._estimated()
+    data, stages = Strategy(1, (4,), (ParallelMode.DATA,), 0), Strategy(4, (1,), (ParallelMode.DATA,), 0)
+    slower = {s: crowded.estimates[s].seconds / alone.estimates[s].seconds for s in (data, stages)}
+    assert slower[data] == pytest.approx(2, rel=0.01)
+    assert 1 <= slower[stages] < 1.2  # one of them computes at a time

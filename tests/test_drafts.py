@@ -17,7 +17,7 @@ from actorflow.auto_parallel.search import Choice, Compared, PlanSearch
 from actorflow.auto_parallel.strategy import Strategy
 from actorflow_compiler.core.errors import LayoutError, PlanError
 from actorflow_compiler.hints.goal import ParallelMode
-from actorflow_scheduler.forecast import Forecast
+from actorflow_scheduler.forecast import Forecast, RankForecast
 from compiler.test_fewer_blocks import Chain, layer
 from models import CASES, Case, small_gpt
 from test_auto_parallel import FAST_NODES, all_strategies, search_of
@@ -237,3 +237,11 @@ def test_a_draft_that_is_faster_than_the_whole_plan_if_it_is_right_is_compiled_w
 def forecast_of(one: Compared) -> Forecast:
     assert one.forecast is not None
     return one.forecast
+
+
+def test_all_memory_of_a_rank_is_drawn_out_to_the_blocks_that_a_draft_leaves_out() -> None:
+    few = RankForecast((0,), {}, 100, 10, 1000, (), 5)
+    more = RankForecast((0,), {}, 200, 10, 1500, (), 7)
+    found = drafts._rank(SimpleNamespace(ranks=(few,)), more, 3.0)  # type: ignore[arg-type]
+    assert (found.registers, found.workspace, found.variables, found.shared) == (500, 10, 3000, 13)
+    assert found.total == 3523

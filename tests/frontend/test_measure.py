@@ -147,6 +147,10 @@ def test_outputs_are_made_in_memory_that_was_not_used_just_before(
     made_matrix = replace(product()[0], outputs=(2,))
     measure([plan_of((made_matrix, *product()[1:]))], "cpu", 1)
     assert len(set(made[2 : 2 + distinct])) == distinct
+    of_a_turn = made[2 : len(made) // costs.TURNS]
+    assert (
+        len(set(of_a_turn)) <= distinct + 2 < len(of_a_turn) + 5
+    )  # memory is used again, as that of a register's slots
 
 
 def test_a_rank_uses_what_all_of_its_actors_read_and_write_in_a_step() -> None:
@@ -189,6 +193,14 @@ def test_the_most_work_is_measured_first_where_time_does_not_suffice_for_all(mon
     monkeypatch.setattr(costs, "_time", lambda kernels, plan, actor, device, apart: 1.0)
     hardware = measure([plan], "cpu", 1, budget=1.5)
     assert hardware.measured == {work_digest(plan, plan.actors[2]): 1.0}
+
+
+@pytest.mark.parametrize("times", [(2.0, 1.0), (1.0, 2.0)])
+def test_the_shorter_of_two_turns_counts(times: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    left = list(times)
+    monkeypatch.setattr(costs, "_time", lambda *_: left.pop(0))
+    assert list(measure([plan_of(product())], "cpu", 1).measured.values()) == [1.0]
+    assert not left
 
 
 def test_what_was_measured_is_kept_for_later_plans_and_runs_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

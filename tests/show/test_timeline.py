@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actorflow.show.timeline import ALL_RANKS, forecast_timeline
-from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.core.hardware import Hardware, SharedCores
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.schedule import schedule
 from actorflow_scheduler.timeline import nanoseconds
@@ -59,3 +61,15 @@ def test_of_many_ranks_one_of_those_that_are_alike_is_drawn() -> None:
     assert sorted(r for s in {s.rank for s in found.spans} for r in found.ranks_of(s)) == list(range(plan.world))
     whole = forecast_timeline(schedule(pipeline(2, 4, replicas=2), FAST), FAST)
     assert {s.rank for s in whole.spans} == set(range(4))
+
+
+@pytest.mark.parametrize("replicas", [2, ALL_RANKS])
+def test_ranks_that_share_cores_are_drawn_as_slow_as_they_are_foretold(replicas: int) -> None:
+    plan = schedule(pipeline(2, 4, replicas=replicas), FAST)
+    shared = replace(FAST, cores=SharedCores(0.25, 1))
+    told = forecast(plan, shared).period
+    assert told > 2 * forecast(plan, FAST).period
+    found = forecast_timeline(plan, shared)
+    last = max(s.end for s in found.spans if s.kind == "optimizer")
+    before = max(s.end for s in found.spans if s.kind == "optimizer" and s.end < last - told / 2)
+    assert last - before == pytest.approx(told, rel=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actorflow.runtime.measured_costs import Costs, Target
 from actorflow.tracing.clock import Estimate, SharedClock, estimate
 from actorflow.tracing.measurement import IdleReason, Measurement, ReadSpan, measure
 from actorflow.tracing.report import WaitShare, make_report, source_text, to_text
+from actorflow.tracing.tracer import with_forecast
 from actorflow.tracing.view import drawn, html
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.core.hardware import CPU_CORE
@@ -168,6 +171,16 @@ def test_a_run_as_forecast_is_found_to_be_as_forecast() -> None:
     given_costs = costs(plan, F0=3 * MS, B0=5 * MS)
     found = as_forecast(plan, given_costs)
     assert all(found.taken(a) == given_costs.firing[a.id] for a in plan.actors)
+
+
+def test_costs_of_ranks_that_share_cores_are_forecast_as_for_the_run() -> None:
+    plan = training()
+    measured = Costs({"of something else": 1.0})
+    ranks = 8 * len(os.sched_getaffinity(0))
+    alone, shared = (with_forecast(0, plan, Target(threads=1, ranks=n, costs=measured)).costs for n in (1, ranks))
+    f1 = next(a.id for a in plan.actors if a.name == "F1")
+    assert alone.firing[f1] == nanoseconds(plan, measured.hardware("cpu")).firing[f1]
+    assert shared.firing[f1] > 2 * alone.firing[f1]
 
 
 def test_the_actor_whose_cost_was_forecast_worst_is_named_first() -> None:
