@@ -260,6 +260,7 @@ def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device, apart: float) 
         return None
     sets = [values] + [_copied(values) for _ in range(_turns(values, apart) - 1)]
     made = deque([_copied(outputs) for _ in range(_turns(outputs, apart))])
+    del outputs
     times: list[float] = []
     while len(times) < least or (len(times) < most and sum(times) < EACH):
         given = list(sets[len(times) % len(sets)])
@@ -270,6 +271,7 @@ def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device, apart: float) 
         on.synchronize()
         times.append(time.perf_counter() - start)
         made.append(_tensors(results))
+        del results  # so that they are kept no longer than that
     return statistics.median(times)
 
 
