@@ -26,8 +26,10 @@ def on_shared_cores(plan: Plan, times: Durations, cores: SharedCores | None, ran
     ``ranks``: rank → how many ranks it stands for, for all whose actors the plan lists.  A plan that gets stuck keeps
     the durations it has.
     """
-    firings = None if cores is None else FiringTimes(plan, times)
-    if cores is None or firings is None or not firings.run(ITERATIONS):
+    if cores is None or not plan.actors:
+        return times
+    firings = FiringTimes(plan, times)
+    if not firings.run(ITERATIONS):
         return times
     clock = _Clock(plan, firings, cores, ranks)
     alone = firings.durations

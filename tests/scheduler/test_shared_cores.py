@@ -90,6 +90,12 @@ def test_a_rank_of_each_class_stands_for_all_of_them() -> None:
     assert found.period > 1.4 * simulate(plan, 4, UNIT).period
 
 
+def test_a_plan_without_actors_is_left_as_it_is() -> None:
+    plan = Plan("nothing", 2, 1, (), (), ())
+    times = nanoseconds(plan, UNIT)
+    assert on_shared_cores(plan, times, SharedCores(0.5, 1), {}) is times
+
+
 def test_what_gets_stuck_does_so_with_shared_cores_too() -> None:
     s = Sketch()
     first, second = s.actor("F"), s.actor("B", "backward")
