@@ -91,7 +91,9 @@ def goal_of(parallel: object, memory_budget: object) -> Goal:
     if (
         isinstance(parallel, Mapping)
         and parallel
-        and all(mode in known and isinstance(n, int) and n > 0 for mode, n in parallel.items())
+        and all(
+            mode in known and isinstance(n, int) and not isinstance(n, bool) and n > 0 for mode, n in parallel.items()
+        )
     ):
         return Goal(tuple(map(ParallelMode, parallel)), budget, mesh=tuple(parallel.values()))
     raise LayoutError(
