@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import decimal
 import enum
+import inspect
 import io
 import logging
 import math
@@ -246,6 +247,44 @@ def methods_of_tensors() -> Any:
     return lambda x: x.of_a_test(), lambda: setattr(kind, "of_a_test", lambda self: self * 3.0)  # type: ignore[attr-defined]
 
 
+def annotations_of_functions() -> Any:
+    def made(by: float) -> None: ...
+
+    hints: dict[str, Any] = made.__annotations__
+    hints["by"] = 2.0
+    return lambda x: x * made.__annotations__["by"], lambda: hints.update(by=3.0)
+
+
+def annotations_that_inspect_reads() -> Any:
+    def made(by: float) -> None: ...
+
+    hints: dict[str, Any] = made.__annotations__
+    hints["by"] = 2.0
+    return lambda x: x * inspect.signature(made).parameters["by"].annotation, lambda: hints.update(by=3.0)
+
+
+def annotations_of_classes() -> Any:
+    class Made:
+        by: float
+
+    hints: dict[str, Any] = Made.__annotations__
+    hints["by"] = 2.0
+    return lambda x: x * vars(Made)["__annotations__"]["by"], lambda: hints.update(by=3.0)
+
+
+def docstrings_of_functions() -> Any:
+    def made() -> None:
+        """2."""
+
+    return lambda x: x * float(str(made.__doc__)), lambda: setattr(made, "__doc__", "3")
+
+
+def names_of_classes() -> Any:
+    class Made: ...
+
+    return lambda x: x * len(Made.__name__), lambda: setattr(Made, "__name__", "Another")
+
+
 def a_layers_own_forward() -> Any:
     layer: Any = nn.Sequential(nn.Hardsigmoid())
     return lambda x: layer(x), lambda: setattr(layer, "forward", lambda t: t * BY)
@@ -428,7 +467,8 @@ CASES: tuple[Case, ...] = (
     methods_of_dictionaries, views_of_dictionaries, views_of_memory, numbers_of_c, queues, events, files_in_memory,
     texts_that_are_evaluated, made_names_of_the_environment, dataclasses_as_dictionaries,
     attributes_that_modules_make, functions_of_libraries, functions_of_python, classes_of_libraries,
-    methods_of_tensors, a_layers_own_forward, distributions, sets_of_data,
+    annotations_of_functions, annotations_that_inspect_reads, annotations_of_classes, docstrings_of_functions,
+    names_of_classes, methods_of_tensors, a_layers_own_forward, distributions, sets_of_data,
     first_classes_of_a_base, classes_of_a_base_with_a_metaclass,
     arrays_of_c_of_a_type_of_the_users, records_of_c, bytes_of_a_class_of_the_users,
     precision_of_decimals, slots_that_are_set_later, private_slots, attributes_for_others,

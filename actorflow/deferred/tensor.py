@@ -18,6 +18,7 @@ from actorflow.deferred.chunks import DRAWN
 from actorflow.deferred.random_streams import GeneratorStream, StreamPosition, default_generator, words_drawn
 from actorflow.deferred.tape import MOST_COPIED, Buffer, BufferView, ConstantTensor, RecordedOp
 from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.monkey_patches import original
 from actorflow_compiler.core.torch_internals import is_fake, memory_of, only_dispatch, schema_of
 
 __all__ = ["DeferredTensor", "DeferredMode", "active_mode"]
@@ -74,7 +75,7 @@ class DeferredTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = original(func), kwargs or {}
         if args and isinstance(args[0], DeferredTensor):
             self = args[0]
             if func == _DATA.__set__:

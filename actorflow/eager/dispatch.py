@@ -26,6 +26,7 @@ from actorflow.eager.op_plans import is_view, op_name
 from actorflow.eager.perform import perform
 from actorflow.eager.plain_tensors import check_plain, count_references, flat, plain_at
 from actorflow_compiler.core.errors import GlobalInCollective, LayoutError
+from actorflow_compiler.core.monkey_patches import original
 from actorflow_compiler.core.torch_internals import is_composed, only_dispatch
 from actorflow_compiler.signatures import has_line
 
@@ -236,11 +237,14 @@ GlobalTensor.__torch_dispatch__ = classmethod(run)  # type: ignore[method-assign
 
 
 def _arithmetic(name: str, func: Any) -> None:
-    usual = getattr(Tensor, name)
+    usual = original(getattr(Tensor, name))
     number = id(func)
     enabled = torch.is_grad_enabled
 
     def method(self: Any, other: Any) -> Any:
+        now = getattr(Tensor, name)
+        if now is not usual:  # the script has replaced it
+            return now(self, other)
         with only_dispatch():
             if (
                 type(other) is GlobalTensor

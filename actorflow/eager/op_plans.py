@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from actorflow.eager.layout import NOWHERE, Layout, everywhere, is_whole
 from actorflow.eager.layout_choice import OpOperand, choose, placement_for
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow_compiler.core.errors import LayoutError, SignatureError
+from actorflow_compiler.core.monkey_patches import original
 from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Meta, Ref, Symbol
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import fake_mode, fast_callable
@@ -284,7 +286,7 @@ def fastest(func: Any) -> Callable[..., Any]:
     """A function that calls an op on plain tensors with the least overhead; for common ops, torch's own function."""
     namespace, _, name = func._schema.name.partition("::")
     found = getattr(torch, name, None) if namespace == "aten" and name in _PLAINEST else None
-    return found if found is not None else native_kernel(func)
+    return found if isinstance(found, BuiltinFunctionType) else native_kernel(func)  # a script may have replaced it
 
 
 # ops whose torch function takes the same positional arguments
@@ -313,15 +315,17 @@ def _quick_view(local: OpCall, view: bool) -> Callable[..., Any] | None:
 # ops of one tensor whose arguments are sizes of the whole
 _SIZED: dict[str, Callable[..., Any]] = {
     "aten.split_with_sizes.default": fast_callable(torch.ops.aten.split_with_sizes.default),
-    "aten.expand.default": Tensor.expand,
+    "aten.expand.default": original(Tensor.expand),
 }
+_view: Callable[..., Tensor] = original(Tensor.view)
+_reshape: Callable[..., Tensor] = original(Tensor.reshape)
 
 
 def _viewed(shape: tuple[int, ...]) -> Callable[..., Any]:
     """A view of another shape; raises RuntimeError where that needs a copy."""
 
     def quick(part: Tensor, *_: Any) -> Tensor:
-        return part.view(shape)
+        return _view(part, shape)
 
     return quick
 
@@ -330,7 +334,7 @@ def _reshaped(shape: tuple[int, ...]) -> Callable[..., Any]:
     """The same elements in another shape."""
 
     def quick(part: Tensor, *_: Any) -> Tensor:
-        return part.reshape(shape)
+        return _reshape(part, shape)
 
     return quick
 

@@ -24,6 +24,7 @@ from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.partwise import CALLS, UNKNOWN, PartwiseCall, examine_call, fill, leaves
 from actorflow.eager.plain_tensors import plain_as_whole
 from actorflow.standins.owned_tensor import real_value
+from actorflow_compiler.core.monkey_patches import original
 from actorflow_compiler.core.torch_internals import (
     end_of_graph,
     gradients,
@@ -39,6 +40,7 @@ from actorflow_compiler.core.torch_internals import (
 def call(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
     """``GlobalTensor.__torch_function__``: on the parts at once if that is known to be possible, else op by op."""
     with only_dispatch():
+        func = original(func)
         prepare = _PREPARED.get(func)
         if prepare is not None:
             return prepare(func, args, kwargs or {})

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CodeNames", "code_names"]
+__all__ = ["ANNOTATIONS", "CodeNames", "code_names"]
 
 ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # they read attributes that the code need not name
 NAMED = {"getattr": 1, "hasattr": 1, "attrgetter": 0}  # the position of the argument that names the attribute
 BY_TEXT = ("globals", "eval", "exec")  # they look up names that a string contains
 WHOLE = ("copy", "dataclasses", "inspect", "json", "pickle", "pprint")  # modules whose functions read all attributes
+ANNOTATIONS = "__annotations__"
+HINTS = ("get_type_hints", "get_annotations", "signature")  # functions that read the annotations of their argument
 SETTERS = ("setattr", "__setattr__", "delattr", "__delattr__")  # they set attributes that string constants name
 ENVIRONMENT = frozenset(("environ", "getenv"))
 STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME")
@@ -116,10 +118,18 @@ class _CodeReader:
             found.any = found.any or not said
         if name in SETTERS:
             found.stores.update(dict.fromkeys(_words(self._code)))
+        if name in HINTS:
+            self._annotations()
+
+    def _annotations(self) -> None:
+        self._found.attributes[ANNOTATIONS] = None
+        self._found.others[ANNOTATIONS] = None
 
     def _constants(self) -> None:
         asks = not ENVIRONMENT.isdisjoint(self._code.co_names)
         for constant in self._code.co_consts:
+            if constant == ANNOTATIONS:
+                self._annotations()
             if asks and isinstance(constant, str):
                 self._found.strings[constant] = None
             if isinstance(constant, types.CodeType):

@@ -14,12 +14,12 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from actorflow.script_state.bytecode import CodeNames, code_names
+from actorflow.script_state.bytecode import ANNOTATIONS, CodeNames, code_names
 from actorflow.script_state.name_registry import NameRegistry
 from actorflow.script_state.object_search import (
     CACHE,
@@ -45,9 +45,10 @@ from actorflow.script_state.sources import (
     EnvironmentSource,
     GlobalsSource,
     LibrarySource,
+    SlotsSource,
     SubclassesSource,
 )
-from actorflow.script_state.user_code import has_user_class, is_user_class, is_user_file
+from actorflow.script_state.user_code import HEAP_TYPE, has_user_class, is_user_class, is_user_file
 from actorflow.standins.lazy_tensor import LazyTensor, wait_for_values
 from actorflow.standins.locations import (
     AttributeLocation,
@@ -76,10 +77,20 @@ BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)  # methods 
 MANY = 1000  # longer lists in libraries are not followed
 CONSTRUCTORS = ("__init__", "__new__")  # not called on objects that already exist
 ALWAYS_CALLED = ("forward", "__call__", *CONSTRUCTORS)  # besides the methods behind Python's operators
+OF_CLASSES = ("__name__", "__qualname__")  # attributes that are not in its ``__dict__``
+OF_FUNCTIONS = (ANNOTATIONS, "__doc__", *OF_CLASSES)
 NEVER_CALLED = (  # special methods for printing, copying and the like
     "__repr__", "__str__", "__format__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
     "__copy__", "__deepcopy__", "__init_subclass__", "__subclasshook__", "__class_getitem__", "__getnewargs__",
 )  # fmt: skip
+TENSOR_OPERATORS = sorted(  # special methods of tensors, which a script may replace
+    {
+        name
+        for base in Tensor.__mro__[:-1]
+        for name, method in vars(base).items()
+        if name.startswith("__") and callable(method) and name not in (*CONSTRUCTORS, *NEVER_CALLED)
+    }
+)
 
 
 def find_state(
@@ -136,7 +147,10 @@ class _Search:
         self.found = found
         self.pending: deque[Callable[[], None]] = deque()  # functions whose code is to be followed
         self.owners: dict[types.FunctionType, type] = {}  # method → the class that it belongs to
-        self.followed: set[tuple[int, str]] = set()  # id of a class or module, and the name of its attribute
+        self.described: dict[types.FunctionType, str] = {}  # function of the user → its path
+        self.followed: set[tuple[int, str]] = (
+            set()
+        )  # id of a class or module, and the name of its attribute; or a path of it
         self.constructors: dict[type, bool] = {}  # class of objects → whether ``__init__`` was followed
 
     # -- values ------------------------------------------------------------------------------------
@@ -233,7 +247,8 @@ class _Search:
         if isinstance(registry := vars(function).get("registry"), types.MappingProxyType):  # singledispatch
             self.value(f"{function.__name__}.registry", registry, nowhere())
         if own:
-            self.function_attributes(self_name if owner is None else function.__qualname__, function)
+            path = self.described[function] = self_name if owner is None else function.__qualname__
+            self.function_attributes(path, function)
         self.pending.append(functools.partial(self.follow, function, own, root))
 
     def function_attributes(self, path: str, function: types.FunctionType) -> None:
@@ -348,6 +363,7 @@ class _Search:
                 self.pending.popleft()()
             before = len(self.followed)
             self.named_methods()
+            self.named_of_definitions()
             self.named_in_modules()
             if len(self.followed) == before and not self.pending and not self.remaining_constructors():
                 break
@@ -368,6 +384,18 @@ class _Search:
                     self.method(owner, name)
                     if name == "__subclasses__":
                         self.subclasses(owner)
+
+    def named_of_definitions(self) -> None:
+        """Search what code names of the user's functions and classes that is not in their ``__dict__``."""
+        named = [*self.found.classes, *self.found.instantiated]
+        classes = {owner: owner.__name__ for owner in named if is_user_class(owner)}
+        for names, definitions in ((OF_FUNCTIONS, self.described), (OF_CLASSES, classes)):
+            for name in [name for name in names if name in self.found.attributes]:
+                for thing, path in list(definitions.items()):
+                    if (id(thing), f"{path}.{name}") not in self.followed:
+                        self.followed.add((id(thing), f"{path}.{name}"))
+                        self.found.add_read_source(SlotsSource(path, thing, [name]))
+                        self.value(f"{path}.{name}", getattr(thing, name), AttributeLocation(thing, name))
 
     def named_in_modules(self) -> None:
         """Search the attributes that code names, of all of the user's modules found so far."""
@@ -399,7 +427,8 @@ class _Search:
         if not any(name in base.__dict__ for base in owner.__mro__):
             return
         for base in owner.__mro__[:-1] if name not in CONSTRUCTORS else ():  # all but ``object``
-            if base not in users and isinstance(found := base.__dict__.get(name), (*PLAIN, types.FunctionType)):
+            changes = base not in users and base.__flags__ & HEAP_TYPE
+            if changes and isinstance(found := base.__dict__.get(name), (*PLAIN, types.FunctionType)):
                 with self.found.within(root):
                     self.found.add_read_source(ClassSource(base.__name__, base, [name]))
                 if _is_users_function(found):
@@ -411,7 +440,7 @@ class _Search:
                 found = base.__dict__[name]
                 described = isinstance(found, METHODS) or hasattr(type(found), "__get__")  # a slot, for example
                 own = has_user_class(found)  # a user's descriptor: its methods compute what is read
-                if (own or not described) and not name.startswith("__"):
+                if (own or not described) and (not name.startswith("__") or name == ANNOTATIONS):
                     with self.found.within(root):
                         self.value(f"{base.__name__}.{name}", found, ClassAttributeLocation(base, name))
                 if isinstance(found, METHODS) or wraps_function(found):
@@ -431,8 +460,12 @@ def _is_list_of_plain(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= MANY and all(isinstance(item, PLAIN) for item in value)
 
 
-def _operator_methods(owner: type) -> Iterator[str]:
-    """The special methods of a class in user code that Python's operators and statements call."""
+def _operator_methods(owner: type) -> Iterable[str]:
+    """The special methods that Python's operators and statements call: a user's class's own, and all of ``Tensor``."""
+    return TENSOR_OPERATORS if owner is Tensor else _users_operator_methods(owner)
+
+
+def _users_operator_methods(owner: type) -> Iterator[str]:
     for base in owner.__mro__:
         if is_user_class(base):
             for name, method in base.__dict__.items():

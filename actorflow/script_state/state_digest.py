@@ -43,7 +43,7 @@ from actorflow.script_state.sources import (
     TypeSource,
     cache_table,
 )
-from actorflow.script_state.user_code import is_user_class, is_user_file
+from actorflow.script_state.user_code import HEAP_TYPE, is_user_class, is_user_file
 from actorflow_compiler.capture.optimizer_state import is_torchs
 from actorflow_compiler.core.digest import NoDigest
 from actorflow_compiler.core.torch_internals import OpOverload, OpOverloadPacket, only_dispatch
@@ -95,7 +95,6 @@ APART = (  # modules of torch and NumPy that do more than compute
 WRAPPERS = ("contextlib.py", "functools.py")  # files of functions that carry the module of what they wrap
 STATE_HOOKS = ("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_post_hooks")  # of an optimizer
 COVERED = (types.SimpleNamespace, collections.UserDict, collections.UserList, collections.UserString)
-HEAP_TYPE = 1 << 9  # of a class that Python code has made (Py_TPFLAGS_HEAPTYPE)
 
 
 def script_form(function: Callable[..., Any], found: SearchResult, arguments: CallArguments) -> tuple[Any, ...]:

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["has_user_class", "is_user_class", "is_user_file", "line_of", "user_line"]
+__all__ = ["HEAP_TYPE", "has_user_class", "is_user_class", "is_user_file", "line_of", "user_line"]
 
+HEAP_TYPE = 1 << 9  # of a class that Python code has made (Py_TPFLAGS_HEAPTYPE)
 INSTALLED = ("site-packages", "dist-packages")  # folders of libraries, also of those that PYTHONPATH names
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)  # as faulthandler writes it
 

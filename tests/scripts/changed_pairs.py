@@ -382,6 +382,46 @@ def a_function_of_torch_that_was_replaced():
 
 
 @pair
+def an_operator_of_tensors():
+    if K:
+        original = torch.Tensor.__sub__
+        torch.Tensor.__sub__ = lambda self, other: original(self, other) * 2.0
+    training(lambda model, x: (model(x) - 1.0).square().mean())
+
+
+def annotated(scale: float):
+    """2."""
+
+
+class Annotated:
+    scale: float
+
+
+@pair
+def annotations_of_a_function():
+    annotated.__annotations__["scale"] = 1.0 + K
+    training(lambda model, x: (model(x) * annotated.__annotations__["scale"]).square().mean())
+
+
+@pair
+def annotations_of_a_class():
+    Annotated.__annotations__["scale"] = 1.0 + K
+    training(lambda model, x: (model(x) * Annotated.__annotations__["scale"]).square().mean())
+
+
+@pair
+def the_docstring_of_a_function():
+    annotated.__doc__ = str(1.0 + K)
+    training(lambda model, x: (model(x) * float(annotated.__doc__)).square().mean())
+
+
+@pair
+def the_name_of_a_class():
+    Annotated.__name__ = "A" * (1 + K)
+    training(lambda model, x: (model(x) * len(Annotated.__name__)).square().mean())
+
+
+@pair
 def a_function_of_torch_in_place_of_another():
     if K:
         F.relu = F.gelu
