@@ -1,12 +1,17 @@
 """Unmodified models of ``transformers`` train under a plan as they do eagerly on one device."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
+import actorflow as flow
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.plan.plan import Plan
-from hf import FURTHER, LOOKS_AT_VALUES, PROMISED, exact
+from hf import DECODER, FURTHER, LOOKS_AT_VALUES, PROMISED, T, exact
 from trained import Layout, differences, plan_of, train_eagerly, train_planned
 
 ALL = {**PROMISED, **FURTHER}
@@ -79,3 +84,52 @@ def test_the_promised_models_train_twenty_steps_under_every_plan(name: str, layo
 def test_further_architectures_train_as_well(name: str, layout: str) -> None:
     plan = check(name, LAYOUTS[layout], 3)
     assert plan.summary.redundant_flops <= MOST_REDUNDANT
+
+
+RECORDED = {"output_hidden_states": True}
+
+
+def by_keyword(model: nn.Module, x: Tensor) -> Tensor:
+    out = model(input_ids=x, labels=x, output_hidden_states=True)
+    return out.loss + out.hidden_states[1].square().mean()
+
+
+def by_a_dictionary(model: nn.Module, x: Tensor) -> Tensor:
+    out = model(input_ids=x, labels=x, **RECORDED)
+    return out.loss + out.hidden_states[1].square().mean()
+
+
+def by_configuration(model: nn.Module, x: Tensor) -> Tensor:
+    return model(input_ids=x, labels=x).loss  # with that of the routers
+
+
+@pytest.mark.parametrize("loss_of", [by_keyword, by_a_dictionary, by_configuration], ids=lambda way: way.__name__)
+def test_what_a_model_records_by_hooks_is_there_from_the_first_step_on(loss_of: Callable[..., Tensor]) -> None:
+    def trained(decorate: Callable[[Any], Any]) -> list[float]:
+        torch.manual_seed(0)
+        config = T.MixtralConfig(**DECODER, num_local_experts=4, output_router_logits=loss_of is by_configuration)
+        model = T.MixtralForCausalLM(config)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @decorate
+        def step(x: Tensor) -> Tensor:
+            loss = loss_of(model, x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return [float(step(torch.randint(3, 200, (4, 9)))) for _ in range(3)]
+
+    torch.testing.assert_close(trained(flow.global_function), trained(lambda step: step), rtol=1e-5, atol=0)
+
+
+def test_a_model_gets_no_hooks_for_outputs_that_no_one_asks_for() -> None:
+    model = T.LlamaForCausalLM(T.LlamaConfig(**DECODER))
+
+    @flow.global_function(type="predict")
+    def loss(x: Tensor) -> Tensor:
+        return by_configuration(model, x)
+
+    loss(torch.randint(3, 200, (4, 9)))
+    assert not any(module._forward_hooks for module in model.modules())

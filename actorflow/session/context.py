@@ -16,6 +16,7 @@ from actorflow.runtime.observer import Observer
 from actorflow.runtime.results import Results
 from actorflow.runtime.worker import Worker
 from actorflow.script_state.arguments import CallArguments, GlobalArgument
+from actorflow.script_state.lazy_hooks import install_lazy_hooks
 from actorflow.script_state.name_registry import NameRegistry
 from actorflow.script_state.search import search_script
 from actorflow.script_state.search_result import SearchResult
@@ -100,6 +101,7 @@ class SessionContext:
 
         try:
             found = search()
+            install_lazy_hooks(found, arguments)
             if _global_tensors(found):
                 state = found.state
                 plain = _globals_by[0][0](state.modules.values(), state.optimizers.values(), self.world)
