@@ -440,6 +440,8 @@ def test_what_users_ask_for_is_understood(parallel: object, budget: object, expe
         ("pipeline", None, r"parallel='pipeline' was found; one of 'data', 'tensor', 'sequence', .* was expected"),
         ({"data": 0}, None, r"parallel=.* was found"),
         ({"data": True}, None, r"parallel=.* was found"),
+        ({"data": 2, "pipeline": 2}, None, r"flow\.place\(model, stages=2\)"),
+        ("zero3", None, r"flow\.zero\(model, stage\)"),
         (None, "many", r"memory_budget='many' was found"),
         (None, "-1GB", r"memory_budget='-1GB' was found"),
         (None, 0, r"memory_budget=0 was found"),

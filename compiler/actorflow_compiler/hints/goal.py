@@ -73,6 +73,10 @@ class Goal:
 DATA = Goal()
 
 
+PIPELINE_WORDS = ("pipeline", "pipe", "pp", "stage", "stages")  # as users of other systems call them
+ZERO_WORDS = ("zero", "fsdp", "shard", "sharded")
+
+
 def goal_of(parallel: object, memory_budget: object) -> Goal:
     """The goal that a user's ``parallel=`` and ``memory_budget=`` state.
 
@@ -98,8 +102,19 @@ def goal_of(parallel: object, memory_budget: object) -> Goal:
         return Goal(tuple(map(ParallelMode, parallel)), budget, mesh=tuple(parallel.values()))
     raise LayoutError(
         f"parallel={parallel!r} was found; one of {', '.join(map(repr, known))} was expected, or a dictionary with "
-        f'the number of devices along each mesh axis, such as {{"data": 2, "tensor": 2}}'
+        f'the number of devices along each mesh axis, such as {{"data": 2, "tensor": 2}}{_advice(parallel)}'
     )
+
+
+def _advice(parallel: object) -> str:
+    """What to do for kinds of parallelism that are asked for in other ways, as the end of a message."""
+    named = [parallel] if isinstance(parallel, str) else [*parallel] if isinstance(parallel, Mapping) else []
+    words = {str(name).lower().rstrip("0123456789_ ") for name in named}
+    if not words.isdisjoint(PIPELINE_WORDS):
+        return "; for a pipeline call flow.place(model, stages=2), and parallel= says how each stage is split"
+    if not words.isdisjoint(ZERO_WORDS):
+        return "; to split the state of a model over the data axis call flow.zero(model, stage) with stage 1, 2 or 3"
+    return ""
 
 
 def _bytes(budget: object) -> float:
