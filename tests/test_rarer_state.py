@@ -832,3 +832,19 @@ def test_what_only_predicts_has_one_plan_in_any_mode() -> None:
     for one in found:
         torch.testing.assert_close(one + 0, wanted.clone())
     assert len(job.plans) == 1
+
+
+def test_an_object_that_answers_for_every_name_is_refused() -> None:
+    class Answers:
+        def __getattribute__(self, name: str) -> Any:
+            return 2
+
+    answers: Any = Answers()
+
+    @flow.global_function
+    def job(x: Tensor) -> Tensor:
+        made: Tensor = x * answers.by
+        return made
+
+    with pytest.raises(flow.CaptureError, match="answers is an object of Answers whose __getattribute__ answers"):
+        job(torch.ones(2))

@@ -57,7 +57,7 @@ from actorflow.script_state.sources import (
     TypeSource,
     cache_table,
 )  # fmt: skip
-from actorflow.script_state.unsupported import refuse_unsupported, unwrap_prepared
+from actorflow.script_state.unsupported import refuse_disguised, refuse_unsupported, unwrap_prepared
 from actorflow.script_state.user_code import has_user_class, is_user_class, is_user_file
 from actorflow.standins.beside import BESIDE
 from actorflow.standins.locations import (
@@ -129,6 +129,7 @@ class ScriptSearch(Protocol):
 
 def search_object(search: ScriptSearch, path: str, value: Any) -> None:
     """Search an object that is reached for the first time, and is the holder of what is found."""
+    refuse_disguised(path, value)
     for kinds, search_kind in KINDS:
         if isinstance(value, kinds):
             search_kind(search, path, value)

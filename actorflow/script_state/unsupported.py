@@ -11,7 +11,17 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import script_attributes
 
-__all__ = ["unwrap_prepared", "refuse_unsupported"]
+__all__ = ["refuse_disguised", "refuse_unsupported", "unwrap_prepared"]
+
+
+def refuse_disguised(path: str, value: Any) -> None:
+    """Raise CaptureError for an object that answers with no class when it is asked for its class."""
+    if not isinstance(value.__class__, type):
+        kind = type(value)
+        raise CaptureError(
+            f"{path} is an object of {kind.__name__} whose __getattribute__ answers every name, also __class__, "
+            f"which is {value.__class__!r}; expected: a __getattr__, which is called for names that nothing else has"
+        )
 
 
 def refuse_unsupported(path: str, root: nn.Module) -> None:
