@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
+from inspect import getattr_static
 from typing import Any
 
 from actorflow.script_state.arguments import CallArguments
@@ -26,7 +27,11 @@ def install_lazy_hooks(found: SearchResult, arguments: CallArguments) -> None:
     that it may pass on as keyword arguments.
     """
     modules = [module for root in found.state.modules.values() for module in root.modules()]  # outer ones first
-    able = [(module, function) for module in modules if (function := _installing(type(module).forward)) is not None]
+    able = [
+        (module, function)
+        for module in modules
+        if (function := _installing(getattr_static(type(module), "forward", None))) is not None
+    ]
     if not able:
         return
     named = {text for code in found.codes for text in _texts(code)}

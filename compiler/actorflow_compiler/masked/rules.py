@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.monkey_patches import original
 from actorflow_compiler.values.reads import place_of
 
 __all__ = ["RULES", "FunctionRules", "Rule", "bound", "named", "op_name", "refusal", "refusal_makers", "rule"]
@@ -65,8 +66,8 @@ def refusal(text: str) -> Exception:
 
 
 def named(name: str) -> list[Any]:
-    """The functions of torch with this name."""
-    found = [getattr(owner, name, None) for owner in OWNERS]
+    """The functions of torch with this name, also where others have replaced them."""
+    found = [original(getattr(owner, name, None)) for owner in OWNERS]
     return [f for f in found if f is not None and callable(f)]
 
 
