@@ -48,7 +48,7 @@ def install_lazy_hooks(found: SearchResult, arguments: CallArguments) -> None:
 def _installing(function: Any) -> types.FunctionType | None:
     """The function that installs hooks, among one and those that it wraps."""
     while isinstance(function, types.FunctionType):
-        if INSTALLER in function.__code__.co_names:
+        if INSTALLER in function.__code__.co_names and INSTALLER in function.__globals__:
             return function
         function = getattr(function, "__wrapped__", None)
     return None

@@ -67,8 +67,8 @@ def refusal(text: str) -> Exception:
 
 def named(name: str) -> list[Any]:
     """The functions of torch with this name, also where others have replaced them."""
-    found = [original(getattr(owner, name, None)) for owner in OWNERS]
-    return [f for f in found if f is not None and callable(f)]
+    found = [getattr(owner, name, None) for owner in OWNERS]
+    return [original(f) for f in found if callable(f)]
 
 
 def op_name(func: Any) -> str:
