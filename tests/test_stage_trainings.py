@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
+from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement, placement
+from actorflow_compiler.hints.goal import goal_of
 from architectures import ARCHITECTURES
 from hf import PROMISED
 from models import CASES, DEEP_GPT, Case
-from trained import Layout, differences, in_float64, train_eagerly, train_planned
+from trained import Layout, differences, in_float64, plan_of, train_eagerly, train_planned
 
 FIRST, SECOND = placement("cpu", [0]), placement("cpu", [1])
 SIZES = [8] * 2
@@ -65,6 +67,44 @@ def test_stages_that_are_found_train_as_one_device(
     make: Callable[[], Case], layout: Layout, stages: tuple[str, ...]
 ) -> None:
     assert check(make(), layout) == stages
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world", "stages"),
+    [
+        ("pipeline", 2, texts([0], [1])),
+        ({"pipeline": 4}, 2, INTERLEAVED),
+        ({"pipeline": 2, "data": 2}, 4, texts([0, 1], [2, 3])),
+        ({"tensor": 2, "pipeline": 2}, 4, texts([0, 1], [2, 3])),
+    ],
+    ids=str,
+)
+def test_stages_that_a_job_asks_for_train_as_one_device(parallel: object, world: int, stages: tuple[str, ...]) -> None:
+    assert check(CASES["gpt"], Layout(world, 4, goal=goal_of(parallel, None))) == stages
+
+
+def test_stages_that_a_job_asks_for_are_those_that_flow_place_asks_for() -> None:
+    def asked(prepare: Callable[[nn.Module], None], parallel: object = "pipeline", world: int = 2) -> Layout:
+        return Layout(world, 4, goal=goal_of(parallel, None), prepare=prepare)
+
+    def offload(model: nn.Module) -> None:
+        flow.distribute(model, {".*weight": flow.sbp.broadcast}, placement=placement("cpu", [2]))
+
+    third = texts([0], [1], [2])  # that only keeps and updates weights
+    assert plan_of(CASES["mlp"], asked(offload, world=3), 8)[0].summary.stages == third
+    both = asked(lambda model: flow.place(model, [SECOND, FIRST]))
+    assert plan_of(CASES["mlp"], both, 8)[0].summary.stages == texts([1], [0])
+    for prepare, message in [
+        (lambda model: flow.place(model, stages=4), r'="pipeline" asks for 2 stages, and flow\.place\(.*=4\) for 4; '),
+        (
+            lambda model: flow.place(model, {"first": FIRST}),
+            r'parallel="pipeline" and flow\.place\(.*first.* one of both',
+        ),
+    ]:
+        with pytest.raises(LayoutError, match=message):
+            plan_of(CASES["mlp"], asked(prepare), 8)
+    with pytest.raises(LayoutError, match=r'{"pipeline": 1}: each stage has 2 of the 2 devices, .* mesh of 1 = 1'):
+        plan_of(CASES["mlp"], asked(lambda model: None, {"pipeline": 1}), 8)
 
 
 def test_stages_by_patterns_may_come_back_to_a_rank() -> None:

@@ -128,7 +128,12 @@ def request_of(case: Case, layout: Layout, size: int) -> tuple[StepRequest, torc
     request = StepRequest(
         UserStep("train", lambda tensors: [step(*tensors)], arguments, state, train=True),
         TargetDevices(layout.world, layout.kind, layout.hardware),
-        Preferences(resolve(state.modules), layout.micro_batches, layout.goal, schedule_name(layout.schedule)),
+        Preferences(
+            resolve(state.modules).with_stages(layout.goal, layout.world),
+            layout.micro_batches,
+            layout.goal,
+            schedule_name(layout.schedule),
+        ),
     )
     return request, optimizer
 

@@ -211,9 +211,10 @@ def global_function(
     keeps parameters whole; "tensor" keeps the batch whole and splits weights; "sequence" splits the positions of each
     sample (the dim along which attention looks, of any length) and keeps parameters whole; "ring" is "sequence" with
     keys and values that are passed on from device to device where attention allows it; "expert" is "data" with the
-    experts of a mixture (stacked matrices) split over the devices; "auto" compares whole plans and takes the one whose
-    step is forecast to be shortest: mesh, pipeline stages, layouts and ZeRO, where hints leave them open; a
-    dictionary such as ``{"data": 2, "tensor": 4}`` makes a mesh with one axis for each entry.  ``memory_budget``
+    experts of a mixture (stacked matrices) split over the devices; "pipeline" cuts the step into a stage for each
+    device; "auto" compares whole plans and takes the one whose step is forecast to be shortest: mesh, pipeline stages,
+    layouts and ZeRO, where hints leave them open; a dictionary such as ``{"data": 2, "tensor": 4}`` makes a mesh with
+    one axis for each entry, and with "pipeline" in it so many stages that are each such a mesh.  ``memory_budget``
     limits the memory of each device ("20GB", or a number of bytes); with it, "auto" is the default.
 
     ``schedule`` is the order in which the stages of a pipeline process the micro-batches.  "auto" (the default)

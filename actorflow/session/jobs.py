@@ -28,7 +28,6 @@ from actorflow_compiler.core.runs import Runs
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.hints.goal import Goal
-from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Plan
 
@@ -82,7 +81,6 @@ class ScriptBinding:
     guards: Guards
     found: SearchResult
     was_global: bool  # whether a module's tensors were global ones, which a job has taken over
-    staged: frozenset[tuple[int, ...]] | None  # the ranks of each placement of modules; None: the stages are chosen
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -95,6 +93,7 @@ class CompiledPlan:
     effects: StepEffects  # with only those number reads that this rank needs
     rows: Mapping[str, Runs]  # arguments that this rank's sources take → the rows of each (none of one without dims)
     bound: ScriptBinding  # set unless the plan is parked
+    staged: frozenset[tuple[int, ...]] | None  # the ranks of each placement of modules; None: the stages are chosen
     mirrored: bool  # each device draws its own random numbers
     begins_freely: bool  # a call may begin before it is known that all ranks have made it
     key: tuple[Any, ...]
@@ -129,8 +128,7 @@ class CompiledPlan:
         """
         split = [one for one in given if any(isinstance(entry, Split) for entry in one.sbp)]
         places = frozenset(one.placement.ranks for one in split)
-        staged = self.bound.staged
-        return split if len(places) > 1 or (staged is not None and staged <= places) else ()
+        return split if len(places) > 1 or (self.staged is not None and self.staged <= places) else ()
 
     @property
     def places(self) -> list[tuple[StateSource, Any]]:
@@ -172,9 +170,7 @@ def bind_script(steps: bool, guards: Guards, found: SearchResult, effects: StepE
     guards.exclude((one, key) for one, key in own if not one.counts)
     left = [change for change in effects.changes if not effects.stops.depend_on(change)]
     guards.watch_stored(found, [*own, *((sources[change.at], decode_key(change.key, sources)) for change in left)])
-    hints = resolve(state.modules)
     return ScriptBinding(
         tuple(state.optimizers.values()) if steps else (), PlanKeyMaker(state), guards, found,
         any(is_noted(m, WAS_GLOBAL) for root in state.modules.values() for m in root.modules()),
-        None if hints.stages is not None else frozenset(place.ranks for place in hints.places.values()),
     )  # fmt: skip

@@ -428,6 +428,9 @@ def test_an_item_without_a_module_is_tied_by_what_it_reads() -> None:
         ("auto", None, Goal(("auto",), search=True)),
         ("tensor", "1.5GiB", Goal(("tensor",), 1.5 * 2**30)),
         ({"data": 2, "tensor": 4}, 1000, Goal(("data", "tensor"), 1000.0, mesh=(2, 4))),
+        ("pipeline", None, Goal(("data",), mesh=(1,), stages=0)),
+        ({"pipeline": 4}, None, Goal(("data",), mesh=(1,), stages=4)),
+        ({"data": 2, "pipeline": 3, "tensor": 4}, None, Goal(("data", "tensor"), mesh=(2, 4), stages=3)),
     ],
 )
 def test_what_users_ask_for_is_understood(parallel: object, budget: object, expected: Goal) -> None:
@@ -437,10 +440,15 @@ def test_what_users_ask_for_is_understood(parallel: object, budget: object, expe
 @pytest.mark.parametrize(
     ("parallel", "budget", "message"),
     [
-        ("pipeline", None, r"parallel='pipeline' was found; one of 'data', 'tensor', 'sequence', .* was expected"),
-        ({"data": 0}, None, r"parallel=.* was found"),
-        ({"data": True}, None, r"parallel=.* was found"),
-        ({"data": 2, "pipeline": 2}, None, r"flow\.place\(model, stages=2\)"),
+        (
+            "pipelines",
+            None,
+            r"parallel='pipelines' was found; one of 'data', 'tensor', .* a pipeline is {\"pipeline\": 2}",
+        ),
+        ({"data": 0}, None, r"parallel=.* was found; a whole number from 1 on was expected for 'data', not 0$"),
+        ({"data": True}, None, r"parallel=.* was found; a whole number from 1 on was expected for 'data', not True$"),
+        ({"pipeline": 2.0, "data": 2}, None, r"a whole number from 1 on was expected for 'pipeline', not 2\.0$"),
+        ({"data": 2, "pp": 2}, None, r"or flow\.place\(model, stages=2\)"),
         ("zero3", None, r"flow\.zero\(model, stage\)"),
         (None, "many", r"memory_budget='many' was found"),
         (None, "-1GB", r"memory_budget='-1GB' was found"),

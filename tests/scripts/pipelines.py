@@ -17,7 +17,7 @@ from trained import in_float64
 
 BATCH, STEPS = 16, 3
 BENT = {"interleaved": (0, 1, 0, 1), "zb-v": (0, 1, 1, 0)}  # two stages for each half of the devices: which has which
-LAYOUTS = {  # devices of each half of a pipeline, or none: as many stages as devices; the mode of parallelism within
+LAYOUTS = {  # devices of each half of a pipeline, or none: a stage on each; the axis of a job that asks for stages
     "pipeline 4": (None, None),
     "pipeline 2": (([0], [3]), None),  # the other two have nothing to do
     "data 2 × pipeline 2": (([0, 1], [2, 3]), None),
@@ -43,8 +43,12 @@ def train(title: str) -> Ended | None:
     case = case_of(name)
     model = case.model()
     optimizer = case.optimizer(model)
-    halves, parallel = LAYOUTS[layout]
-    place(model, halves, schedule)
+    halves, axis = LAYOUTS[layout]
+    parallel = None
+    if axis is None:
+        place(model, halves, schedule)
+    else:
+        parallel = {"pipeline": 4 if schedule in BENT else 2, axis: 2}
 
     @flow.global_function(type="train", micro_batches=int(micro_batches), schedule=schedule, parallel=parallel)
     def step(*batch: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class Goal:
     weights: tuple[tuple[int, ...], ...] = ()  # of the mesh's axes, by which unequal devices share; (): all alike
     mirrored: bool = False  # devices compute with values of their own (mirrored.py): nothing may be split
     search: bool = False  # meshes, stages and ZeRO are open, too: whole plans are compared before layouts are inferred
+    stages: int | None = None  # of the pipeline that is asked for; EACH_DEVICE: one on each device
 
     def mode(self, axis: int) -> ParallelMode:
         """The mode of a mesh axis."""
@@ -71,35 +72,39 @@ class Goal:
 
 
 DATA = Goal()
+PIPELINE = "pipeline"  # among the modes of ``parallel=``: into how many stages a step is cut, each of which is a mesh
+EACH_DEVICE = 0  # as many stages as there are devices
 
-
-PIPELINE_WORDS = ("pipeline", "pipe", "pp", "stage", "stages")  # as users of other systems call them
+PIPELINE_WORDS = ("pipelines", "pipe", "pp", "stage", "stages")  # as users of other systems call it
 ZERO_WORDS = ("zero", "fsdp", "shard", "sharded")
 
 
 def goal_of(parallel: object, memory_budget: object) -> Goal:
     """The goal that a user's ``parallel=`` and ``memory_budget=`` state.
 
-    ``parallel``: "data", "tensor", "sequence", "ring", "expert", "auto", or a dictionary with the size of a mesh axis
-    for each, such as ``{"data": 2, "tensor": 4}``; None is "data", and "auto" under a budget.  ``memory_budget``: what
-    one device may hold, a number of bytes or "20GB" (powers of 1000; GiB for powers of 1024).
+    ``parallel``: "data", "tensor", "sequence", "ring", "expert", "pipeline", "auto", or a dictionary with the size of a
+    mesh axis for each, such as ``{"data": 2, "tensor": 4}``, where "pipeline" has the number of stages, each of which
+    is a mesh of the other axes; None is "data", and "auto" under a budget.  ``memory_budget``: what one device may
+    hold, a number of bytes or "20GB" (powers of 1000; GiB for powers of 1024).
 
     Raises LayoutError for anything else.
     """
     budget = None if memory_budget is None else _bytes(memory_budget)
     if parallel is None:
         return DATA if budget is None else Goal((ParallelMode.AUTO,), budget, search=True)
-    known = tuple(mode.value for mode in ParallelMode)
+    known = (*(mode.value for mode in ParallelMode), PIPELINE)
+    if isinstance(parallel, str) and parallel == PIPELINE:
+        return Goal(budget=budget, mesh=(1,), stages=EACH_DEVICE)
     if isinstance(parallel, str) and parallel in known:
         return Goal((ParallelMode(parallel),), budget, search=parallel == ParallelMode.AUTO)
-    if (
-        isinstance(parallel, Mapping)
-        and parallel
-        and all(
-            mode in known and isinstance(n, int) and not isinstance(n, bool) and n > 0 for mode, n in parallel.items()
-        )
-    ):
-        return Goal(tuple(map(ParallelMode, parallel)), budget, mesh=tuple(parallel.values()))
+    if isinstance(parallel, Mapping) and parallel and all(mode in known for mode in parallel):
+        for mode, n in parallel.items():
+            if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+                raise LayoutError(
+                    f"parallel={parallel!r} was found; a whole number from 1 on was expected for {mode!r}, not {n!r}"
+                )
+        axes = {ParallelMode(mode): n for mode, n in parallel.items() if mode != PIPELINE} or {ParallelMode.DATA: 1}
+        return Goal(tuple(axes), budget, mesh=tuple(axes.values()), stages=parallel.get(PIPELINE))
     raise LayoutError(
         f"parallel={parallel!r} was found; one of {', '.join(map(repr, known))} was expected, or a dictionary with "
         f'the number of devices along each mesh axis, such as {{"data": 2, "tensor": 2}}{_advice(parallel)}'
@@ -111,7 +116,7 @@ def _advice(parallel: object) -> str:
     named = [parallel] if isinstance(parallel, str) else [*parallel] if isinstance(parallel, Mapping) else []
     words = {str(name).lower().rstrip("0123456789_ ") for name in named}
     if not words.isdisjoint(PIPELINE_WORDS):
-        return "; for a pipeline call flow.place(model, stages=2), and parallel= says how each stage is split"
+        return '; a pipeline is {"pipeline": 2}, or flow.place(model, stages=2); other axes are those of each stage'
     if not words.isdisjoint(ZERO_WORDS):
         return "; to split the state of a model over the data axis call flow.zero(model, stage) with stage 1, 2 or 3"
     return ""

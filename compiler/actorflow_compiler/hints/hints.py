@@ -16,6 +16,7 @@ from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import P, Sbp, Split
 from actorflow_compiler.hints.constrain import Wish, fit_wish, show_wish, wish_of
+from actorflow_compiler.hints.goal import PIPELINE, Goal
 
 LayoutPatterns = Mapping[str, Sbp | Wish]  # regular expression → layout
 NEAREST = 4  # names that an error offers
@@ -95,6 +96,28 @@ class ResolvedHints:
         """The mesh axes along which parameters are split for their ops."""
         wishes = self.wishes
         return frozenset(axis for wish in wishes for axis, e in enumerate(wish) if isinstance(e, Split))
+
+    def with_stages(self, goal: Goal, world: int) -> ResolvedHints:
+        """These hints with the stages that ``parallel=`` asks for, in a run of ``world`` ranks.
+
+        Raises LayoutError where ``flow.place`` asks for other ones.
+        """
+        if goal.stages is None:
+            return self
+        origin = f'parallel={{"{PIPELINE}": {goal.stages}}}' if goal.stages else f'parallel="{PIPELINE}"'
+        homes = {rank for home in self.homes.values() for rank in home.ranks}  # where nothing is computed
+        count = goal.stages or world - len(homes) or world
+        if self.patterns:
+            raise LayoutError(
+                f"{origin} and {self.patterns[0].origin} were found in one job; one of both was expected: "
+                f"placements of modules make the stages, or the step is cut by itself"
+            )
+        if self.stages is not None and self.stages.count != count:
+            raise LayoutError(
+                f"{origin} asks for {count} stages, and {self.stages.origin} for {self.stages.count}; one number was "
+                f"expected: change one of both, or leave one out"
+            )
+        return self if self.stages is not None else replace(self, stages=StagesHint(count, (), origin))
 
 
 @dataclass(slots=True)

@@ -65,7 +65,7 @@ def place(captured: Capture, request: StepRequest) -> PlacedStep:
             shares=VariableShares.of(asked.goal, asked.goal.mesh or (max(1, world // hints.stages.count),), hints.zero),
         )
     placed = place_ops(automatic.graph, unplaced, owners, captured.parameter, automatic.begins, homes, world)
-    by_scopes = hints.stages is None and not hints.places
+    by_scopes = hints.stages is None and not hints.places and any(n.placement for n in captured.graph.nodes)
     outside = _outside_of_scopes(automatic.graph, placed.graph, unplaced) if by_scopes else ()
     return PlacedStep(placed.graph, placed.owners, everywhere, (*automatic.notes, *outside))
 
