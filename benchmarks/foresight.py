@@ -41,7 +41,6 @@ from actorflow_compiler.capture.request import Preferences, StepRequest, TargetD
 from actorflow_compiler.compile import capture_step, fold_captured
 from actorflow_compiler.core.errors import ActorflowError
 from actorflow_compiler.core.garbage_collection import young_only
-from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.hints.goal import Goal, goal_of
 from actorflow_compiler.hints.hints import resolve
@@ -49,6 +48,7 @@ from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import Plane
 from actorflow_compiler.plan.variant import PLAIN, Variant
+from actorflow_scheduler.fewer_pieces import forecast_draft
 from actorflow_scheduler.forecast import Forecast, forecast
 from actorflow_scheduler.hardware_file import read_hardware
 from actorflow_scheduler.schedule import schedule_folded
@@ -274,10 +274,16 @@ def step_request(row: Published, model: nn.Module, goal: Goal, micro_batches: in
     )
 
 
-def scheduled(
-    captured: Capture, request: StepRequest, name: str, mode: Mode, alike: float = 0.0, proven: bool = True
-) -> FoldedPlan:
-    """The plan of a captured step in a schedule within the memory of the devices, with NCCL's collectives."""
+def scheduled(captured: Capture, request: StepRequest, name: str, mode: Mode) -> FoldedPlan:
+    """The plan of a captured step in a schedule within the memory of the devices."""
+    make, memory, room = foldable(captured, request, mode)
+    return schedule_folded(make, request.devices.hardware, memory, name, room)
+
+
+def foldable(
+    captured: Capture, request: StepRequest, mode: Mode, alike: float = 0.0
+) -> tuple[Callable[[Variant], FoldedPlan], Mapping[int, int] | None, Mapping[int, int] | None]:
+    """The variants of a captured step's plan, with NCCL's collectives, and the memory of the devices for registers."""
     hardware = request.devices.hardware
     step = fold_captured(captured, request, alike)
 
@@ -287,8 +293,7 @@ def scheduled(
         return replace(made, plan=replace(made.plan, mode=mode))
 
     plan, budget = make(PLAIN).plan, memory_limit(request.preferences.goal.budget, hardware.memory_bytes)
-    memory, room = left_for_registers(plan, budget), room_beside_variables(plan, budget, hardware.memory_bytes, ())
-    return schedule_folded(make, hardware, memory, name, room, proven=proven)
+    return make, left_for_registers(plan, budget), room_beside_variables(plan, budget, hardware.memory_bytes, ())
 
 
 @young_only()  # as all that compiles
@@ -331,8 +336,9 @@ def chosen(row: Published, told: Callable[[str], None], seconds: float) -> Compa
     hardware = asked.devices.hardware
     budget = memory_limit(None, hardware.memory_bytes)
 
-    def draft(captured: Capture, request: StepRequest, name: str) -> tuple[FoldedPlan, Hardware]:
-        return scheduled(captured, request, name, row.mode, ALIKE, proven=False), hardware
+    def draft(captured: Capture, request: StepRequest, name: str) -> tuple[Forecast, int]:
+        make, memory, room = foldable(captured, request, row.mode, ALIKE)
+        return forecast_draft(make, hardware, memory, name, room)
 
     choices = open_choices(captured, asked, micro_batches=True, budget=budget)
     search = PlanSearch(captured, asked, choices, draft, budget, beside=True, doing=told, enough=seconds)

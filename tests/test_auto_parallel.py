@@ -36,8 +36,9 @@ from actorflow_compiler.plan.text import considered_lines
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.values.variables import real_optimizer_state
 from actorflow_scheduler.cost import variable_bytes
-from actorflow_scheduler.forecast import forecast
-from actorflow_scheduler.schedule import schedule, schedule_folded
+from actorflow_scheduler.fewer_pieces import forecast_draft
+from actorflow_scheduler.forecast import Forecast, forecast
+from actorflow_scheduler.schedule import schedule
 from cluster.runs import Run
 from gpt import GPT
 from models import CASES, CONTEXT, Case, narrow
@@ -47,10 +48,10 @@ SIZE, STEPS = 8, 3
 FAST_NODES = Hardware(node_size=2, inside=Link(4e11, 1e-6), bytes_per_s=1e7, latency_s=1e-4)
 
 
-def folded(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[FoldedPlan, Hardware]:
-    """The scheduled plan of one rank of each class, for the search."""
+def foreseen(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[Forecast, int]:
+    """The forecast of the scheduled plan of one rank of each class, for the search."""
     step, hardware = fold_captured(captured, request), request.devices.hardware
-    return schedule_folded(step.cut, hardware, room_for_registers(step.cut().plan, request), name), hardware
+    return forecast_draft(step.cut, hardware, room_for_registers(step.cut().plan, request), name)
 
 
 def scheduled(captured: Capture, request: StepRequest) -> Plan:
@@ -74,7 +75,7 @@ def search_of(
     request, optimizer = request_of(case, asked, SIZE)
     captured = capture_step(marked_for_zero(request))
     choices = open_choices(captured, request, micro_batches=True, budget=budget)
-    search = PlanSearch(captured, request, choices, folded, budget, beside=False, least=least, enough=math.inf)
+    search = PlanSearch(captured, request, choices, foreseen, budget, beside=False, least=least, enough=math.inf)
     return search, optimizer
 
 
@@ -273,15 +274,15 @@ def test_stages_with_micro_batches_and_tensors_that_are_split_are_more_effort() 
 DEEPER = replace(CASES["gpt"], make=lambda: GPT(layers=6, width=192, heads=4, context=CONTEXT))
 
 
-def folded_on_nccl(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[FoldedPlan, Hardware]:
-    """As ``folded``, with collectives that run while devices compute."""
+def foreseen_on_nccl(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[Forecast, int]:
+    """As ``foreseen``, with collectives that run while devices compute."""
     step, hardware = fold_captured(captured, request), request.devices.hardware
 
     @functools.cache
     def make(variant: Variant) -> FoldedPlan:
         return replace(step.cut(variant), plane=Plane.NCCL)
 
-    return schedule_folded(make, hardware, room_for_registers(make(PLAIN).plan, request), name), hardware
+    return forecast_draft(make, hardware, room_for_registers(make(PLAIN).plan, request), name)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +299,7 @@ def test_estimates_are_about_as_wrong_whatever_is_exchanged_behind_computing(cas
     """All that differs is what is exchanged, and when: as wrong as one estimate is, so are the others."""
     hardware = Hardware(bytes_per_s=bytes_per_s, latency_s=1e-7, fire_overhead_s=1e-7)
     search, _ = search_of(case, 4, layout=Layout(4, hardware=hardware))
-    search.beside, search.schedule = True, folded_on_nccl
+    search.beside, search.forecast = True, foreseen_on_nccl
     search._estimated()
     wrong = {}
     for stage, pieces in ((0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (1, 2), (3, 2)):

@@ -19,20 +19,20 @@ from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.compile import capture_step, fold_captured
 from actorflow_compiler.core.errors import LayoutError
-from actorflow_compiler.core.hardware import CPU_CORE, Hardware
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.ops import Meta, Phase, Ref
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.graph.graph import Graph, Input, InputKind, Node
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import zero
-from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.variant import Variant
 from actorflow_compiler.rewriting.compute_again import compute_again
 from actorflow_compiler.rewriting.model_parts import DividedModel, ModelPart, find_parts
 from actorflow_compiler.values.variables import real_optimizer_state
-from actorflow_scheduler.forecast import forecast
-from actorflow_scheduler.schedule import schedule, schedule_folded
+from actorflow_scheduler.fewer_pieces import forecast_draft
+from actorflow_scheduler.forecast import Forecast, forecast
+from actorflow_scheduler.schedule import schedule
 from models import CASES, DEEP_GPT, DROPOUT, NOISY, Case
 from trained import Layout, request_of, train, train_eagerly
 
@@ -233,12 +233,12 @@ def chosen(budget: float | None) -> tuple[PlanSearch, Choice]:
     request, _ = request_of(DEEP, Layout(1, goal=goal_of("auto", budget)), 64)
     captured = capture_step(request)
     choices = open_choices(captured, request, micro_batches=False, budget=budget)
-    search = PlanSearch(captured, request, choices, folded, budget, beside=False)
+    search = PlanSearch(captured, request, choices, foreseen, budget, beside=False)
     return search, search.run()
 
 
-def folded(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[FoldedPlan, Hardware]:
-    return schedule_folded(fold_captured(captured, request).cut, CPU_CORE, None, name), CPU_CORE
+def foreseen(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[Forecast, int]:
+    return forecast_draft(fold_captured(captured, request).cut, CPU_CORE, None, name)
 
 
 def test_one_device_computes_no_more_parts_again_than_its_memory_demands() -> None:

@@ -17,6 +17,7 @@ from actorflow.auto_parallel.search import Choice, Compared, PlanSearch
 from actorflow.auto_parallel.strategy import Strategy
 from actorflow_compiler.core.errors import LayoutError, PlanError
 from actorflow_compiler.hints.goal import ParallelMode
+from actorflow_scheduler import extrapolation
 from actorflow_scheduler.forecast import Forecast, RankForecast
 from compiler.test_fewer_blocks import Chain, layer
 from models import CASES, Case, small_gpt
@@ -65,13 +66,13 @@ def test_less_is_compiled_for_drafts_and_a_small_step_or_many_stages_have_none(
     search, _ = search_of(DEEP, 4)
     all_strategies(search)
     made: list[int] = []
-    schedule = search.schedule
+    forecast = search.forecast
 
     def noted(captured: object, request: object, name: object) -> object:
         made.append(len(captured.graph.nodes))  # type: ignore[attr-defined]
-        return schedule(captured, request, name)  # type: ignore[arg-type]
+        return forecast(captured, request, name)  # type: ignore[arg-type]
 
-    search.schedule = noted  # type: ignore[assignment]
+    search.forecast = noted  # type: ignore[assignment]
     search.compare(STRATEGIES[0])
     assert len(made) == 2
     assert sum(made) < 0.6 * len(search.captured.graph.nodes)
@@ -121,7 +122,7 @@ def settled(search: PlanSearch, wholes: Mapping[Strategy, Forecast | Exception])
         whole = wholes[choice.best.strategy]
         if isinstance(whole, Exception):
             raise whole
-        return whole
+        return replace(whole, drafted=False)
 
     choice, whole = search.settled(search._choice(), make, lambda whole: whole)
     assert choice.best.forecast is whole
@@ -137,7 +138,7 @@ def test_a_choice_that_does_not_fit_as_a_whole_makes_way_for_the_next(fails: boo
         search.compare(strategy)
     choice = search._choice()
     assert choice.best.drafted
-    assert "by drafts with fewer of the repeated blocks" in choice_note(choice)
+    assert "by drafts with fewer of the repeated blocks or micro-batches" in choice_note(choice)
     first, other = choice.best, choice.others[0]
     assert first.forecast is not None
     assert other.forecast is not None
@@ -242,6 +243,6 @@ def forecast_of(one: Compared) -> Forecast:
 def test_all_memory_of_a_rank_is_drawn_out_to_the_blocks_that_a_draft_leaves_out() -> None:
     few = RankForecast((0,), {}, 100, 10, 1000, (), 5)
     more = RankForecast((0,), {}, 200, 10, 1500, (), 7)
-    found = drafts._rank(SimpleNamespace(ranks=(few,)), more, 3.0)  # type: ignore[arg-type]
+    found = extrapolation._rank(SimpleNamespace(ranks=(few,)), more, 3.0)  # type: ignore[arg-type]
     assert (found.registers, found.workspace, found.variables, found.shared) == (500, 10, 3000, 13)
     assert found.total == 3523

@@ -21,7 +21,8 @@ from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.hints.goal import ParallelMode, goal_of
 from actorflow_compiler.values.variables import real_optimizer_state
-from actorflow_scheduler.schedule import schedule, schedule_folded
+from actorflow_scheduler.fewer_pieces import forecast_draft
+from actorflow_scheduler.schedule import schedule
 from models import CASES, Batch, Case
 from trained import Layout, in_float64, request_of, train, train_eagerly
 
@@ -92,8 +93,8 @@ def search_of(
     request, optimizer = request_of(case, Layout(world, goal=goal_of("auto", budget)), size)
     captured = capture_step(marked_for_zero(request))
     choices = open_choices(captured, request, micro_batches=True, budget=budget)
-    folded = lambda c, r, name: (schedule_folded(fold_captured(c, r).cut, CPU_CORE, None, name), CPU_CORE)  # noqa: E731
-    search = PlanSearch(captured, request, choices, folded, budget, beside=False)
+    foreseen = lambda c, r, name: forecast_draft(fold_captured(c, r).cut, CPU_CORE, None, name)  # noqa: E731
+    search = PlanSearch(captured, request, choices, foreseen, budget, beside=False)
     search._estimated()
     return search, optimizer
 

@@ -17,7 +17,7 @@ def choice_note(choice: Choice) -> str:
     compiled = 1 + len(choice.others)
     over = f"; by its forecast {choice.best.refused}, and no other plan needs less" if choice.best.refused else ""
     drafted = sum(one.drafted for one in choice.others)
-    short = f"; {drafted} of them by drafts with fewer of the repeated blocks" if drafted else ""
+    short = f"; {drafted} of them by drafts with fewer of the repeated blocks or micro-batches" if drafted else ""
     stopped = f"; the search ended early, as {choice.stopped}" if choice.stopped else ""
     return (
         f"{choice.best.strategy} was chosen, the best of {compiled} plan{'s' * (compiled != 1)} that were compiled of "

@@ -17,7 +17,8 @@ from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError, PlanError
 from actorflow_compiler.rewriting.fewer_blocks import RepeatedBlocks, find_blocks, with_fewer_blocks
 from actorflow_compiler.rewriting.model_parts import DividedModel
-from actorflow_scheduler.forecast import Forecast, RankForecast
+from actorflow_scheduler.extrapolation import beyond, extrapolated, on_line
+from actorflow_scheduler.forecast import Forecast
 
 LARGE = 3000  # ops: a smaller step is compiled as it is
 FEWEST = 4  # blocks of a draft: the first, the last, and two between them that are neighbours
@@ -93,7 +94,7 @@ class DraftForecaster:
         few, more = (self._forecast(self._draft(keep), strategy, whole, make) for keep in sizes)
         # by the longer draft alone: the first one is longer under way than its blocks account for
         self.seconds[strategy] = more.took * self.whole.blocks / more.blocks
-        return extrapolated(few, more, whole, self.whole.blocks)
+        return _whole(few, more, whole, self.whole.blocks)
 
     def _forecast(self, draft: Draft, strategy: Strategy, whole: StrategyEstimate, make: Forecaster) -> DraftPoint:
         began, mine = time.monotonic(), draft.strategy(strategy, self.whole.parts)
@@ -116,51 +117,13 @@ class DraftForecaster:
         return self.made[keep]
 
 
-def extrapolated(few: DraftPoint, more: DraftPoint, whole: StrategyEstimate, blocks: int) -> tuple[Forecast, int]:
+def _whole(few: DraftPoint, more: DraftPoint, whole: StrategyEstimate, blocks: int) -> tuple[Forecast, int]:
     """The forecast of a step of so many blocks, and the bytes that it moves, on the lines through those of two drafts.
 
     Times lie on a line over what they are estimated to be, which knows how evenly stages can be cut, as does memory.
     """
-    more_of = _beyond(few.blocks, more.blocks, blocks)
-    in_time = _beyond(few.estimate.seconds, more.estimate.seconds, whole.seconds, more_of)
-    in_bytes = _beyond(few.estimate.nbytes, more.estimate.nbytes, whole.nbytes, more_of)
-    period = _on_line(few.forecast.period, more.forecast.period, in_time)
-    before = {what: share * few.forecast.period for what, share in few.forecast.spent}
-    spent = {
-        what: _on_line(before.get(what, 0.0), share * more.forecast.period, in_time) / period
-        for what, share in more.forecast.spent
-    }
-    idle = _on_line(few.forecast.bubble * few.forecast.period, more.forecast.bubble * more.forecast.period, in_time)
-    found = replace(
-        more.forecast,
-        period=period,
-        bubble=min(1.0, idle / period),
-        spent=tuple(sorted(spent.items(), key=lambda item: -item[1])),
-        ranks=tuple(_rank(few.forecast, rank, in_bytes) for rank in more.forecast.ranks),
-    )
-    return found, round(_on_line(few.moved, more.moved, more_of))
-
-
-# ---- inside
-
-
-def _beyond(few: float, more: float, at: float, otherwise: float = 0.0) -> float:
-    """How far a place is beyond the second of two, in steps from the first to the second."""
-    return (at - more) / (more - few) if more > few else otherwise
-
-
-def _on_line(few: float, more: float, beyond: float) -> float:
-    """The value that far beyond the second of two; not below that one, as more blocks never take less."""
-    return more + max(0.0, more - few) * beyond
-
-
-def _rank(few: Forecast, rank: RankForecast, beyond: float) -> RankForecast:
-    """The forecast of a class of ranks; the first draft may divide them into other classes."""
-    before = max((r for r in few.ranks if r.ranks[0] <= rank.ranks[0]), key=lambda r: r.ranks[0])
-    return replace(
-        rank,
-        registers=round(_on_line(before.registers, rank.registers, beyond)),
-        workspace=round(_on_line(before.workspace, rank.workspace, beyond)),
-        variables=round(_on_line(before.variables, rank.variables, beyond)),
-        shared=round(_on_line(before.shared, rank.shared, beyond)),
-    )
+    more_of = beyond(few.blocks, more.blocks, blocks)
+    in_time = beyond(few.estimate.seconds, more.estimate.seconds, whole.seconds, more_of)
+    in_bytes = beyond(few.estimate.nbytes, more.estimate.nbytes, whole.nbytes, more_of)
+    found = extrapolated(few.forecast, more.forecast, in_time, in_bytes)
+    return found, round(on_line(few.moved, more.moved, more_of))

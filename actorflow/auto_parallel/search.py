@@ -21,13 +21,10 @@ from actorflow.auto_parallel.strategy import NOTHING, Shape, Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.core.errors import CallError, LayoutError, PlanError
-from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.units import bytes_text
-from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.rewriting.model_parts import NO_PARTS, DividedModel
-from actorflow_scheduler.cost import moved_by_all
-from actorflow_scheduler.forecast import Forecast, forecast
+from actorflow_scheduler.forecast import Forecast
 
 SHAPES = 8  # meshes and stages that are compiled, each with what is estimated to be best for it
 SMALLER = 2  # further ones of a mesh that are compiled where what is estimated to be best for it does not fit
@@ -43,7 +40,7 @@ REFUSALS = (LayoutError, PlanError, CallError)  # errors of a strategy that is n
 ALIKE = 0.05  # of a part of a value: ranks whose parts differ by less are compared as one, which has the largest
 
 T = TypeVar("T")
-Schedule = Callable[[Capture, StepRequest, ScheduleName], tuple[FoldedPlan, Hardware]]
+Forecaster = Callable[[Capture, StepRequest, ScheduleName], tuple[Forecast, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,11 @@ class Compared:
     moved: int = 0  # bytes of communication in a step
     refused: str = ""
     schedule: ScheduleName = ScheduleName.AUTO  # with which it was forecast
-    drafted: bool = False  # its forecast is of drafts, in which some of the repeated blocks are left out
+
+    @property
+    def drafted(self) -> bool:
+        """Whether its forecast is of drafts: some of the repeated blocks, or micro-batches, are left out."""
+        return self.forecast is not None and self.forecast.drafted
 
     @property
     def seconds(self) -> float:
@@ -99,15 +100,15 @@ class PlanSearch:
     """The search over the strategies of one captured step.
 
     ``captured`` has its gradients marked if ZeRO is open (``strategy.zero_hints`` of stage 2 while it was captured).
-    ``schedule`` makes the scheduled plan of a capture and a request, of one rank of each class.  ``budget`` is how many
-    bytes each device may hold, None if that is not known.  ``beside`` says whether devices compute while they
-    communicate, ``doing`` is told what is compiled.
+    ``forecast`` gives the forecast of the plan of a capture and a request in a schedule, and the bytes that it moves.
+    ``budget`` is how many bytes each device may hold, None if that is not known.  ``beside`` says whether devices
+    compute while they communicate, ``doing`` is told what is compiled.
     """
 
     captured: Capture
     request: StepRequest
     choices: OpenChoices
-    schedule: Schedule
+    forecast: Forecaster
     budget: float | None
     beside: bool
     doing: Callable[[str], None] = lambda _: None
@@ -169,7 +170,7 @@ class PlanSearch:
                 continue
             if best.drafted:
                 whole = forecast_of(one)
-                found = replace(best, forecast=whole, refused=self._over(whole), drafted=False)
+                found = replace(best, forecast=whole, refused=self._over(whole))
                 choice = self._instead_of(choice, found)
         return choice, made[best.strategy]
 
@@ -397,11 +398,13 @@ class PlanSearch:
             name = name or named
         else:
             name = ScheduleName.ONE_F_ONE_B
+        began = time.monotonic()
         try:
             found = None if self.drafts is None else self.drafts.forecast(strategy, partial(self._forecast_of, name))
-            drafted = found is not None
             whole, moved = found or self._forecast_of(name, self.captured_for(strategy), strategy)
-            result = Compared(strategy, whole, moved, self._over(whole), name, drafted)
+            result = Compared(strategy, whole, moved, self._over(whole), name)
+            if result.drafted and self.drafts is not None:  # where only micro-batches are left out
+                self.drafts.seconds.setdefault(strategy, time.monotonic() - began)
         except REFUSALS as error:
             result = Compared(strategy, refused=str(error))
         self.compared[strategy] = result
@@ -411,8 +414,7 @@ class PlanSearch:
         self, name: ScheduleName, captured: Capture, strategy: Strategy, share: float = 1.0
     ) -> tuple[Forecast, int]:
         """The forecast of a step's plan and the bytes that it moves; it may use a ``share`` of the budget."""
-        plan, hardware = self.schedule(captured, self.request_of(strategy, share), name)
-        return forecast(plan, hardware), moved_by_all(plan)
+        return self.forecast(captured, self.request_of(strategy, share), name)
 
     def _over(self, found: Forecast) -> str:
         """Why a plan does not fit the memory; "" if it does."""

@@ -77,7 +77,8 @@ from actorflow_compiler.values.gradients import GRADIENT_SUFFIX
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
 from actorflow_compiler.values.variables import ScriptState
 from actorflow_scheduler.cost import variable_bytes
-from actorflow_scheduler.forecast import forecast
+from actorflow_scheduler.fewer_pieces import forecast_draft
+from actorflow_scheduler.forecast import Forecast, forecast
 from actorflow_scheduler.proof import prove
 from actorflow_scheduler.schedule import schedule, schedule_folded
 
@@ -402,7 +403,7 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
         captured,
         silent,
         open_to_choice,
-        partial(_folded, request, draft=True),
+        partial(_drafted, request),
         budget,
         request.beside,
         doing,
@@ -452,18 +453,48 @@ def _made(
     return _Made(*_scheduled(request, captured, asked, name, doing))
 
 
-def _folded(
-    request: CompileRequest, captured: Capture, asked: StepRequest, name: ScheduleName, draft: bool = False
-) -> tuple[FoldedPlan, Hardware]:
-    """The plan of a captured step, of one rank of each class, as it would run where the ranks are: for a forecast.
+@dataclass(frozen=True, slots=True)
+class _Foldable:
+    """What is needed to schedule the plan of one rank of each class, as it would run where the ranks are."""
 
-    A ``draft`` is made to be compared with others: ranks that differ by little count as alike, and nothing is proved.
+    make: Callable[[Variant], FoldedPlan]
+    hardware: Hardware
+    memory: Mapping[int, int] | None
+    room: Mapping[int, int] | None
+
+
+def _folded(
+    request: CompileRequest, captured: Capture, asked: StepRequest, name: ScheduleName
+) -> tuple[FoldedPlan, Hardware]:
+    """The plan of a captured step, of one rank of each class: for a forecast."""
+    one = _foldable(request, captured, asked, shown=request.looked_at is LookedAt.CLASSES)
+    found = schedule_folded(one.make, one.hardware, one.memory, name, one.room, request.beside)
+    return _on_planes(request, found), one.hardware
+
+
+def _drafted(
+    request: CompileRequest, captured: Capture, asked: StepRequest, name: ScheduleName
+) -> tuple[Forecast, int]:
+    """The forecast of ``_folded``, to be compared with others, and the bytes that all ranks send.
+
+    Ranks that differ by little count as alike, and nothing is proved.
     """
+    one = _foldable(request, captured, asked, ALIKE)
+    finish = partial(_on_planes, request)
+    return forecast_draft(one.make, one.hardware, one.memory, name, one.room, request.beside, finish)
+
+
+def _on_planes(request: CompileRequest, found: FoldedPlan) -> FoldedPlan:
+    """The plan with the data planes that its communication has where the ranks are, if that is known."""
+    return replace(found, plan=with_planes(found.plan, request.locations)) if request.locations else found
+
+
+def _foldable(
+    request: CompileRequest, captured: Capture, asked: StepRequest, alike: float = 0.0, shown: bool = False
+) -> _Foldable:
     devices, budget = asked.devices, asked.preferences.goal.budget
     with _located_errors(request):
-        folded = fold_captured(
-            captured, asked, ALIKE if draft else 0.0, shown=not draft and request.looked_at is LookedAt.CLASSES
-        )
+        folded = fold_captured(captured, asked, alike, shown)
 
     @functools.cache
     def make(variant: Variant) -> FoldedPlan:
@@ -476,12 +507,8 @@ def _folded(
     hardware = devices.hardware
     if request.target.measure:
         hardware = request.target.hardware(devices.type, lambda: (plan, make(Variant(weights=True)).plan))
-    memory = left_for_registers(plan, budget)
     room = room_beside_variables(plan, budget, hardware.memory_bytes, request.fixed.values())
-    found = schedule_folded(make, hardware, memory, name, room, request.beside, not draft)
-    if request.locations:
-        found = replace(found, plan=with_planes(found.plan, request.locations))
-    return found, hardware
+    return _Foldable(make, hardware, left_for_registers(plan, budget), room)
 
 
 def _scheduled(

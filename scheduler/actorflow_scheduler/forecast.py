@@ -55,6 +55,7 @@ class Forecast:
     critical: tuple[tuple[int, str, float], ...]  # (rank, queue, fraction of the critical path), largest first
     # (what is done, fraction of the critical path), largest first; the time in which a token is under way is its send's
     spent: tuple[tuple[str, float], ...] = ()
+    drafted: bool = False  # it lies on lines through the forecasts of shorter plans
     fed: bool = False  # whether sources take arguments of the call; the time to read these is not in the forecast
 
     @property

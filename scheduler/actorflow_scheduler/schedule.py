@@ -83,9 +83,9 @@ def schedule_folded(
     ``hardware`` is that by which ranks were found to be alike.  ``memory`` and ``room`` are for ranks, listed or not.
     It lists the ranks, and has the orders and slots, that the plan of all ranks has when it is scheduled and folded.
     Its summary says only what the compiler knows.  Without ``proven`` it is not proved, and says nothing of how it was
-    found, which takes half as long: to be compared with others.  Raises as ``schedule``.
+    found, nor an error of which schedule would fit: to be compared with others.  Raises as ``schedule``.
     """
-    search = _Search(make, hardware, memory or {}, schedule_name(name))
+    search = _Search(make, hardware, memory or {}, schedule_name(name), advises=proven)
     found, told = search.run_ahead(room, beside)
     if not proven:
         return search.with_orders(found)
@@ -112,9 +112,15 @@ class _Search:
     """
 
     def __init__(
-        self, make: Callable[[Variant], Made] | Made, hardware: Hardware, memory: Memory, name: ScheduleName
+        self,
+        make: Callable[[Variant], Made] | Made,
+        hardware: Hardware,
+        memory: Memory,
+        name: ScheduleName,
+        advises: bool = True,
     ) -> None:
         self.make, self.hardware, self.memory, self.name = make, hardware, memory, name
+        self.advises = advises  # whether an error says which other schedule fits, for which they are searched
         self.portfolios: dict[Variant, Portfolio] = {}
         self.planners: dict[Variant, SlotPlanner] = {}
         self.given: dict[Variant, FoldedPlan] = {}  # without orders
@@ -416,7 +422,7 @@ class _Search:
         return found.period <= min(c.period for p in self.portfolios.values() for c in p.found) * (1 + SAME)
 
     def refusal(self) -> str:
-        """The error text for when no candidate fits the memory; it suggests another schedule if one fits."""
+        """The error text for when no candidate fits the memory; if it ``advises``, with another schedule that fits."""
         of_variants = (self.candidates([variant]) for variant in self.portfolios)
         nearest = (
             min(found, key=lambda x: self.over(self.planner(x[0]).at_least(x[1].run), x[0])[0])
@@ -430,7 +436,8 @@ class _Search:
         why = too_much(sized.plan, rank, sized.peak[rank], cap)
         text = f"plan {sized.plan.name!r}: schedule {str(self.name)!r}: {why}"
         fitting: list[tuple[float, ScheduleName, int]] = []
-        for other in (*SCHEDULES[1:], SCHEDULES[0]) if self.name is not ScheduleName.AUTO else ():
+        asked = self.advises and self.name is not ScheduleName.AUTO
+        for other in (*SCHEDULES[1:], SCHEDULES[0]) if asked else ():
             if other != self.name and not (other is ScheduleName.AUTO and fitting):
                 try:
                     search = _Search(self.make, self.hardware, self.memory, other)
