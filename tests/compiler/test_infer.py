@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.linear_program import Ended, solve
 from actorflow_compiler.core.ops import Meta, Ref
 from actorflow_compiler.core.placement import Placement, placement
@@ -32,7 +33,7 @@ from actorflow_compiler.infer.relax import IntegerChoice, decide, relax
 from actorflow_compiler.infer.repeated_blocks import group_repeated
 from actorflow_compiler.infer.reports import report_lines
 from actorflow_compiler.infer.search import Search
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, Plan
 from comms import communications
 from gpt import GPT
 from models import CASES, CONTEXT, Case
@@ -463,6 +464,18 @@ def test_what_means_nothing_is_refused(parallel: object, budget: object, message
 def test_a_mesh_of_another_size_than_the_run_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"mesh of 2 × 2 = 4 devices; the run has 2"):
         planned(gpt(), Layout(2, goal=goal_of({"data": 2, "tensor": 2}, None)))
+
+
+def test_weights_that_a_further_axis_splits_are_priced_so_along_the_first() -> None:
+    """The gradients that ZeRO 2 scatters for each micro-batch are of an eighth of a weight, fewer than its samples."""
+    wide = replace(gpt(), make=lambda: GPT(2, 64, 8, CONTEXT))
+    cheap = Hardware(bytes_per_s=1e9, latency_s=1e-9)
+    layout = Layout(32, 16, hardware=cheap, goal=goal_of({"data": 4, "tensor": 8}, None), prepare=lambda m: zero(m, 2))
+    plan, _, _ = plan_of(wide, layout, 64)
+    often = [a.comm for a in plan.actors if a.rate > 1 and isinstance(a.comm, Collective)]
+    along_data = {comm.kind for comm in often if comm.ranks[1] - comm.ranks[0] == 8}
+    assert along_data == {CollectiveKind.REDUCE_SCATTER}
+    assert not [comm for comm in often if len(comm.ranks) == layout.world]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ Each mesh axis is decided by itself, on the graph as the axes before it have cut
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -119,13 +120,16 @@ class _Inference:
                 free[i.value] = entries[axis] if axis < len(entries) else None
         targets = [RequiredLayout(v, B, where) for v, where in self.fixed.results.items()]
         cut = CutGraph(self.graph, self.calls, self.reads, self.placement, self.shapes, self.ragged)
+        further = {
+            later: max(p.hierarchy[later] for p in self.placement.values() if later < len(p.hierarchy))
+            for later in range(axis + 1, axes)
+        }
         problem = Problem(cut, AxisRequest(
             axis, mode, variables, free, targets, self.pieces, self.fixed.hinted, self.goal.mirrored, self.hardware,
             self.inner_cost, self.fixed.experts if mode == ParallelMode.EXPERT else NO_EXPERTS,
+            math.prod(n for later, n in further.items() if self.goal.mode(later) == ParallelMode.TENSOR),
         ))  # fmt: skip
-        rest = 1
-        for later in range(axis + 1, axes):
-            rest *= max(p.hierarchy[later] for p in self.placement.values() if later < len(p.hierarchy))
+        rest = math.prod(further.values())
         choice, report = choose(problem, self.goal, rest, self.explain)
         for item, option in zip(problem.items, choice, strict=True):
             self.settle(item, item.options[option], axis, axes)

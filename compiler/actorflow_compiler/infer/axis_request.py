@@ -53,6 +53,7 @@ class AxisRequest:
     hardware: Hardware = CPU_CORE  # with the links between devices
     inner_cost: InnerCost | None = None  # of signatures whose ops communicate inside; None: these are not used
     experts: ExpertProducts = NO_EXPERTS
+    later: int = 1  # devices along further axes that split every weight, so that along this one less of it moves
 
     def parts(self, placement: Placement) -> Parts:
         """The devices of a placement along the axis: their number, or a weight for each."""

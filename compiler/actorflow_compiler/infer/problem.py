@@ -72,6 +72,7 @@ class Problem:
             if one and numel(self.metas[values[0]].shape) == numel(self.metas[n.outs[0]].shape):
                 self.weights.add(n.outs[0])
         self.phase = {o: n.phase for n in graph.nodes for o in n.outs}
+        self.split_later = self._of_weights(cut) if asked.later > 1 else set()  # values that further axes split
         self.items: list[LayoutItem] = []
         numbers: dict[Hashable, int] = {}
         self.value_kind = {  # value → a number; equal for values whose boxings and memory have the same prices
@@ -114,6 +115,17 @@ class Problem:
                 for s in (item.options if any(waits) else ())
             ] or [[] for _ in item.options])  # fmt: skip
 
+    def _of_weights(self, cut: CutGraph) -> set[int]:
+        """The weights of several dims with what is computed of them alone, and their gradients."""
+        metas, found = self.metas, {v for v in self.weights if len(self.metas[v].shape) > 1}
+        sizes = {numel(metas[v].shape) for v in found}
+        for n, call, values in reversed(list(zip(self.graph.nodes, cut.calls, cut.reads, strict=True))):
+            if n.phase == Phase.OPTIMIZER:
+                found.update(v for v in (*values, *n.outs) if v >= 0 and numel(metas[v].shape) in sizes)
+            elif not found.isdisjoint(n.outs) and not flops_of(call):  # casts, views and sums of gradients
+                found.update(v for v in values if numel(metas[v].shape) == numel(metas[n.outs[0]].shape))
+        return found
+
     def state(self, i: int) -> bool:
         """Whether an item is optimizer state: a variable that only ops of the optimizer's phase read."""
         item = self.items[i]
@@ -129,8 +141,8 @@ class Problem:
         """What the prices of a value's boxings and memory depend on."""
         return (
             self.metas[value], self.placement[value], self.rate.get(value, 1), self.alive.get(value, 1),
-            value in self.variables, value in self.weights, value in self.experts.weights, value in self.free,
-            self.free.get(value),
+            value in self.variables, value in self.weights, value in self.experts.weights, value in self.split_later,
+            value in self.free, self.free.get(value),
         )  # fmt: skip
 
     def _alike(self, placement: Placement) -> Hashable:
@@ -290,7 +302,8 @@ class Problem:
         same = source == target
         if same and have == sbp:
             return 0.0
-        moved = busiest_bytes(have, sbp, self.metas[value].nbytes, p, c, same)
+        nbytes = self.metas[value].nbytes / (self.asked.later if value in self.split_later else 1)
+        moved = busiest_bytes(have, sbp, nbytes, p, c, same)
         if not moved:
             return LOCAL
         if not same and have == sbp and p == c and not isinstance(have, PartialSum) and have != B:
