@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import math
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import actorflow.auto_parallel.search
 import warm
@@ -23,7 +26,9 @@ from actorflow.show.formats import write_compared
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.compile import capture_step, fold_captured, lower_captured
+from actorflow_compiler.core import garbage_collection
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link, SharedCores
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.core.schedule_names import ScheduleName
@@ -348,6 +353,27 @@ def test_an_interrupt_ends_the_search_with_the_best_so_far(monkeypatch: pytest.M
     monkeypatch.setattr(PlanSearch, "compare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         search.run()
+
+
+def test_a_search_leaves_no_garbage_of_one_plan_while_it_compiles_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, _ = search_of(CASES["mlp"], 2)
+    first, second = all_strategies(search)[:2]
+    forecast, left = search.forecast, list[weakref.ref[nn.Module]]()
+
+    def noted(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[Forecast, int]:
+        assert [one() for one in left] == [None] * len(left)
+        cycle = nn.Module()
+        cycle.__dict__["itself"] = cycle
+        gc.collect(1)
+        left.append(weakref.ref(cycle))
+        return forecast(captured, request, name)
+
+    search.forecast = noted
+    monkeypatch.setattr(garbage_collection, "GROWN", -(1 << 50))  # so that any process has
+    with young_only():
+        search.compare(first)
+        search.compare(second)
+    assert len(left) >= 2
 
 
 @pytest.mark.parametrize(("enough", "made"), [(0.0, ScheduleName.ONE_F_ONE_B), (math.inf, ScheduleName.AUTO)])

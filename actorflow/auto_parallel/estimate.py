@@ -194,7 +194,8 @@ class Estimator:
         """Seconds in which gradients and parameters are exchanged over replicas, and nothing is computed.
 
         Gradients are reduced behind the backward pass that makes the last of them.  Stage 2 of ZeRO reduces those of
-        each micro-batch while the next one is computed; stage 3 also gathers parameters twice for each.
+        each micro-batch while the next one is computed, unless products wait for collectives that come in between;
+        stage 3 also gathers parameters twice for each.
         """
         profile, p, pieces, zero = self.profile, strategy.stages or 1, strategy.micro_batches, strategy.zero or 0
         far = self.hardware.link(tuple(range(0, at.width, at.tensor)), collective=True)
@@ -206,7 +207,8 @@ class Estimator:
         if zero == 3:
             exchanged, behind = pieces * (2 * once + narrow), work
         elif zero == 2 and pieces > 1:
-            exchanged, behind = once + pieces * narrow, (pieces - 1) * min(narrow, each)
+            hidden = 0.0 if at.tensor > 1 else min(narrow, each)  # a device has one collective at a time
+            exchanged, behind = once + pieces * narrow, (pieces - 1) * hidden
         else:  # added up over micro-batches, and reduced in the last one
             half = once if pieces > 1 else narrow
             exchanged, behind = half + (once if zero else half), BEHIND * BACKWARD * each

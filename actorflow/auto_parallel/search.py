@@ -21,6 +21,7 @@ from actorflow.auto_parallel.strategy import NOTHING, Shape, Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.core.errors import CallError, LayoutError, PlanError
+from actorflow_compiler.core.garbage_collection import collect_if_grown, resident_bytes
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.rewriting.model_parts import NO_PARTS, DividedModel
@@ -118,6 +119,7 @@ class PlanSearch:
     enough: float = ENOUGH  # seconds after which no further strategy is compiled, and what is chosen is, as a whole
     compared: dict[Strategy, Compared] = field(default_factory=dict)
     estimates: dict[Strategy, StrategyEstimate] = field(default_factory=dict)
+    held: int = field(default_factory=resident_bytes)  # bytes that the process held when it last looked for garbage
     begun: float = field(default_factory=time.monotonic)
     drafts: DraftForecaster | None = None  # of the step
     taken: float = 0.0  # seconds that the search took
@@ -408,6 +410,7 @@ class PlanSearch:
         except REFUSALS as error:
             result = Compared(strategy, refused=str(error))
         self.compared[strategy] = result
+        self.held = collect_if_grown(self.held)
         return result
 
     def _forecast_of(

@@ -10,6 +10,7 @@ as fast; ``tests/scheduler/test_firing_times.py`` compares the two.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,11 +41,11 @@ class _Actor:
     def __init__(self, id: int, duration: int) -> None:
         self.id = id
         self.duration = duration
-        self.fired: list[int] = []
-        self.ends: list[int] = []
+        self.fired = array("q")  # nanoseconds
+        self.ends = array("q")
         # Firing n starts no earlier than the end of firing n - offset of another actor, plus a latency:
         # (that actor's ends, offset, latency, that actor).
-        self.needs: list[tuple[list[int], int, int, _Actor]] = []
+        self.needs: list[tuple[array[int], int, int, _Actor]] = []
         # The same if the two fire at different rates, as the arguments of ``FiringTimes._need``.
         self.other_needs: list[tuple[_Actor, int, int, int, int]] = []
         self.waiting: list[_Queue] = []  # queues whose next firing waits for this actor's next firing

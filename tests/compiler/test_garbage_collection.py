@@ -14,7 +14,15 @@ from torch import Tensor, nn
 import actorflow as flow
 from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import StepToTrace, TensorArgument, capture
-from actorflow_compiler.core.garbage_collection import forgotten_at_the_end, instances, kept_while_compiling, young_only
+from actorflow_compiler.core import garbage_collection
+from actorflow_compiler.core.garbage_collection import (
+    collect_if_grown,
+    forgotten_at_the_end,
+    instances,
+    kept_while_compiling,
+    resident_bytes,
+    young_only,
+)
 from actorflow_compiler.values.checks import BranchExplorer
 from actorflow_compiler.values.gradients import GradientTracker
 
@@ -57,6 +65,29 @@ def test_the_last_body_to_end_restores_what_was_whatever_the_order_and_the_threa
     assert gc.get_threshold()[2] > 10
     second.__exit__(None, None, None)
     assert gc.get_threshold() == (700, 10, 10)
+
+
+class Cycle:
+    """Refers to itself, and holds much."""
+
+    def __init__(self) -> None:
+        self.itself, self.held = self, bytearray(b"x" * (64 << 20))
+
+
+def test_garbage_is_looked_for_where_the_process_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    with young_only():
+        before, one = resident_bytes(), Cycle()
+        for _ in range(2):  # it is old then
+            gc.collect(1)
+        left = weakref.ref(one)
+        del one
+        assert collect_if_grown(before) == before
+        assert left() is not None
+        monkeypatch.setattr(garbage_collection, "GROWN", 32 << 20)
+        held = collect_if_grown(before)
+        assert left() is None
+        assert held < before + (64 << 20)
+        assert collect_if_grown(held) == held
 
 
 def test_what_a_script_sets_meanwhile_stays() -> None:

@@ -111,8 +111,8 @@ def test_firings_happen_when_the_machines_fire_them(drawn: tuple[Plan, Hardware]
     plan, hardware = drawn
     fired, ends, most = by_events(plan, hardware)
     timeline = simulate(plan, ITERATIONS, hardware)
-    assert timeline.fired == fired
-    assert timeline.ends == ends
+    assert {actor: list(times) for actor, times in timeline.fired.items()} == fired
+    assert {actor: list(times) for actor, times in timeline.ends.items()} == ends
     assert timeline.peak_slots == most
 
 
