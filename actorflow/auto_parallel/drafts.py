@@ -17,7 +17,7 @@ from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError, PlanError
 from actorflow_compiler.rewriting.fewer_blocks import RepeatedBlocks, find_blocks, with_fewer_blocks
 from actorflow_compiler.rewriting.model_parts import DividedModel
-from actorflow_scheduler.extrapolation import beyond, extrapolated, on_line
+from actorflow_scheduler.extrapolation import extrapolated, on_line, steps_beyond
 from actorflow_scheduler.forecast import Forecast
 
 LARGE = 3000  # ops: a smaller step is compiled as it is
@@ -122,8 +122,8 @@ def _whole(few: DraftPoint, more: DraftPoint, whole: StrategyEstimate, blocks: i
 
     Times lie on a line over what they are estimated to be, which knows how evenly stages can be cut, as does memory.
     """
-    more_of = beyond(few.blocks, more.blocks, blocks)
-    in_time = beyond(few.estimate.seconds, more.estimate.seconds, whole.seconds, more_of)
-    in_bytes = beyond(few.estimate.nbytes, more.estimate.nbytes, whole.nbytes, more_of)
+    more_of = steps_beyond(few.blocks, more.blocks, blocks)
+    in_time = steps_beyond(few.estimate.seconds, more.estimate.seconds, whole.seconds, more_of)
+    in_bytes = steps_beyond(few.estimate.nbytes, more.estimate.nbytes, whole.nbytes, more_of)
     found = extrapolated(few.forecast, more.forecast, in_time, in_bytes)
     return found, round(on_line(few.moved, more.moved, more_of))

@@ -27,7 +27,7 @@ def extrapolated(few: Forecast, more: Forecast, in_time: float, in_bytes: float)
     )
 
 
-def beyond(few: float, more: float, at: float, otherwise: float = 0.0) -> float:
+def steps_beyond(few: float, more: float, at: float, otherwise: float = 0.0) -> float:
     """How far a place is beyond the second of two, in steps from the first to the second."""
     return (at - more) / (more - few) if more > few else otherwise
 

@@ -16,7 +16,7 @@ from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_scheduler.cost import moved_by_all
-from actorflow_scheduler.extrapolation import beyond, extrapolated, on_line
+from actorflow_scheduler.extrapolation import extrapolated, on_line, steps_beyond
 from actorflow_scheduler.forecast import Forecast, forecast
 from actorflow_scheduler.schedule import Memory, schedule_folded
 
@@ -51,7 +51,7 @@ def forecast_draft(
     if pieces is None:
         return found(plan.pieces)
     (few, moved), (more, moved_more) = map(found, pieces)
-    further = beyond(*pieces, plan.pieces)
+    further = steps_beyond(*pieces, plan.pieces)
     line = replace(extrapolated(few, more, further, further), micro_batches=plan.pieces)
     return line, round(on_line(moved, moved_more, further))
 
