@@ -44,11 +44,11 @@ def train(title: str) -> Ended | None:
     model = case.model()
     optimizer = case.optimizer(model)
     halves, axis = LAYOUTS[layout]
-    parallel = None
-    if axis is None:
+    parallel: str | dict[str, int] | None = axis
+    if axis is None or schedule in BENT:  # stages that go round the halves have to be placed
         place(model, halves, schedule)
     else:
-        parallel = {"pipeline": 4 if schedule in BENT else 2, axis: 2}
+        parallel = {"pipeline": 2, axis: 2}
 
     @flow.global_function(type="train", micro_batches=int(micro_batches), schedule=schedule, parallel=parallel)
     def step(*batch: Tensor) -> Tensor:
