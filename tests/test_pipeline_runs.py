@@ -55,7 +55,7 @@ def fault_of(title: str, ended: Ended) -> str:
     assert ended["pieces"] == int(micro_batches)
     assert len(ended["stages"]) == stages, title
     assert ended["planes"] == ["shared"], title
-    assert ended["looked"][1] == [], title
+    assert ended["told"] == [], title
     assert ended["state"].keys() == state.keys()
     off = differences(ended["state"], state) | {
         f"loss {i}": abs(a - b) / abs(b) for i, (a, b) in enumerate(zip(ended["losses"], losses, strict=True))

@@ -37,7 +37,7 @@ from actorflow_compiler.plan.plan import Collective, CollectiveKind, Plan
 from comms import communications
 from gpt import GPT
 from models import CASES, CONTEXT, Case
-from trained import Layout, differences, in_float64, plan_of, train_eagerly, train_planned
+from trained import Layout, differences, in_float64, plan_of, train_eagerly, train_planned, trained_as_eagerly
 
 BATCH = 64
 
@@ -476,6 +476,17 @@ def test_weights_that_a_further_axis_splits_are_priced_so_along_the_first() -> N
     along_data = {comm.kind for comm in often if comm.ranks[1] - comm.ranks[0] == 8}
     assert along_data == {CollectiveKind.REDUCE_SCATTER}
     assert not [comm for comm in often if len(comm.ranks) == layout.world]
+
+
+def test_ops_that_make_several_gradients_of_which_some_are_not_needed_are_priced_on_a_mesh() -> None:
+    """The norm's weight has two dims, and nothing needs the gradient of the batch that it would also make."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (8, 8)), nn.LayerNorm((8, 8)), nn.Flatten(), nn.Linear(64, 10))
+
+    norm = in_float64(replace(CASES["mlp"], make=make))
+    plan = trained_as_eagerly(norm, Layout(4, 2, goal=goal_of({"data": 2, "tensor": 2}, None)), 8)
+    assert len({a.rank for a in plan.actors}) == 4
 
 
 @pytest.mark.slow

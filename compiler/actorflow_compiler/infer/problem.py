@@ -122,8 +122,8 @@ class Problem:
         for n, call, values in reversed(list(zip(self.graph.nodes, cut.calls, cut.reads, strict=True))):
             if n.phase == Phase.OPTIMIZER:
                 found.update(v for v in (*values, *n.outs) if v >= 0 and numel(metas[v].shape) in sizes)
-            elif not found.isdisjoint(n.outs) and not flops_of(call):  # casts, views and sums of gradients
-                found.update(v for v in values if numel(metas[v].shape) == numel(metas[n.outs[0]].shape))
+            elif len(n.outs) == 1 and n.outs[0] in found and not flops_of(call):  # casts, views and sums of gradients
+                found.update(v for v in values if v >= 0 and numel(metas[v].shape) == numel(metas[n.outs[0]].shape))
         return found
 
     def state(self, i: int) -> bool:
