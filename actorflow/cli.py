@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from actorflow.commands.checkpoint import checkpoint
-from actorflow.commands.options import ARGUMENTS, DEVICE_KIND, SCRIPT, ScriptCommand
+from actorflow.commands.options import ARGUMENTS, DEVICE_KIND, MODULE, SCRIPT, ScriptCommand
 from actorflow.commands.run import run
 from actorflow.commands.status import status
 from actorflow.commands.trace import trace
@@ -54,6 +54,7 @@ main.add_command(checkpoint)
 @main.command(cls=ScriptCommand, short_help="Compile a script's step and show the plan, without running it.")
 @SCRIPT
 @ARGUMENTS
+@MODULE
 @click.option("--devices", type=click.IntRange(1), required=True, help="Devices of the cluster that is pretended.")
 @DEVICE_KIND
 @click.option("--job", default="", help="Show the plan of this job.  [default: the first train job]")
@@ -91,6 +92,7 @@ main.add_command(checkpoint)
 )
 def plan(
     script: str,
+    module: str,
     arguments: tuple[str, ...],
     devices: int,
     device_type: str | None,
@@ -134,12 +136,12 @@ def plan(
     if out is not None and out.endswith(".html"):
         looked_at = "classes" if devices > DRAWN and explain is None and replicas == 1 else "all"
     settings = Settings(
-        looked_at=looked_at,
+        script=script, module=module, argv=arguments, looked_at=looked_at,
         world=devices, devices=devices, pretend=True, plan_job=job, explain=explain, hardware=hardware or "",
         measure=measure, auto=auto, device_type=DeviceType(device_type or ""),
     )  # fmt: skip
     before = frozenset(threading.enumerate())
-    made = _plan_of(script, arguments, settings, before)
+    made = _plan_of(settings, before)
     if explain is not None:
         _explain(made.plan, explain)
         _end_with_threads(before, 0)
@@ -172,9 +174,7 @@ def _end_with_threads(before: Container[threading.Thread], status: int) -> None:
         os._exit(status)
 
 
-def _plan_of(
-    script: str, arguments: tuple[str, ...], settings: Settings, before: Container[threading.Thread]
-) -> ShownPlan:
+def _plan_of(settings: Settings, before: Container[threading.Thread]) -> ShownPlan:
     """Run the script on a pretended cluster until its plan is ready; ends the process if the script fails."""
     from actorflow.control import cluster
     from actorflow.launch.entry import run_script
@@ -182,8 +182,9 @@ def _plan_of(
     from actorflow.support.script_error import print_script_error
 
     cluster.use(cluster.Alone(settings))
+    script = settings.script
     try:
-        run_script(script, arguments)
+        run_script(script, settings.argv, settings.module)
     except PlanReady as ready:
         return ready.made
     except (Exception, SystemExit) as e:

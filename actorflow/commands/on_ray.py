@@ -27,7 +27,7 @@ def on_ray(context: click.Context, flags: LaunchFlags) -> int:
 
     parameters = context.params
     try:
-        _check(flags)
+        _check(context, flags)
         return run_on_ray(
             RayRun(
                 script=os.path.abspath(parameters["script"]),
@@ -44,13 +44,15 @@ def on_ray(context: click.Context, flags: LaunchFlags) -> int:
         raise click.UsageError(str(e)) from e
 
 
-def _check(flags: LaunchFlags) -> None:
+def _check(context: click.Context, flags: LaunchFlags) -> None:
     for flag, value in (("--node-rank", flags.node_rank), ("--master-addr", flags.master_addr)):
         if value is not None:
             raise ClusterError(
                 f"{flag} {value} contradicts --on ray, which starts the ranks on all nodes of the Ray cluster by "
                 "itself; drop one of them"
             )
+    if context.params["module"]:
+        raise ClusterError("-m is not there with --on ray, whose nodes run a file by its path; name the file instead")
     if flags.restarts:
         raise ClusterError(
             "--max-restarts and --nnodes MIN:MAX are not there with --on ray; start `actorflow run` on each node, or "

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from actorflow.rendezvous.options import DEVICE_TYPE, RUN_OPTIONS, LaunchOption, NodeCount, ValueKind
+from actorflow.support.module_files import module_file
 from actorflow.support.output_paths import why_not_writable
 
 __all__ = [
     "ARGUMENTS",
     "DEVICE_KIND",
+    "MODULE",
     "SCRIPT",
     "ScriptCommand",
     "click_option",
@@ -111,20 +113,53 @@ def run_options(command: _Command) -> _Command:
     return command
 
 
+_FILE = click.Path(exists=True, dir_okay=False, readable=True)
+
+
+def _file(typed: str, parameter: click.Parameter, ctx: click.Context) -> str:
+    try:
+        return str(_FILE.convert(typed, parameter, ctx))
+    except click.BadParameter as error:
+        try:
+            module_file(typed)
+        except ValueError:
+            raise error from None
+        hint = f"There is a module of this name: {ctx.command_path.partition(' SCRIPT')[0]} -m {typed}."
+        raise click.BadParameter(f"{error.message} {hint}", ctx, parameter) from None
+
+
 class ScriptCommand(click.Command):
-    """A command with a script's arguments after ``--``, which says so when one is taken for its own option."""
+    """A command that runs a script: a file, or with ``-m`` a module, of which it gets both file and name ("": none).
+
+    The script's arguments come after ``--``, which it says when one is taken for its own option.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does.  Raises UsageError with the hint for an option that is not this command's."""
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+            if not ctx.resilient_parsing:
+                self._find_script(ctx)
+            return rest
         except click.NoSuchOption as e:
             if "--" in args:
                 raise
             hint = f"An argument of the script goes after --: actorflow {ctx.info_name} SCRIPT -- {e.option_name} …"
             raise click.UsageError(f"{e.format_message()} {hint}", ctx) from e
 
+    def _find_script(self, ctx: click.Context) -> None:
+        """Put the file of the script, and the name of its module, in place of what was typed."""
+        typed, parameter = ctx.params["script"], next(one for one in self.params if one.name == "script")
+        try:
+            if ctx.params["module"]:
+                ctx.params.update(script=module_file(typed), module=typed)
+            else:
+                ctx.params.update(script=_file(typed, parameter, ctx), module="")
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.", ctx, parameter) from None
 
-SCRIPT = click.argument("script", type=click.Path(exists=True, dir_okay=False, readable=True))
+
+SCRIPT = click.argument("script", type=click.Path())  # which ``ScriptCommand`` looks for
+MODULE = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, which is run as by python -m.")
 DEVICE_KIND = click_option(DEVICE_TYPE)
 ARGUMENTS = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")

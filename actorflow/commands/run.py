@@ -14,7 +14,7 @@ import click
 
 from actorflow.commands.launcher_settings import LaunchFlags, launcher_settings
 from actorflow.commands.on_ray import on_ray, starts_on_ray
-from actorflow.commands.options import ARGUMENTS, SCRIPT, ScriptCommand, run_options
+from actorflow.commands.options import ARGUMENTS, MODULE, SCRIPT, ScriptCommand, run_options
 from actorflow.launch.slurm import outside_srun
 from actorflow.rendezvous.network import check_interface
 from actorflow.rendezvous.options import TOKEN, TOKEN_FILE, DeviceType
@@ -25,8 +25,9 @@ from actorflow_compiler.core.errors import ClusterError
 @click.command(cls=ScriptCommand, short_help="Run a script on the devices of this machine, or of several.")
 @SCRIPT
 @ARGUMENTS
+@MODULE
 @run_options
-def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
+def run(script: str, module: str, arguments: tuple[str, ...], **options: Any) -> None:
     """Run SCRIPT with one process for each device.  What follows -- goes to the script.
 
     Every process runs the whole script; rank 0, the master, writes to this terminal, the others to
@@ -36,6 +37,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     \b
     One machine:
       actorflow run train.py --devices 4 -- --epochs 3
+      actorflow run --devices 4 -m recipes.train -- --epochs 3
     \b
     Two machines, the same command on both but for --node-rank:
       export ACTORFLOW_TOKEN=$(cat shared-secret)
@@ -66,7 +68,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     from actorflow.launch.launcher import launch
 
     settings = settings.with_shape(settings.devices or own_devices, settings.nnodes, settings.node)
-    status = launch(replace(settings, script=script, argv=arguments))
+    status = launch(replace(settings, script=script, module=module, argv=arguments))
     gc.freeze()  # Python's end looks through all that is left several times
     sys.exit(status)
 

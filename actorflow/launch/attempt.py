@@ -139,7 +139,7 @@ def _supervise(
     Returns the exit statuses of the ranks that failed first and those of all, and the signal that ended it.
     """
     first = run.launcher_ranks.start
-    command = rank_command(run.script, run.argv)
+    command = rank_command(run.script, run.argv, run.module)
 
     def start(variables: Sequence[Mapping[str, str]]) -> Sequence[RankProcess]:
         secret = {TOKEN.variable: run.token}
@@ -183,7 +183,7 @@ def _fork_server(run: Settings) -> Iterator[ForkServer | None]:
     if not run.fork:
         yield None
         return
-    server = ForkServer(run.script, run.argv, _early_variables(run), run.silence_limit)
+    server = ForkServer(rank_command(run.script, run.argv, run.module), _early_variables(run), run.silence_limit)
     try:
         yield server
     finally:

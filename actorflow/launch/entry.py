@@ -1,6 +1,6 @@
 """The main program of a rank's process: join the run, and run the script as one rank of it.
 
-Only the launcher should start it: ``python -m actorflow.launch.entry SCRIPT ARGS``.
+Only the launcher should start it: ``python -m actorflow.launch.entry [-m MODULE] SCRIPT ARGS``.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ def main(argv: Sequence[str]) -> int:
 
     In a launcher's fork server this goes on in its forks alone, of which each is a rank.
     """
+    module = argv[1] if argv[0] == "-m" else ""
+    script, *arguments = argv[2:] if module else argv
     if is_fork_server():
-        become_rank(argv[0])
-    script, arguments = argv[0], tuple(argv[1:])
+        become_rank(script)
     token = take_token(os.environ)
-    settings = replace(Settings.from_env(), script=script, argv=arguments, token=token)
+    settings = replace(Settings.from_env(), script=script, module=module, argv=tuple(arguments), token=token)
     _die_with(settings.launcher_pid)
     report_to_launcher(settings.launcher, RankStarted(settings.rank, os.getpid()))
     if settings.rank:
@@ -83,14 +84,14 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _interrupted(run)
     _set_variables(settings, run)
-    return _run(run, script, arguments)
+    return _run(run, settings)
 
 
-def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
-    rank = os.getpid()
+def _run(run: Cluster | Alone, settings: Settings) -> int:
+    rank, script = os.getpid(), settings.script
     try:
         try:
-            run_script(script, arguments)
+            run_script(script, settings.argv, settings.module)
         except SystemExit as e:
             if os.getpid() != rank:
                 raise
@@ -143,14 +144,17 @@ def _failed(run: Cluster | Alone, error: BaseException, script: str) -> int:
     return _end(run, 1)
 
 
-def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Run a script as ``python script arguments`` would, in this process."""
+def run_script(script: str, arguments: Sequence[str], module: str = "") -> None:
+    """Run a script as ``python script arguments`` would, or ``python -m module arguments``, in this process."""
     sys.argv = [script, *arguments]
-    folder = Path(script).resolve().parent
+    folder = Path.cwd() if module else Path(script).resolve().parent
     sys.path.insert(0, str(folder))
     _give_way_to(folder)
     mute_repeated_tracebacks()
-    runpy.run_path(script, run_name="__main__")
+    if module:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(script, run_name="__main__")
 
 
 def _give_way_to(folder: Path) -> None:

@@ -32,14 +32,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from actorflow.launch.rank_processes import RankPlace, RankProcess, rank_command
+from actorflow.launch.rank_processes import RankPlace, RankProcess
 from actorflow.launch.standstill import Standstill
 from actorflow.rendezvous.secret import without_token
 from actorflow.support.imports import without_collections
@@ -68,15 +68,15 @@ class NoForks(Exception):
 class ForkServer:
     """The launcher's end, used on one thread; ``close`` it in any case."""
 
-    def __init__(self, script: str, arguments: Iterable[str], variables: Mapping[str, str], limit: float) -> None:
-        """Start it with the ranks' script and arguments, and with variables that are read while libraries load.
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], limit: float) -> None:
+        """Start it with the command line of the ranks, and with variables that are read while libraries load.
 
         ``limit``: seconds for which it may not run at all, after which nobody waits for it.
         """
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                rank_command(script, arguments),
+                command,
                 env={**without_token(os.environ), **variables, SERVER: str(theirs.fileno())},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,

@@ -61,9 +61,10 @@ class RankProcess:
         os.close(self._handle)
 
 
-def rank_command(script: str, arguments: Iterable[str]) -> list[str]:
-    """The command line of a rank."""
-    return [sys.executable, "-u", "-P", "-m", "actorflow.launch.entry", script, *arguments]
+def rank_command(script: str, arguments: Iterable[str], module: str = "") -> list[str]:
+    """The command line of a rank; with a ``module``, the script is run by that name."""
+    program = ["-m", module, script] if module else [script]
+    return [sys.executable, "-u", "-P", "-m", "actorflow.launch.entry", *program, *arguments]
 
 
 def rank_place(log_dir: str, rank: int, variables: Mapping[str, str]) -> RankPlace:

@@ -88,6 +88,7 @@ class Settings:
     nccl_timeout: float = NCCL_TIMEOUT.default  # seconds that a transfer may take
     log_dir: str = ""  # of the logs of ranks other than 0; empty, for a launcher: a new temporary folder
     script: str = ""
+    module: str = ""  # by whose name the script is run, as by python -m; empty: as a file
     argv: tuple[str, ...] = ()
     launcher: str = ""  # path of the socket on which the launcher receives reports
     launcher_pid: int = 0

@@ -30,6 +30,7 @@ from actorflow.rendezvous.reports import report_to_launcher
 from actorflow.rendezvous.script_request import RunShape, ScriptRequest, check_token, kind_of_gpu, restart_shape
 from actorflow.rendezvous.secret import why_not_inherited
 from actorflow.rendezvous.settings import Settings
+from actorflow.support.module_files import is_installed, module_file
 from actorflow.support.terminal import say
 from actorflow_compiler.core.errors import ClusterError
 
@@ -104,7 +105,7 @@ def _become_launcher(shape: RunShape) -> NoReturn:
     check_token(shape, _secret(), why_not_inherited(os.environ))
     script, arguments = _script(sys.modules["__main__"], sys.orig_argv, sys.argv)
     say(
-        f"{script} asks for {shape.spoken}: this process becomes the launcher, and the script runs from its "
+        f"{script[-1]} asks for {shape.spoken}: this process becomes the launcher, and the script runs from its "
         "beginning on each device"
     )
     sys.stdout.flush()
@@ -117,9 +118,9 @@ def _secret() -> str:
     return os.environ.get(TOKEN.variable, "").strip() or os.environ.get(TLS_CERT.variable, "")
 
 
-def _command(shape: RunShape, script: str, arguments: list[str]) -> list[str]:
+def _command(shape: RunShape, script: list[str], arguments: list[str]) -> list[str]:
     """The launcher's command line."""
-    command = ["-P", "-m", "actorflow", "run", script, *DEVICES.words(shape.devices), *NNODES.words(shape.nnodes)]
+    command = ["-P", "-m", "actorflow", "run", *script, *DEVICES.words(shape.devices), *NNODES.words(shape.nnodes)]
     if shape.nnodes > 1:
         command += NODE_RANK.words(shape.node_rank) + MASTER_ADDR.words(shape.master_addr)
         if not _secret() and not INSECURE.read(os.environ):
@@ -131,23 +132,39 @@ def _command(shape: RunShape, script: str, arguments: list[str]) -> list[str]:
     return [*command, "--", *arguments]
 
 
-def _script(main: ModuleType, command: list[str], argv: list[str]) -> tuple[str, list[str]]:
-    """The script that this process runs, as it was named, and its arguments; ClusterError without a script."""
+def _script(main: ModuleType, command: list[str], argv: list[str]) -> tuple[list[str], list[str]]:
+    """The script that this process runs, as it was named ("train.py", or "-m", "package.train"), and its arguments.
+
+    Raises ClusterError without a script that each device can run.
+    """
     file = getattr(main, "__file__", None)
     if file is None or not Path(file).is_file():
         raise ClusterError(
             "several devices need a script that each of them can run, and this process has none (an interactive "
             "session, a notebook, python -c or standard input); save it as a file and run `python script.py`"
         )
-    if getattr(main, "__spec__", None) is not None:
-        raise ClusterError(
-            f"several devices need a script that each of them can run, and this process was started with python -m "
-            f"({main.__spec__ and main.__spec__.name}); start the file itself: python {file}"
-        )
+    if main.__spec__ is not None:
+        return _module(main.__spec__.name, file, command, argv)
     at = next((i for i, word in enumerate(command[1:], 1) if os.path.abspath(word) == os.path.abspath(file)), None)
     if at is None:  # the script has changed the working directory
-        return os.path.abspath(file), argv[1:]
-    return command[at], command[at + 1 :]  # as typed: a script may have changed sys.argv
+        return [os.path.abspath(file)], argv[1:]
+    return [command[at]], command[at + 1 :]  # as typed: a script may have changed sys.argv
+
+
+def _module(name: str, file: str, command: list[str], argv: list[str]) -> tuple[list[str], list[str]]:
+    """What ``_script`` returns for a process that python -m has started."""
+    try:
+        found = os.path.samefile(module_file(name), file)
+    except (ValueError, OSError):
+        found = False
+    if not found or is_installed(file):  # such as python -m pytest, which runs a script of the user's itself
+        raise ClusterError(
+            f"several devices need a script that each of them can run, and this process was started with python -m "
+            f"({name}), which is no module of yours that is found in {os.getcwd()} or on sys.path; start a file or a "
+            "module of your own"
+        )
+    typed = command[command.index("-m") + 2 :] if "-m" in command else argv[1:]
+    return ["-m", name], typed
 
 
 def _ask_launcher(run: JoinedRun | None, shape: RunShape) -> NoReturn:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from actorflow.launch.fork_server import ForkServer, NoForks
-from actorflow.launch.rank_processes import rank_place
+from actorflow.launch.rank_processes import rank_command, rank_place
 from cluster.ranks import LIMIT
 from cluster.runs import Run
 
@@ -102,7 +102,7 @@ def test_ranks_start_without_a_server_that_was_killed(start: Start) -> None:
 
 def test_a_server_that_stands_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actorflow.launch.fork_server.LOOK", 0.1)
-    server = ForkServer(str(tmp_path / "script.py"), (), {}, 0.3)
+    server = ForkServer(rank_command(str(tmp_path / "script.py"), ()), {}, 0.3)
     os.kill(server._process.pid, signal.SIGSTOP)
     with pytest.raises(NoForks, match=r"the process that was to fork has not run for 0\.3 s"):
         server.fork([rank_place(str(tmp_path), 0, {})])
@@ -171,7 +171,7 @@ def test_forks_of_a_server_end_if_the_launcher_lets_go_of_them(tmp_path: Path, m
     script.write_text("open('began', 'w')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     monkeypatch.setattr("actorflow.launch.fork_server._parent_of", lambda pid: 0)
-    server = ForkServer(str(script), (), {}, LIMIT)
+    server = ForkServer(rank_command(str(script), ()), {}, LIMIT)
     forks: list[psutil.Process] = []
     ask = server._ask
 

@@ -222,9 +222,9 @@ def test_a_script_is_run_anew_with_the_arguments_that_were_typed(
     main = SimpleNamespace(__file__=str(tmp_path / "train.py"), __spec__=None)
     command = [sys.executable, "-O", "train.py", "--lr", "0.1", "train.py"]
     monkeypatch.chdir(tmp_path)
-    assert script_of(main, command) == ("train.py", ["--lr", "0.1", "train.py"])
+    assert script_of(main, command) == (["train.py"], ["--lr", "0.1", "train.py"])
     monkeypatch.chdir("/")
-    assert script_of(main, command) == (str(tmp_path / "train.py"), ["by the script"])
+    assert script_of(main, command) == ([str(tmp_path / "train.py")], ["by the script"])
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_script_that_names_its_nodes_goes_on_with_fewer_and_at_the_port_where_
 def test_the_launcher_is_told_on_its_command_line_all_that_the_script_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACTORFLOW_TOKEN", raising=False)
     shape = RunShape(2, 3, 1, "10.0.0.1", 9988, True, "logs")
-    command = start._command(shape, "train.py", ["--lr", "0.1"])
+    command = start._command(shape, ["train.py"], ["--lr", "0.1"])
     assert command[:3] == ["-P", "-m", "actorflow"]
     with run.make_context("run", command[4:], resilient_parsing=True) as context:
         found = context.params
@@ -274,7 +274,7 @@ def test_the_launcher_is_told_on_its_command_line_all_that_the_script_asks_for(m
 
 def test_a_token_goes_before_doing_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACTORFLOW_TOKEN", "secret")
-    command = start._command(RunShape(1, 2, 0, "127.0.0.1", 0, True, ""), "train.py", [])
+    command = start._command(RunShape(1, 2, 0, "127.0.0.1", 0, True, ""), ["train.py"], [])
     assert "--insecure" not in command
     assert "secret" not in command  # anybody can read a command line
 
