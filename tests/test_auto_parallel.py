@@ -50,6 +50,7 @@ from models import CASES, CONTEXT, Case, narrow
 from trained import Layout, request_of, train, train_eagerly
 
 SIZE, STEPS = 8, 3
+DATA, TENSOR = ParallelMode.DATA, ParallelMode.TENSOR
 FAST_NODES = Hardware(node_size=2, inside=Link(4e11, 1e-6), bytes_per_s=1e7, latency_s=1e-4)
 
 
@@ -73,11 +74,11 @@ def room_for_registers(plan: Plan, request: StepRequest) -> dict[int, int] | Non
 
 
 def search_of(
-    case: Case, world: int, budget: float | None = None, least: int = 1, layout: Layout | None = None
+    case: Case, world: int, budget: float | None = None, least: int = 1, layout: Layout | None = None, size: int = SIZE
 ) -> tuple[PlanSearch, torch.optim.Optimizer]:
     """The search over all strategies of a case, with micro-batches open."""
     asked = replace(layout or Layout(world), world=world, goal=goal_of("auto", budget))
-    request, optimizer = request_of(case, asked, SIZE)
+    request, optimizer = request_of(case, asked, size)
     captured = capture_step(marked_for_zero(request))
     choices = open_choices(captured, request, micro_batches=True, budget=budget)
     search = PlanSearch(captured, request, choices, foreseen, budget, beside=False, least=least, enough=math.inf)
@@ -311,6 +312,17 @@ def test_estimates_are_about_as_wrong_whatever_is_exchanged_behind_computing(cas
         strategy = Strategy(1, (4,), (ParallelMode.DATA,), stage, pieces)
         wrong[strategy] = search.estimates[strategy].seconds / search.compare(strategy).seconds
     assert max(wrong.values()) < 1.25 * min(wrong.values()), wrong
+
+
+def test_estimates_know_what_of_the_activations_the_devices_of_a_tensor_axis_hold_whole() -> None:
+    """The stream of residuals, and what norms make of it, is not split; with many samples it is most of the memory."""
+    search, _ = search_of(CASES["gpt"], 4, size=64)
+    search._estimated()
+    wrong = {}
+    for mesh in ({DATA: 4}, {DATA: 2, TENSOR: 2}, {TENSOR: 4}):
+        strategy = Strategy(1, tuple(mesh.values()), tuple(mesh), 0, 1)
+        wrong[strategy] = search.estimates[strategy].nbytes / search.compare(strategy).nbytes
+    assert max(wrong.values()) < 1.5 * min(wrong.values()), wrong
 
 
 def test_a_budget_that_nothing_fits_is_refused_with_what_is_needed() -> None:

@@ -19,6 +19,7 @@ from actorflow.auto_parallel.special_axes import (
     find_sequence,
 )
 from actorflow.auto_parallel.strategy import BY_SAMPLES, Strategy
+from actorflow.auto_parallel.tensor_axis import whole_share
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import ITEM_BYTES, Phase
@@ -42,12 +43,13 @@ FILL = 1 - BACKWARD  # of a micro-batch's time, for which later stages wait unde
 
 @dataclass(frozen=True, slots=True)
 class PartCosts:
-    """What it costs to compute a part of the model again, and what that saves, on one device with all samples."""
+    """What it costs to compute parts of the model again, and what that saves, on one device with all samples."""
 
     seconds: float
     arithmetic: float  # seconds of its floating-point operations, which no device undercuts
     kept: float  # bytes that are kept without
     saved: float  # bytes of these that are not kept with it
+    largest: float = 0.0  # bytes that are kept without, of the part that keeps most
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class StepProfile:
     units: tuple[PartitionUnit, ...]  # that can be shared among stages
     parts: tuple[PartCosts, ...] = ()  # that may be computed again, in the order in which they are
     kept: float = 0.0  # bytes that forward keeps of all parts
+    whole: float = 0.0  # of what is kept, the share that the devices of a tensor axis do not split
     experts: ExpertFacts = NO_EXPERTS
     sequence: SequenceFacts = NO_SEQUENCE
 
@@ -118,18 +121,20 @@ class StepProfile:
                 PartCosts(forward[k][0], forward[k][1], parts.parts[k].kept, parts.parts[k].saved) for k in parts.order
             ),
             parts.kept,
+            whole_share(graph),
             find_experts(graph, captured.parameter),
             find_sequence(graph),
         )
 
     def again(self, strategy: Strategy) -> PartCosts:
-        """What a strategy computes again as a whole; ``kept`` is of the part that keeps most."""
+        """What a strategy computes again as a whole."""
         chosen = self.parts[: strategy.again[0]]
         return PartCosts(
             sum(part.seconds for part in chosen),
             sum(part.arithmetic for part in chosen),
-            max((part.kept for part in chosen), default=0.0),
+            sum(part.kept for part in chosen),
             sum(part.saved for part in chosen),
+            max((part.kept for part in chosen), default=0.0),
         )
 
     def special_axes(self, world: int, budget: float | None) -> SpecialAxes:
@@ -258,11 +263,13 @@ class Estimator:
         held = 0.0
         for nbytes, from_stage in ((state, 1), (parameters, 2), (parameters, 3)):
             held += nbytes / (at.zero if zero >= from_stage else 1)
-        again = profile.again(strategy)
-        left = 1 - again.saved / profile.kept if profile.kept else 1.0
+        again, split = profile.again(strategy), profile.whole + (1 - profile.whole) / at.tensor
+        of_all = 1.0 / profile.kept if profile.kept else 0.0
+        begins = (again.kept - again.saved) * of_all  # what parts that are computed again begin with: residuals
+        left = (1 - again.kept * of_all) * split + begins
         kept = crowded * profile.activations / (at.replicas * pieces) * min(pieces, stages) * left
-        largest = crowded * again.kept / (at.replicas * pieces) * stages  # one at a time, in each stage
-        return (held + kept + largest) / (stages * at.tensor)
+        largest = crowded * again.largest / (at.replicas * pieces) * stages * split  # one at a time, in each stage
+        return (held / at.tensor + kept + largest) / stages
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,11 @@ def find_parts(graph: Graph) -> DividedModel:
     return DividedModel(tuple(parts), tuple(_spread(worth, [parts[w].saved for w in worth])))
 
 
+def find_kept(graph: Graph) -> Mapping[int, int]:
+    """Value → bytes, of what the backward pass reads of the forward pass; views count as what they are views of."""
+    return {v: graph.metas[v].nbytes for v in sorted(_KeptValues(graph).read_again)}
+
+
 def _spread(numbers: Sequence[int], saved: Sequence[float]) -> list[int]:
     """The numbers by what they save, in steps of a factor of two; equal ones so that the first few are far apart."""
     most = max(saved, default=0.0)
@@ -107,20 +112,20 @@ class _KeptValues:
                 self.at.update(dict.fromkeys((o for o in n.outs if o >= 0), number[n.visit]))
         for v in outside:
             self.at.pop(v, None)
+        self.read_again: set[int] = set()  # values that the backward pass reads
         self.kept = [0.0] * len(self.visits)
         self.crossing = self._sums(self._last_reads(number))
 
     def _last_reads(self, number: Mapping[int, int]) -> Mapping[int, int]:
         """Value → the last visit that reads it; it counts what is kept, too."""
         last: dict[int, int] = {}
-        kept: set[int] = set()
         for n in self.graph.nodes:
             for v in {self.base.get(v, v) for v in n.reads()} & self.at.keys():
                 if n.phase == Phase.BACKWARD:
-                    kept.add(v)
+                    self.read_again.add(v)
                 if n.visit in number and n.phase != Phase.OPTIMIZER:
                     last[v] = max(last.get(v, 0), number[n.visit])
-        for v in kept:
+        for v in self.read_again:
             self.kept[self.at[v]] += self.graph.metas[v].nbytes
         return last
 
