@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from actorflow.attached import attach_with_torch
 from actorflow.support.imports import without_collections
 from actorflow.support.nearest_names import answer_with_nearest, unknown_name
+from actorflow.support.script_error import print_uncaught_errors
 from actorflow.support.version import __version__
 from actorflow.torch_names import __all__ as TORCH_NAMES
 
@@ -205,3 +206,4 @@ def __dir__() -> list[str]:
 
 answer_with_nearest(__name__)
 attach_with_torch()
+print_uncaught_errors()

@@ -13,11 +13,12 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException
+from types import TracebackType
 from typing import Any, TextIO
 
 from actorflow_compiler.core.errors import ActorflowError
 
-__all__ = ["FULL", "mute_repeated_tracebacks", "print_script_error", "one_line"]
+__all__ = ["FULL", "mute_repeated_tracebacks", "one_line", "print_script_error", "print_uncaught_errors"]
 
 FULL = "ACTORFLOW_FULL_TRACEBACK"  # "1": nothing is left out
 _OURS = ("actorflow", "actorflow_compiler", "actorflow_protos", "actorflow_scheduler")
@@ -50,6 +51,35 @@ def print_script_error(error: BaseException, script: str, file: TextIO | None = 
         _fold(found, error, outer)
     for line in found.format():
         print(line, file=file or sys.stderr, end="")
+
+
+def print_uncaught_errors() -> None:
+    """Have an exception that ends a script of plain ``python`` printed like this, if frames of ours are in it.
+
+    A hook that the script, or what it runs in, has set for such exceptions stays.
+    """
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_uncaught
+
+
+def _print_uncaught(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    if _is_of_ours(error):
+        print_script_error(error.with_traceback(at), str(getattr(sys.modules["__main__"], "__file__", "")))
+    else:
+        sys.__excepthook__(kind, error, at)
+
+
+def _is_of_ours(error: BaseException) -> bool:
+    """Whether a frame of an exception, or of those behind it, is ours."""
+    own = tuple(_folders(_OURS))
+    behind: BaseException | None = error
+    seen: set[int] = set()
+    while behind is not None and id(behind) not in seen:
+        seen.add(id(behind))
+        if any(frame.f_code.co_filename.startswith(own) for frame, _ in traceback.walk_tb(behind.__traceback__)):
+            return True
+        behind = behind.__cause__ or behind.__context__
+    return False
 
 
 def one_line(error: BaseException, script: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -54,18 +55,28 @@ LINES = (  # the user's, from the outermost in
 )
 
 
-def test_an_error_in_a_step_shows_the_users_lines_and_then_the_message(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(STEP)
-    (tmp_path / "net.py").write_text(NET)
+PLAIN, PACKAGE = ("train.py",), ("-m", "recipes.train")
+BY_ACTORFLOW = ("-m", "actorflow", "run", "train.py")
+
+
+@pytest.mark.parametrize("command", [BY_ACTORFLOW, PLAIN, PACKAGE], ids=["actorflow", "python", "python -m"])
+def test_an_error_in_a_step_shows_the_users_lines_and_then_the_message(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "recipes" if command is PACKAGE else tmp_path
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(STEP.replace("from net", "from .net") if command is PACKAGE else STEP)
+    (folder / "net.py").write_text(NET)
     done = subprocess.run(
-        [warm.python(), "-m", "actorflow", "run", "train.py"],
+        [warm.python() if command is BY_ACTORFLOW else sys.executable, *command],
         capture_output=True, text=True, timeout=250, check=False, cwd=tmp_path,
     )  # fmt: skip
+    assert done.returncode == 1
     traceback, message, rest = re.split(r"(?m)^(\S*CallError: .*\n)", done.stderr, maxsplit=1)
     places = [traceback.index(line) for line in LINES]
     assert places == sorted(places)
     assert traceback.count("File ") == len(LINES)
-    assert traceback.startswith("Traceback (most recent call last):\n  File")
+    assert re.search(r"(?m)^Traceback \(most recent call last\):\n  File", traceback)
     assert re.search(r"\[\d+ frames of actorflow and torch; ACTORFLOW_FULL_TRACEBACK=1 shows them\]\n$", traceback)
     assert message.rstrip().endswith("net.py:11: return self.second(hidden)")
     assert rest.startswith("  RuntimeError: a and b must have same reduction dim, but got [8, 6] X [5, 2].\n")
@@ -169,6 +180,46 @@ def test_what_a_script_raises_itself_is_shown_as_python_shows_it(
     plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert text == plain.stderr
     assert said == "KeyError: 'no settings' (train.py:7: raise KeyError('no settings') from error)"
+
+
+IN_STEP = """
+import sys
+import torch
+import actorflow as flow
+
+@flow.global_function(type="predict")
+def step(x):
+    raise KeyError("none")
+
+if "--hook" in sys.argv:
+    sys.excepthook = lambda kind, error, at: print("mine:", kind.__name__, file=sys.stderr)
+if "--own" in sys.argv:
+    torch.nn.Linear(4, 6)(torch.zeros(8, 5))
+step(torch.ones(2))
+"""
+
+
+def test_under_plain_python_only_errors_with_frames_of_ours_are_told_anew(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(IN_STEP)
+
+    def told(*options: str, **variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, str(script), *options],
+            capture_output=True, text=True, timeout=250, check=False, env={**os.environ, **variables},
+        )  # fmt: skip
+        assert done.returncode == 1
+        return done.stderr
+
+    assert told("--hook").endswith("mine: CallError\n")
+    assert "Traceback" not in told("--hook")
+    assert "torch/nn/modules/linear.py" in told("--own")  # as Python shows it
+    assert "actorflow/session" in told(**{FULL: "1"})
+    text = told()
+    assert text.count("File ") == 2
+    assert "frames of actorflow and torch" in text
+    assert re.search(r"\S*CallError: .*raise KeyError\(\"none\"\)\n  KeyError: 'none'\n  while step was captured", text)
+    assert "The above exception" not in text
 
 
 def test_a_syntax_error_is_pythons_own_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
