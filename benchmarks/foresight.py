@@ -363,7 +363,7 @@ def table_row(row: Published, told: Callable[[str], None], _: float) -> str:
     mesh = f"{row.data} × {row.tensor} × {row.stages}"
     return as_line(
         row.name, row.devices, mesh, row.pieces, f"{row.figure:.0f}", f"{achieved:.0f}",
-        f"{achieved / row.figure - 1:+.0%}", f"{found.period:.2f} s", gigabytes(found), row.remark,
+        f"{round(100 * (achieved / row.figure - 1)):+d}%", f"{found.period:.2f} s", gigabytes(found), row.remark,
     )  # fmt: skip
 
 
