@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import actorflow as flow
+from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.variant import Variant
 from hf import PROMISED
@@ -124,6 +126,131 @@ def test_statistics_that_are_read_in_the_step_are_those_after_the_last_micro_bat
     found = run_planned(step_of(1), plan_of(step_of(1), 1, 4))
     assert found[1]["count"] == 8
     check(found, run_eagerly(step_of(4)))
+
+
+OF_THE_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {  # losses whose gradient is not split as the batch is
+    "mean": lambda z: -z.mean(),
+    "halves": lambda z: z[: SIZE // 2].exp().mean() - z[SIZE // 2 :].mean(),
+    "pairs": lambda z: F.mse_loss(z[: SIZE // 2], z[SIZE // 2 :]),
+    "all with all": lambda z: (z @ z.T).logsumexp(1).sum(),
+    "column": lambda z: z[:, 0].sum(),
+}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["", "batch norm last"])
+@pytest.mark.parametrize(
+    "layout", [(1, 4, False), (2, 2, False), (2, 4, True)], ids=["one device", "data 2", "pipeline 2"]
+)
+@pytest.mark.parametrize("loss", OF_THE_WHOLE)
+def test_batch_norm_has_statistics_of_each_micro_batch_whatever_gradient_comes(
+    loss: str, layout: tuple[int, int, bool], last: bool
+) -> None:
+    world, micro_batches, pipeline = layout
+
+    def step_of(pieces: int) -> Step:
+        def run(m: Any, optimizer: Any) -> Any:
+            def step(x: Tensor, y: Tensor) -> Tensor:
+                z = torch.cat([m.norm(m.first(c)) if last else m(c) for c in x.chunk(pieces)])
+                found = OF_THE_WHOLE[loss](z) + 0 * y.sum()
+                found.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return found
+
+            return step
+
+        return Step(run, Normed)
+
+    planned = plan_of(step_of(1), world, micro_batches, pipeline)
+    check(run_planned(step_of(1), planned), run_eagerly(step_of(micro_batches)), 1e-7)
+
+
+class Counting(nn.BatchNorm1d):
+    """Batch norm with buffers of its own: sums, a moving average, and a counter that is no whole number."""
+
+    seen: Tensor
+    mean: Tensor
+    count: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        for name, value in (("seen", torch.zeros(size)), ("mean", torch.zeros(size)), ("count", torch.tensor(0.0))):
+            self.register_buffer(name, value)
+
+    def note(self, x: Tensor, count: float) -> None:
+        self.seen += x.detach().sum(0)
+        self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        self.count += count
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.note(x, 1.0)
+        return super().forward(x)
+
+
+class NormedCounting(Normed):
+    """With such a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Counting(24)
+
+
+def test_other_buffers_of_a_batch_norm_are_those_of_the_whole_batch() -> None:
+    """Its counters alone move on with every micro-batch, as its statistics do."""
+
+    def in_turn(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        hidden = m.first(x)
+        m.norm.note(hidden, 4.0)
+        normed = torch.cat([nn.BatchNorm1d.forward(m.norm, c) for c in hidden.chunk(4)])
+        return F.cross_entropy(m.head(F.relu(normed)), y)
+
+    step = Step(minimised(lambda m, x, y: F.cross_entropy(m(x), y)), NormedCounting)
+    check(run_planned(step, plan_of(step, 1, 4)), run_eagerly(Step(minimised(in_turn), NormedCounting)), 1e-7)
+
+
+@pytest.mark.parametrize("more", ["statistics that are scaled", "a second pass"])
+def test_statistics_that_would_move_on_after_all_micro_batches_are_refused(more: str) -> None:
+    def run(m: Any, optimizer: Any) -> Any:
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = F.cross_entropy(m(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                if more == "a second pass":
+                    m(x)
+                else:
+                    m.norm.running_mean.mul_(0.5)
+            return loss
+
+        return step
+
+    with pytest.raises(PlanError, match=r"reads statistics of a batch norm, for the whole batch; .*Expected: leave"):
+        plan_of(Step(run, Normed), 1, 4)
+
+
+@pytest.mark.parametrize(("world", "pieces"), [(1, 1), (1, 32), (2, 1), (2, 16)])
+def test_sums_of_16_bits_are_rounded_once(world: int, pieces: int) -> None:
+    """Terms that are rounded before they are added would leave nothing of what is left of large numbers."""
+
+    def run(m: Any, optimizer: Any) -> Any:
+        def step(x: Tensor) -> tuple[Tensor, ...]:
+            for p in m.parameters():
+                p.grad = torch.zeros_like(p)
+            optimizer.step()
+            x = x * (0 * m.first.weight[:1, :1] + 1).bfloat16()  # else they would depend on the batch alone
+            return x.mean(), x.mean(0), (x * x).sum(0)
+
+        return step
+
+    torch.manual_seed(0)
+    x = torch.randn(32, 8).bfloat16()
+    x[16:] = -x[:16].flip(0) + 0.01 * torch.randn(16, 8)
+    step = Step(run, batches=lambda: [(x,)])
+    ((of_all, by_column, squares),) = run_planned(step, plan_of(step, world, pieces))[0]
+    torch.testing.assert_close(of_all, x.mean(), rtol=0, atol=0)
+    torch.testing.assert_close(by_column, x.mean(0), rtol=0, atol=0)
+    torch.testing.assert_close(squares, (x * x).sum(0), rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,13 @@ class Slots:
             elif parts[i] is None:
                 parts[i] = (value,)  # may be shared, so the next firing must not add to it in place
             elif isinstance(parts[i], tuple):
-                parts[i] = parts[i][0] + value
+                parts[i] = _wide(parts[i][0]) + value
             else:
                 parts[i].add_(value)
         if complete:
             self._parts = []
-            self.put(sequence, [_finish(how, part) for how, part in zip(self._combine, parts, strict=True)])
+            made = zip(self._combine, parts, outputs, strict=True)
+            self.put(sequence, [_finish(how, part, value.dtype) for how, part, value in made])
 
     def forgo(self, sequence: int, complete: bool) -> None:
         """Count a firing of a call that is given up: it fills its slot with an empty token, which readers ignore."""
@@ -142,12 +143,18 @@ def _combination(register: int, spec: TensorSpec) -> int | None:
     return spec.combine.dim
 
 
-def _finish(how: int | None, part: Any) -> Tensor:
+def _wide(term: Tensor) -> Tensor:
+    """The first term of a sum, in float32 where it has 16 bits: the sum of many would keep few of the last ones."""
+    few_bits = term.dtype in (torch.bfloat16, torch.float16)
+    return term.float() if few_bits else term
+
+
+def _finish(how: int | None, part: Any, dtype: torch.dtype) -> Tensor:
     if how is None:
         found = part
     elif how >= 0:
         found = torch.cat(part, how)
     else:
-        found = part[0] if isinstance(part, tuple) else part
+        found = part[0] if isinstance(part, tuple) else part.to(dtype)
     assert isinstance(found, Tensor)
     return found

@@ -30,7 +30,7 @@ from actorflow.transport.contributions import contribution
 from actorflow.transport.messages import DataPlane
 from actorflow.transport.shared import SharedSlots
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.core.ops import Symbol
+from actorflow_compiler.core.ops import FEW_BITS, Symbol
 from actorflow_compiler.plan.modes import Mode
 from actorflow_compiler.plan.plan import (
     ORDERED,
@@ -221,7 +221,11 @@ class UnitBuilder:
         outputs = tuple(filled[i] for i in range(len(register.tensors)))
         summed: tuple[int, ...] = ()
         if body is not None and register.fill == actor.rate > 1:
-            sums = [output for output, spec in zip(outputs, register.tensors, strict=True) if spec.combine == SUM]
+            sums = [
+                output
+                for output, spec in zip(outputs, register.tensors, strict=True)
+                if spec.combine == SUM and spec.dtype not in FEW_BITS
+            ]
             summed = tuple(outputs.index(output) for output in products(body, sums))
         return RegisterStore(at, self._slots[register.id], outputs, outputs == tuple(range(len(actor.targets))), summed)
 

@@ -69,6 +69,7 @@ class Meta:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
+FEW_BITS = frozenset({"bfloat16", "float16"})  # in which the sum of many terms keeps few of the last ones
 FLOATS = frozenset({"float32", "float64", "float16", "bfloat16", "complex64", "complex128"})
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,

@@ -60,7 +60,7 @@ class _InPlaceRewriter:
         self.final: list[Step] = []
         self.alias: dict[int, int] = {}  # new value → the variable that holds it after the update
         self.copied: dict[int, int] = {}  # copy → the value that it is a copy of
-        self.counters: dict[Arg, list[int]] = {}  # number that is added → variables
+        self.counters: dict[tuple[type, Arg], list[int]] = {}  # number that is added (1 is not 1.0) → variables
         self.groups: dict[object, _FusedGroup] = {}
         self.pending: set[int] = set()  # results of optimizer steps whose groups are not flushed yet
         self.fresh = (
@@ -118,7 +118,7 @@ class _InPlaceRewriter:
         variable = step.args[0].index
         if not self.take_over(k, variable, step.outs[0]):
             return False
-        self.counters.setdefault(step.args[1], []).append(variable)
+        self.counters.setdefault((type(step.args[1]), step.args[1]), []).append(variable)
         return True
 
     def optimizer_step(self, k: int, step: Step) -> None:
@@ -146,7 +146,7 @@ class _InPlaceRewriter:
             group.tensors.setdefault(name, []).append(Ref(self.alias.get(value, value)))
 
     def flush(self) -> None:
-        for number, variables in self.counters.items():
+        for (_, number), variables in self.counters.items():
             self.final.append(Step("actorflow.add_", (tuple(Ref(v) for v in variables), number), (), ()))
         for group in self.groups.values():
             op = next(n for n, spec in IN_PLACE.items() if spec[0] == group.op)

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actorflow_compiler.core.ops import Phase
-from actorflow_compiler.core.sbp import PartialSum, Parts, Sbp, Split, all_share
+from actorflow_compiler.core.sbp import Parts, Sbp, Split, all_share
 from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
 from actorflow_compiler.hints.goal import ALONG_SEQUENCE, ParallelMode
 from actorflow_compiler.infer.axis_request import AxisRequest, CutGraph
 from actorflow_compiler.signatures import OpCall, Signature, signatures
 from actorflow_compiler.signatures.ring_signatures import WRITTEN_OUT
+from actorflow_compiler.signatures.rounded_sums import narrows_sums, rounds_sums
 
 Cuts = dict[Split, None]  # in the order in which they were found
 JOINS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.cat.default"})  # blocks side by side
 NATURAL = 8  # most cuts with blocks or units that are tried for one value
 AROUND = frozenset({*ALONG_SEQUENCE, ParallelMode.AUTO})  # modes in which attention may go around a ring
-FEW_BITS = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class LegalOptions:
         options = tuple(s for s in options if not _splits_ragged(ragged, s))
         if self.asked.mode not in AROUND:
             options = tuple(s for s in options if not (s.inner and call.op in WRITTEN_OUT))
-        if optimizer:
-            options = tuple(s for s in options if not _rounds_sums(call, s))
+        rounds = rounds_sums if optimizer else narrows_sums  # products of few bits show in optimizers such as Muon
+        options = tuple(s for s in options if not rounds(call, s))
         return honoured(call, self.asked.axis, options)
 
 
@@ -118,12 +118,6 @@ def _passed_on(call: OpCall, s: Signature, parts: Parts) -> tuple[tuple[int, Spl
         if meta is not None and isinstance(x, Split) and (x.blocks > 1 or x.unit > 1)
         if all_share(meta.shape[x.dim] // (x.blocks * x.unit), parts)
     )
-
-
-def _rounds_sums(call: OpCall, signature: Signature) -> bool:
-    """Whether a partial sum would be rounded to few bits on each device, which shows in optimizers such as Muon."""
-    outs = zip(signature.outs, call.outs, strict=True)
-    return any(isinstance(s, PartialSum) and m is not None and m.dtype in FEW_BITS for s, m in outs)
 
 
 def _splits_ragged(ragged: Collection[tuple[int, int]], s: Signature) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Arg, Meta, Phase, Ref, substitute_all
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Sbp, Split, local_shape
@@ -35,13 +36,23 @@ from actorflow_compiler.hints.packing import (
     marker_of,
     without_markers,
 )
-from actorflow_compiler.rewriting.piecewise import PER_PIECE, PIECEWISE, S0, PerPiece, TimeLayout, split_of_batch
+from actorflow_compiler.rewriting.piecewise import (
+    PER_PIECE,
+    PIECEWISE,
+    S0,
+    PerPiece,
+    TimeLayout,
+    reads_pieces,
+    split_of_batch,
+)
 from actorflow_compiler.signatures import OpCall, Signature, local_call, signatures
 from actorflow_compiler.signatures.local_mismatch import check_local_call
+from actorflow_compiler.signatures.rounded_sums import narrows_sums
 from actorflow_compiler.substitutes.random_table import is_random
 
 IMPOSSIBLE = 1000  # the cost of an operand that cannot be brought to what a signature needs
-STATELESS = frozenset({*CALL_INPUTS, InputKind.CONSTANT, InputKind.SCALAR})  # inputs that are no state
+CONSTANTS = (InputKind.CONSTANT, InputKind.SCALAR)
+STATELESS = frozenset({*CALL_INPUTS, *CONSTANTS})  # inputs that are no state
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,10 @@ class _MicroBatching:
         names = {i.value: i.name for i in graph.inputs}
         self.updated = {new: names[old].rpartition(".")[0] for old, new in graph.updates}  # new value → its module
         self.moving: set[str] = set()  # modules whose statistics move on with every piece
+        self.of_state = {
+            i.value for i in graph.inputs if i.kind in (*CONSTANTS, InputKind.VARIABLE)
+        }  # … or of these alone
+        self.late: set[int] = set()  # values in pieces that wait for all pieces of others
         self.index = self.new(Meta((), "int64"))
 
     def new(self, meta: Meta) -> int:
@@ -109,6 +124,8 @@ class _MicroBatching:
             self.maker.update({o: n for o in n.outs if o >= 0})
             if not is_random(n) and all(v in self.stateless for v in n.reads()):
                 self.stateless.update(n.outs)
+            if not is_random(n) and all(v in self.of_state for v in n.reads()):
+                self.of_state.update(n.outs)
             (self.mark if n.op in MARKERS else self.node)(n)
         updates = [(old, self.update(self.same.get(new, new))) for old, new in self.graph.updates]
         results = [self.as_whole(self.same.get(r, r), None) for r in self.graph.results]
@@ -138,14 +155,20 @@ class _MicroBatching:
         return self.piece[new][0] if self._moves(new) else self.as_whole(new, None)
 
     def _moves(self, value: int) -> bool:
-        """Whether a value is a batch-norm statistic, or another new buffer of such a module (a counter of batches)."""
-        if value not in self.piece:
+        """Whether a value is a new batch-norm statistic, or another new buffer of its module: a counter of batches."""
+        if value not in self.piece or value not in self.updated:
             return False
-        return self.piece[value][1] is PER_PIECE or self.updated.get(value) in self.moving
+        counts = value in self.of_state and self.updated[value] in self.moving
+        return self.piece[value][1] is PER_PIECE or counts
 
     def node(self, n: Node) -> None:
         if n.phase != Phase.OPTIMIZER and not is_random(n) and all(self._needs_no_piece(v) for v in n.reads()):
             self.free.update({o: n for o in n.outs if o >= 0})  # its readers decide its layout
+            return
+        layouts = [self.layout(v) for v in n.reads()]
+        split = split_of_batch(n, layouts)
+        if split is not None and reads_pieces(n, layouts):
+            self.emit_piecewise(n, split)
             return
         if any(v in self.stays for v in n.reads()):
             self.stays.update(o for o in n.outs if o >= 0)
@@ -156,8 +179,7 @@ class _MicroBatching:
         ):
             self.emit_whole(n)
             return
-        layouts = [self.layout(v) for v in n.reads()]
-        if (split := split_of_batch(n, layouts)) is not None:
+        if split is not None:
             self.notes_once(
                 f"{n.op.split('.')[1]} works on each micro-batch by itself, as an eager loop over micro-batches does"
             )
@@ -245,7 +267,9 @@ class _MicroBatching:
         for signature in signatures(call, self.count, wanted=wanted):
             needs = zip(operands, signature.ins, layouts, call.ins, strict=True)
             cost = sum(self._cost(value, need, have, meta, flows) for value, need, have, meta in needs)
-            if cost < IMPOSSIBLE and (best is None or cost < best[0]) and self._even_outs(n, call, signature):
+            if cost >= IMPOSSIBLE or narrows_sums(call, signature):
+                continue
+            if (best is None or cost < best[0]) and self._even_outs(n, call, signature):
                 best = (cost, signature)
         return best[1] if best else None
 
@@ -275,6 +299,7 @@ class _MicroBatching:
 
     def emit_pieces(self, n: Node, signature: Signature) -> None:
         self.piece.update(self._emit(n, signature))
+        self.wait(n)
 
     def _emit(self, n: Node, signature: Signature) -> dict[int, tuple[int, TimeLayout]]:
         """Add the node as it runs on a piece; returns its outputs in the form of ``self.piece``."""
@@ -306,6 +331,7 @@ class _MicroBatching:
         layouts = tuple(split if layout == S0 else layout for layout in layouts)
         needs = ((a.index, split if ins[at] == S0 else ins[at]) for at, a in enumerate(n.args) if isinstance(a, Ref))
         values = [self.as_piece(value, need, n) for value, need in needs]
+        self.check_statistics(n)
         self.moving.update(self.updated[o] for o in n.outs if o in self.updated)
         outs = []
         for o, layout in zip(n.outs, layouts, strict=True):
@@ -316,11 +342,35 @@ class _MicroBatching:
             shape = meta.shape if isinstance(layout, PerPiece) else local_shape(meta.shape, layout, self.count, 0)
             outs.append(self.new(Meta(shape, meta.dtype)))
             self.piece[o] = (outs[-1], layout)
+        self.wait(n)
         self.append(n, n.op, call.args, call.kwargs, values, outs, True)
+
+    def wait(self, n: Node) -> None:
+        """Note what a node in pieces waits for: all pieces of others, or not."""
+        if any(v in self.computed or v in self.late for v in n.reads()):
+            self.late.update(o for o in n.outs if o >= 0)
+
+    def check_statistics(self, n: Node) -> None:
+        """Raise PlanError for a pass that moves running statistics on which an earlier pass of all pieces has moved."""
+        moved = any(self.kind.get(v) is None and isinstance(self.layout(v), PerPiece) for v in n.reads())
+        if n.phase == Phase.FORWARD and moved and any(v in self.computed or v in self.late for v in n.reads()):
+            raise self.no_statistics(
+                n, "moves the running statistics of a batch norm once more, after all micro-batches"
+            )
+
+    def no_statistics(self, n: Node, what: str) -> PlanError:
+        """The error for an op that would need the statistics of a batch norm at a time at which there are none."""
+        where = f"{n.line or n.where}: " if n.line or n.where else ""
+        return PlanError(
+            f"{where}{n.op} {what}; with micro-batches a batch norm has statistics of each, which "
+            "move on with every one, as in an eager loop over them. Expected: leave micro_batches out, or do this in a "
+            "call of its own"
+        )
 
     def emit_whole(self, n: Node) -> None:
         operands = list(n.reads())
         call, _ = call_of(n, self.graph.metas)
+        self.check_whole(n)
         values = [self.as_whole(v, n.placement) for v in operands]
         outs = [o if o < 0 else self.new(self.graph.metas[o]) for o in n.outs]
         for o, value in zip(n.outs, outs, strict=True):
@@ -329,6 +379,12 @@ class _MicroBatching:
                 self.computed.add(o)
                 self.piece.pop(o, None)
         self.append(n, n.op, call.args, call.kwargs, values, outs, False)
+
+    def check_whole(self, n: Node) -> None:
+        """Raise PlanError for an op that reads statistics of each micro-batch, and works on the whole batch."""
+        for v in n.reads():
+            if v in self.piece and v not in self.whole and isinstance(self.layout(v), PerPiece) and not self._moves(v):
+                raise self.no_statistics(n, "reads statistics of a batch norm, for the whole batch")
 
     def append(
         self,

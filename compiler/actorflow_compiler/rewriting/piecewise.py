@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.ops import Phase, Ref
 from actorflow_compiler.core.sbp import B, P, Sbp, Split
 from actorflow_compiler.graph.graph import Node
 
@@ -32,11 +32,22 @@ PIECEWISE: Mapping[str, tuple[int, Mapping[int, TimeLayout], tuple[TimeLayout, .
 
 
 def split_of_batch(n: Node, layouts: Sequence[TimeLayout | None]) -> Split | None:
-    """How the batch of an op that works on each piece by itself is split; None for all other ops."""
+    """How the batch of an op that works on each piece by itself is split; None for all other ops.
+
+    Gradients come as they come, and are brought to the split of what batch norm has normalized.
+    """
     if n.op not in PIECEWISE:
         return None
     training, ins, _ = PIECEWISE[n.op]
     tensors = [at for at, a in enumerate(n.args) if isinstance(a, Ref)]
-    found = {layout or S0 for at, layout in zip(tensors, layouts, strict=True) if ins.get(at) == S0}
-    split = found.pop()
-    return split if n.args[training] and not found and isinstance(split, Split) and split.dim == 0 else None
+    found = [layout or S0 for at, layout in zip(tensors, layouts, strict=True) if ins.get(at) == S0]
+    split = found[-1]  # of what is normalized; a gradient comes before it
+    return split if n.args[training] and isinstance(split, Split) and split.dim == 0 else None
+
+
+def reads_pieces(n: Node, layouts: Sequence[TimeLayout | None]) -> bool:
+    """Whether an op works on each piece by itself because it reads statistics of each: the backward pass of such a one.
+
+    Running statistics are read by the forward pass, which may well be of the whole batch.
+    """
+    return n.op in PIECEWISE and n.phase != Phase.FORWARD and any(isinstance(layout, PerPiece) for layout in layouts)

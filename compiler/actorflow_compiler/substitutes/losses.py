@@ -72,7 +72,7 @@ def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int,
 
 @_for(aten.binary_cross_entropy.default)
 def _bce(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
-    loss = (target - 1.0) * (1.0 - x).log().clamp(min=-100.0) - target * x.log().clamp(min=-100.0)
+    loss = (target - 1.0) * torch.log1p(-x).clamp(min=-100.0) - target * x.log().clamp(min=-100.0)
     return _reduced(loss if weight is None else loss * weight, reduction)
 
 
