@@ -229,17 +229,30 @@ def test_statistics_that_would_move_on_after_all_micro_batches_are_refused(more:
         plan_of(Step(run, Normed), 1, 4)
 
 
+def test_binary_cross_entropy_of_small_probabilities_keeps_its_digits() -> None:
+    x = torch.logspace(-10, -1, SIZE)
+
+    def run(m: Any, optimizer: Any) -> Any:
+        return lambda x: F.binary_cross_entropy(x, torch.zeros_like(x), reduction="none")
+
+    step = Step(run, batches=lambda: [(x,)])
+    ((found,),) = run_planned(step, plan_of(step, 1, 4))[0]
+    torch.testing.assert_close(
+        found, F.binary_cross_entropy(x, torch.zeros_like(x), reduction="none"), rtol=1e-6, atol=0
+    )
+
+
 @pytest.mark.parametrize(("world", "pieces"), [(1, 1), (1, 32), (2, 1), (2, 16)])
 def test_sums_of_16_bits_are_rounded_once(world: int, pieces: int) -> None:
     """Terms that are rounded before they are added would leave nothing of what is left of large numbers."""
 
     def run(m: Any, optimizer: Any) -> Any:
         def step(x: Tensor) -> tuple[Tensor, ...]:
-            for p in m.parameters():
-                p.grad = torch.zeros_like(p)
-            optimizer.step()
             x = x * (0 * m.first.weight[:1, :1] + 1).bfloat16()  # else they would depend on the batch alone
-            return x.mean(), x.mean(0), (x * x).sum(0)
+            found = x.mean(), x.mean(0), (x * x).sum(0)
+            found[0].backward()
+            optimizer.step()
+            return found
 
         return step
 
