@@ -437,6 +437,12 @@ def test_hints_of_stages_and_zero_are_kept() -> None:
     search, _ = search_of(CASES["gpt"], 4, layout=Layout(4, prepare=lambda model: place(model, stages=2)))
     assert {search.request_of(s).preferences.hints.stages.count for s in all_strategies(search)} == {2}  # type: ignore[union-attr]
     assert {s.mesh for s in all_strategies(search)} >= {(2,)}
+    free, _ = search_of(CASES["gpt"], 4)
+    all_strategies(free)
+    assert all(
+        found == free.estimates[s] for s, found in search.estimates.items() if s in free.estimates
+    )  # as 2 stages
+    assert search.estimates.keys() & free.estimates.keys()
     search, _ = search_of(CASES["gpt"], 2, layout=Layout(2, prepare=lambda model: zero(model, stage=3)))
     found = {z.stage for s in all_strategies(search) for z in search.request_of(s).preferences.hints.zero.values()}
     assert found == {3}

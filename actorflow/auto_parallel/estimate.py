@@ -181,7 +181,7 @@ class Estimator:
 
     def of(self, strategy: Strategy) -> StrategyEstimate:
         """The estimate for a strategy."""
-        p, hardware, profile = strategy.stages or 1, self.hardware, self.profile
+        p, hardware, profile = self._stages(strategy), self.hardware, self.profile
         at = _Shares.of(strategy, max(1, self.world // p))
         pieces, again = strategy.micro_batches, profile.again(strategy)
         skew, crowded = self.unevenness(p), self._crowding(strategy, at)
@@ -195,6 +195,10 @@ class Estimator:
         least = arithmetic / (p * at.width) / self._pace() * (1 + FILL * (p - 1) / pieces)
         return StrategyEstimate(period + (exposed + update) * shared, least, self._held(strategy, at, crowded))
 
+    def _stages(self, strategy: Strategy) -> int:
+        """The devices that the stages of a strategy are on one after the other; more stages go round these."""
+        return min(strategy.stages or 1, self.world)
+
     def _exchanged(self, strategy: Strategy, at: _Shares, work: float) -> float:
         """Seconds in which gradients and parameters are exchanged over replicas, and nothing is computed.
 
@@ -202,7 +206,7 @@ class Estimator:
         each micro-batch while the next one is computed, unless products wait for collectives that come in between;
         stage 3 also gathers parameters twice for each.
         """
-        profile, p, pieces, zero = self.profile, strategy.stages or 1, strategy.micro_batches, strategy.zero or 0
+        profile, p, pieces, zero = self.profile, self._stages(strategy), strategy.micro_batches, strategy.zero or 0
         far = self.hardware.link(tuple(range(0, at.width, at.tensor)), collective=True)
         experts = profile.experts.parameters * (1 - 1 / at.experts)  # bytes of gradients that are on one device only
         moved = (profile.parameters - experts) / (p * at.tensor) * (at.replicas - 1) / at.replicas
@@ -224,7 +228,7 @@ class Estimator:
 
     def _inside(self, strategy: Strategy, at: _Shares, skew: float) -> float:
         """Seconds in which activations are exchanged among the devices of a stage that share samples or experts."""
-        profile, p, found = self.profile, strategy.stages or 1, 0.0
+        profile, p, found = self.profile, self._stages(strategy), 0.0
         for size, nbytes in (
             (at.tensor, profile.products),
             (at.sequence, KEYS_MOVED * profile.sequence.keys),
@@ -255,7 +259,7 @@ class Estimator:
 
     def _held(self, strategy: Strategy, at: _Shares, crowded: float) -> float:
         """Bytes that a device of the first stage holds."""
-        profile, stages, pieces = self.profile, strategy.stages or 1, strategy.micro_batches
+        profile, stages, pieces = self.profile, self._stages(strategy), strategy.micro_batches
         zero = 3 if at.free else strategy.zero or 0
         once = 1 - 1 / at.experts  # of experts, that this device does not hold
         state = profile.state - once * profile.experts.state

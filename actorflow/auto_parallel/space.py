@@ -116,20 +116,19 @@ def strategies(
     that stages may be made of.
     """
     pieces = divisors(batch) if choices.micro_batches else (asked.micro_batches,)
-    if not choices.mesh:
-        yield from (Strategy(micro_batches=m) for m in pieces)
-        return
     given = asked.hints.stages
+    if not choices.mesh:
+        yield from (Strategy(None if given is None else given.count, micro_batches=m) for m in pieces)
+        return
     for stages in divisors(world) if given is None else (given.count,):
         if given is None and stages > max(1, parts):
             continue
         each = max(1, world // stages)
-        said = stages if given is None else None
         for mesh, modes in _meshes(each, hardware, special):
             zero = ZERO if choices.zero and modes[0] in WHOLE_VARIABLES and mesh[0] > 1 else (0,)
             shares = {(), _weights(mesh, hardware)} if stages == 1 else {()}
             for weights, z, m in itertools.product(sorted(shares), zero, pieces):
-                found = Strategy(said, mesh, modes, z if choices.zero else None, m, weights)
+                found = Strategy(stages, mesh, modes, z if choices.zero else None, m, weights)
                 if (m == 1 and ParallelMode.SEQUENCE not in modes) or batch // m >= found.replicas:
                     yield found
 

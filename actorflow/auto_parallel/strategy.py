@@ -31,7 +31,7 @@ class Strategy:
     What is None is as the request for the step has it: the user has said it, or it is not to be changed.
     """
 
-    stages: int | None = None  # of the pipeline
+    stages: int | None = None  # of the pipeline; those that the user has asked for stay as they are asked for
     mesh: tuple[int, ...] | None = None  # of the devices of each stage
     modes: tuple[ParallelMode, ...] = ()  # of the mesh's axes; () where there is no mesh
     zero: int | None = None  # stage of ZeRO on the first axis, 0 to 3
@@ -47,7 +47,7 @@ class Strategy:
         goal, hints = replace(given.goal, budget=budget, search=False), given.hints
         if self.mesh is not None:
             goal = replace(goal, mesh=self.mesh, modes=self.modes, weights=self.weights)
-        if self.stages is not None:
+        if self.stages is not None and hints.stages is None:
             asked = StagesHint(self.stages, (), ORIGIN) if self.stages > 1 else None
             hints = replace(hints, stages=asked)
         if self.zero is not None:
