@@ -39,6 +39,7 @@ class DeviceDefaults:
 
     default: str = ""  # --device-type, for ranks that no placement names; empty: not given
     settled: tuple[str, ...] = ()  # the kind of each rank, by an earlier job of this run
+    assumed: str = ""  # where nothing says it; empty: what this machine has
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,8 @@ def kinds_of(
     """The kind of device of each rank: that of its placements, else the first known of the following.
 
     The kind in an earlier job; --device-type; the common kind of all placements and scopes; CUDA if the state is on a
-    GPU; CUDA if this machine has it.  ``homes`` are placements of parameters that are stored apart from their ops; they
-    do not affect other ranks.  Raises LayoutError for a rank that is two devices, and for a
+    GPU; what is assumed; CUDA if this machine has it.  ``homes`` are placements of parameters that are stored apart
+    from their ops; they do not affect other ranks.  Raises LayoutError for a rank that is two devices, and for a
     placement on ranks that are not in the run.
     """
     named: dict[int, Placement] = {}
@@ -174,7 +175,7 @@ def kinds_of(
     elif "cuda" in kinds | state:
         default = "cuda"
     else:
-        default = "cuda" if torch.cuda.device_count() else "cpu"
+        default = defaults.assumed or ("cuda" if torch.cuda.device_count() else "cpu")
     return tuple(
         named[rank].type if rank in named else defaults.settled[rank] if defaults.settled else default
         for rank in range(world)

@@ -620,7 +620,13 @@ def _located_errors(request: CompileRequest) -> Iterator[None]:
 
 @forgotten_at_the_end()
 def compile_pretended(request: CompileRequest, world: int) -> ShownPlan:
-    """The plan for a pretended cluster; ranks of one node, as the hardware says, are assumed to share memory."""
+    """The plan for a pretended cluster; ranks of one node, as the hardware says, are assumed to share memory.
+
+    Where nothing says on which kind of device it computes, it is that of the hardware file, whatever this machine has.
+    """
+    if request.target.file:
+        assumed = request.target.hardware("").device_type
+        request = replace(request, defaults=replace(request.defaults, assumed=assumed))
     on = kinds(request, world)
     hardware = replace(request.target, measure=False).hardware(_main(on))
     size = hardware.node_size or world

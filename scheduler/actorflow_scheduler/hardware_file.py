@@ -16,6 +16,7 @@ from actorflow_compiler.core.ops import FLOATS
 # table → key → what it means; "name" stands beside the tables
 KEYS = {
     "device": {
+        "type": '"cuda" (which it is without) or "cpu": by it transfers go over NCCL, or over shared memory and Gloo',
         "flops": "FLOP/s of matrix products: a number, or a table with one for each dtype",
         "memory": "bytes",
         "memory_bandwidth": "bytes/s",
@@ -36,6 +37,8 @@ KEYS = {
 }
 REQUIRED = {"device": ("flops",), "node": ("devices", "bandwidth", "latency"), "network": ("bandwidth", "latency")}
 MAY_BE_ZERO = frozenset({"latency", "fire_overhead"})
+DEVICE_TYPES = ("cuda", "cpu")
+LARGEST = 1e30  # above what anything has
 DEFAULT = "default"  # the key, in a table of flops, for all dtypes that it does not list
 
 
@@ -90,6 +93,7 @@ class _File:
             speeds=tuple(map(float, device.get("speeds", ()))),
             inside=None if node is None else Link(float(node["bandwidth"]), float(node["latency"])),
             name=name,
+            device_type=device.get("type", DEVICE_TYPES[0]),
         )
 
     def table(self, table: str) -> None:
@@ -107,6 +111,9 @@ class _File:
                     raise self.wrong("device.speeds", value, f"a list of numbers above 0 ({KEYS[table][key]})")
                 for rank, speed in enumerate(value):
                     self.number(f"device.speeds[{rank}]", speed, KEYS[table][key])
+            elif (table, key) == ("device", "type"):
+                if value not in DEVICE_TYPES:
+                    raise self.wrong("device.type", value, KEYS[table][key])
             elif (table, key) != ("device", "flops"):
                 self.number(f"{table}.{key}", value, KEYS[table][key])
 
@@ -123,7 +130,7 @@ class _File:
 
     def number(self, key: str, value: Any, meaning: str) -> float:
         zero = key.rpartition(".")[2] in MAY_BE_ZERO
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
         if not fits or value < 0 or (value == 0 and not zero):
             raise self.wrong(key, value, f"a number {'not below' if zero else 'above'} 0 ({meaning})")
         return float(value)

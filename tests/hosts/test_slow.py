@@ -20,6 +20,7 @@ ROUND_TRIP = 2 * LATENCY  # a step: the first piece goes there, its gradient com
 HARDWARE = f"""
 name = "two hosts far from each other"
 [device]
+type = "cpu"
 flops = 2e10
 [network]
 latency = {LATENCY}

@@ -34,6 +34,18 @@ def test_the_example_is_nodes_of_eight_devices() -> None:
     assert found.flops_per_s == dict(found.flops_by_dtype)["float32"]
     assert found.link((0, 7)) == Link(450e9, 3e-6)
     assert found.link((7, 8)) == Link(50e9, 8e-6)
+    assert found.device_type == "cuda"
+
+
+def test_a_file_may_be_of_cpus(tmp_path: Path) -> None:
+    assert hardware(tmp_path, SMALL).device_type == "cuda"
+    assert hardware(tmp_path, SMALL.replace("[device]", '[device]\ntype = "cpu"')).device_type == "cpu"
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "1e400", "-" + "9" * 400])
+def test_numbers_that_nothing_has_are_refused(tmp_path: Path, number: str) -> None:
+    with pytest.raises(HardwareError, match=r"device\.flops = .* was found; expected a number above 0"):
+        hardware(tmp_path, SMALL.replace("1e12", number))
 
 
 def test_without_nodes_all_devices_are_joined_alike_and_what_is_not_said_is_not_judged(tmp_path: Path) -> None:
@@ -77,6 +89,7 @@ def test_other_dtypes_have_the_default_rate(tmp_path: Path) -> None:
         ("[network]", "[node]\ndevices = 2.5", r"node\.devices = 2\.5 was found; expected a whole number"),
         ("[network]", "name = 3\n[network]", r"key 'device\.name' was found"),
         ("[device]", "device = 3\n[other]", r"key 'other' was found"),
+        ("[device]", '[device]\ntype = "gpu"', r"device.type = 'gpu' was found; expected \"cuda\" \(which it is"),
         ("[device]\nflops = 1e12", "device = 3", r"device = 3 was found; expected a table \[device\]"),
         ("[device]\nflops = 1e12", "", r"device was not found; expected a table \[device\]"),
         ("[network]", "[device", r"TOML was expected; it cannot be read: .*line"),

@@ -51,6 +51,7 @@ class Hardware:
     speeds: tuple[float, ...] = ()  # of each rank, by which FLOP/s and memory bytes/s are multiplied; (): all 1
     measured: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)  # work → seconds
     name: str = "CPU cores of one host"
+    device_type: str = "cpu"  # or "cuda": by which means of communication its ranks have
 
     @property
     def slowest(self) -> Link:
