@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from actorflow.control import cluster as clusters
 from actorflow.jobs.job import Job
 from actorflow.session.plan_store import KEPT, file_of
+from actorflow.support.whole_files import write_whole
 from actorflow_compiler.core.errors import CallError, PlanError
 
 __all__ = ["load_plan", "save_plan"]
@@ -38,13 +38,9 @@ def save_plan(job: Job, path: str | os.PathLike[str]) -> None:
         raise PlanError(
             f"the plan of {job.name} cannot be saved: it depends on {why}, which cannot be compared between processes"
         )
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(file_of(made.key, made.plan))
-        os.replace(part, file)
+        write_whole(file, file_of(made.key, made.plan))
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise PlanError(f"the plan of {job.name} cannot be written to {file}: {error.strerror or error}") from None
 
 

@@ -12,6 +12,7 @@ from actorflow.show.poster import poster
 from actorflow.show.symmetry import FoldedRanks
 from actorflow.show.timeline import forecast_timeline
 from actorflow.support.output_paths import why_not_writable
+from actorflow.support.whole_files import write_whole
 from actorflow_compiler.core.errors import ShowError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.units import bytes_text, seconds_text
@@ -77,8 +78,7 @@ def check_place(path: str | Path) -> Path:
 def write_folded(folded: FoldedPlan, hardware: Hardware, path: str | Path) -> Path:
     """Write the page of a folded plan; raises ShowError as ``check_place`` does."""
     place = check_place(path)
-    place.write_text(to_html(folded, hardware), encoding="utf-8")
-    return place
+    return _written(place, to_html(folded, hardware))
 
 
 def write_compared(plan: Plan, others: Sequence[Plan | None], hardware: Hardware, path: str | Path) -> list[Path]:
@@ -98,13 +98,24 @@ def write_compared(plan: Plan, others: Sequence[Plan | None], hardware: Hardware
         if one is not None:
             file = check_place(place.with_name(name))
             one = replace(one, considered=plan.considered)
-            file.write_text(to_html(one, hardware, names), encoding="utf-8")
-            made.append(file)
+            made.append(_written(file, to_html(one, hardware, names)))
     return made
 
 
 def write(plan: Plan, hardware: Hardware, path: str | Path) -> Path:
-    """Write the plan to a file in the format that its name ends in.  Raises ShowError as ``check_place`` does."""
+    """Write the plan to a file in the format that its name ends in.
+
+    Raises ShowError as ``check_place`` does, and where the file cannot be written after all; then what was there stays.
+    """
     place = check_place(path)
-    place.write_text(FORMATS[place.suffix](plan, hardware), encoding="utf-8")
+    return _written(place, FORMATS[place.suffix](plan, hardware))
+
+
+def _written(place: Path, text: str) -> Path:
+    """The file, with this text in it; raises ShowError where it cannot be written, as on a full disk."""
+    try:
+        write_whole(place, text.encode())
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ShowError(f"{str(place)!r} cannot be written: {why}; make room there, or name another one") from None
     return place

@@ -5,6 +5,7 @@ The same rule for all output whose path people give: missing folders are made, a
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -13,7 +14,9 @@ __all__ = ["why_not_writable"]
 
 def why_not_writable(path: str | Path, *, folder: bool = False) -> str:
     """Why the file, or anything in the folder, cannot be written, as a sentence; empty where it can."""
-    path = Path(path)
+    given = path = Path(path)
+    if path.is_symlink() and not path.exists():  # it leads to a file that is yet to be made
+        path = Path(os.path.realpath(path))
     inside = path if folder else path.parent
     try:
         in_the_way = next((p for p in (inside, *inside.parents) if p.exists() and not p.is_dir()), None)
@@ -31,5 +34,5 @@ def why_not_writable(path: str | Path, *, folder: bool = False) -> str:
             return ""
     except OSError as e:
         why = e.strerror or str(e)
-    what = f"nothing can be written to the folder {str(path)!r}" if folder else f"{str(path)!r} cannot be written"
+    what = f"nothing can be written to the folder {str(given)!r}" if folder else f"{str(given)!r} cannot be written"
     return f"{what}: {why}; name another one"

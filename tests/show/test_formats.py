@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -188,3 +189,24 @@ def test_a_notebook_gets_the_page_in_a_frame() -> None:
     frame = view()._repr_html_()
     assert frame.startswith('<iframe srcdoc="&lt;!doctype html&gt;')
     assert frame.count("<") == 2  # all of the page is escaped
+
+
+def test_a_plan_that_a_full_disk_has_no_room_for_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("the old plan")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(ShowError, match=r"plan\.json' cannot be written: File too large; make room there"):
+            view().write(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "the old plan"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_device_that_takes_nothing_is_an_error_of_what_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "plan.dot"
+    path.symlink_to("/dev/full")
+    with pytest.raises(ShowError, match="cannot be written: No space left on device"):
+        view().write(path)
