@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
-from collections.abc import Container
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from actorflow.commands.checkpoint import checkpoint
+from actorflow.commands.ending import ended_beside_threads
 from actorflow.commands.options import ARGUMENTS, DEVICE_KIND, MODULE, SCRIPT, ScriptCommand
 from actorflow.commands.run import run
 from actorflow.commands.status import status
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
 
 
 DRAWN = 64  # devices of which a page shows all; of more, it shows one of each class of those that are alike
+FORECASTING = (".html", ".svg", ".txt")  # endings of files of a plan that hold its forecast
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -118,84 +117,105 @@ def plan(
       actorflow plan train.py --devices 128 --replicas 128 --hardware h100x8.toml --forecast
       actorflow plan train.py --devices 4 --explain '.*qkv.*'
     """  # noqa: D301 -- click's own mark
+    _refuse_contradictions(out, hardware, measure, forecast, replicas, explain)
     if out is not None:
         _check_out(out)
     if explain is not None:
         _check_pattern(explain)
+    if hardware is not None:
+        _check_hardware(hardware)
+
+    looked_at = "forecast" if forecast and out is None and replicas == 1 else "plan"
+    if out is not None and out.endswith(".html"):
+        looked_at = "classes" if devices > DRAWN and replicas == 1 else "all"
+    settings = Settings(
+        script=script, module=module, argv=arguments, looked_at=looked_at,
+        world=devices, devices=devices, pretend=True, plan_job=job, explain=explain,
+        hardware="" if hardware is None else os.path.abspath(hardware),
+        measure=measure, auto=auto, device_type=DeviceType(device_type or ""),
+    )  # fmt: skip
+    place = None if out is None else os.path.abspath(out)  # the script may go to another folder
+    with ended_beside_threads():
+        made = _plan_of(settings)
+        if explain is not None:
+            _explain(made.plan, explain)
+        else:
+            _show(made, settings, out, place, forecast, replicas)
+
+
+def _refuse_contradictions(
+    out: str | None, hardware: str | None, measure: bool, forecast: bool, replicas: int, explain: str | None
+) -> None:
+    """Raise UsageError for options of which one would be without effect."""
     if hardware is not None and measure:
         raise click.UsageError(
             "--measure measures this machine, --hardware says that the plan is for another one; drop one of them."
         )
-    if hardware is not None:
-        _check_hardware(hardware)
+    given = {"--out": out is not None, "--forecast": forecast, "--replicas": replicas > 1}
+    instead = next((name for name, is_given in given.items() if is_given), None)
+    if explain is not None and instead is not None:
+        raise click.UsageError(
+            f"--explain prints which layouts there were and nothing else, so that {instead} would be without effect; "
+            f"drop one of them."
+        )
+    if out is None or replicas == 1:
+        return
+    if not forecast:
+        raise click.UsageError(
+            "--replicas multiplies the forecast that is printed, and with --out none is; add --forecast, or drop "
+            "one of them."
+        )
+    if out.endswith(FORECASTING):
+        raise click.UsageError(
+            f"--replicas multiplies the forecast that is printed, and not the one that would be in {out}; write a "
+            f"file without one (.json, .dot, .csv), or drop one of them."
+        )
 
+
+def _show(
+    made: ShownPlan, settings: Settings, out: str | None, place: str | None, forecast: bool, replicas: int
+) -> None:
+    """Print the plan or its forecast, and write the file ``place``, which people have called ``out``."""
     from actorflow.commands import planned
     from actorflow_compiler.core.errors import ActorflowError
 
-    looked_at = "forecast" if forecast and out is None and explain is None and replicas == 1 else "plan"
-    if out is not None and out.endswith(".html"):
-        looked_at = "classes" if devices > DRAWN and explain is None and replicas == 1 else "all"
-    settings = Settings(
-        script=script, module=module, argv=arguments, looked_at=looked_at,
-        world=devices, devices=devices, pretend=True, plan_job=job, explain=explain, hardware=hardware or "",
-        measure=measure, auto=auto, device_type=DeviceType(device_type or ""),
-    )  # fmt: skip
-    before = frozenset(threading.enumerate())
-    made = _plan_of(settings, before)
-    if explain is not None:
-        _explain(made.plan, explain)
-        _end_with_threads(before, 0)
-        return
     try:
-        if out is None or forecast:
+        if place is None or forecast:
             click.echo(planned.show(made, settings, forecast, replicas), nl=False)
-        if out is not None:
-            count = planned.write(made, settings, out)
+        if place is not None:
+            count = planned.write(made, settings, place)
             beside = f", and {count - 1} others that it was compared with beside it" if count > 1 else ""
             click.echo(f"plan written to {out}{beside}")
     except ActorflowError as e:
         raise click.ClickException(str(e)) from None
-    _end_with_threads(before, 0)
 
 
-def _end_with_threads(before: Container[threading.Thread], status: int) -> None:
-    """End the process if threads that the script has started would keep it: the script will not tell them to end.
-
-    Its processes are ended, for which Python would wait as well.
-    """
-    import multiprocessing
-
-    for child in multiprocessing.active_children():
-        child.terminate()
-    if any(not thread.daemon for thread in threading.enumerate() if thread not in before):
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(status)
-
-
-def _plan_of(settings: Settings, before: Container[threading.Thread]) -> ShownPlan:
-    """Run the script on a pretended cluster until its plan is ready; ends the process if the script fails."""
+def _plan_of(settings: Settings) -> ShownPlan:
+    """Run the script on a pretended cluster until its plan is ready; ends the process if the script fails before."""
     from actorflow.control import cluster
     from actorflow.launch.entry import run_script
+    from actorflow.session import process
     from actorflow.session.session import PlanReady
     from actorflow.support.script_error import print_script_error
 
     cluster.use(cluster.Alone(settings))
     script = settings.script
+    ended: BaseException | None = None
     try:
         run_script(script, settings.argv, settings.module)
     except PlanReady as ready:
         return ready.made
     except (Exception, SystemExit) as e:
-        if isinstance(e, SystemExit) and e.code in (None, 0):
-            raise click.ClickException(_no_plan(script, settings.plan_job)) from None
-        if isinstance(e, SystemExit):
-            raise
-        print_script_error(e, script)
-        _end_with_threads(before, 1)
-        sys.exit(1)
-    raise click.ClickException(_no_plan(script, settings.plan_job))
+        ended = e
+    session = process.started()
+    if session is not None and session.shown is not None:  # the script has caught what was to end it
+        return session.shown
+    if isinstance(ended, SystemExit) and ended.code not in (None, 0):
+        raise ended
+    if ended is None or isinstance(ended, SystemExit):
+        raise click.ClickException(_no_plan(script, settings.plan_job))
+    print_script_error(ended, script)
+    sys.exit(1)
 
 
 def _explain(plan: Plan, pattern: str) -> None:

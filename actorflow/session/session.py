@@ -64,6 +64,7 @@ class Session:
     def __init__(self, cluster: Cluster | Alone, observers: Observers = lambda *_: ()) -> None:
         self.context = SessionContext(cluster, observers)
         self.calls = 0  # announced so far
+        self.shown: ShownPlan | None = None  # the plan that the script is run for, once it is ready
         self.reads: RowsRead | None = None  # rows that the script's thread reads now, or waits for
         self._fed = InputDevices(cluster.rank, cluster.world)
         self._over: StateError | None = None  # the reason why no further call is possible
@@ -290,9 +291,12 @@ class Session:
 
     def _pretend(self, job: JobLike, prepared: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compile for a pretended cluster; run the step eagerly if another job's plan was asked for."""
+        if self.shown is not None:  # the script has caught what was to end it
+            raise PlanReady(self.shown)
         wanted = self.context.settings.plan_job
         made = self._client.pretend(job, prepared)
         if job.name == wanted or (not wanted and job.type == JobType.TRAIN):
+            self.shown = made
             raise PlanReady(made)
         with torch.set_grad_enabled(job.type == JobType.TRAIN):
             return job.body.eagerly(prepared, args, kwargs, self.context.world)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 import warm
+from actorflow.cli import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h100x8.toml"
 SCRIPT = """
@@ -47,10 +50,10 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def actorflow(*arguments: object, cache: str | None = None) -> subprocess.CompletedProcess[str]:
+def actorflow(*arguments: object, cache: str | None = None, patience: float = 250) -> subprocess.CompletedProcess[str]:
     command = [warm.python(), "-m", "actorflow", *map(str, arguments)]
     environment = os.environ if cache is None else {**os.environ, "ACTORFLOW_CACHE": cache}
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False, env=environment)
 
 
 def test_a_forecast_for_other_hardware_and_many_replicas(script: Path, tmp_path: Path) -> None:
@@ -117,6 +120,73 @@ def test_looking_at_a_plan_ends_beside_threads_and_processes_of_the_script_that_
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("child "))
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int(line.split()[1])).wait(250)
+
+
+ENDS = {  # what goes wrong once threads of the script wait → (more of the script, options, exit status, what is said)
+    "nothing to explain": (SCRIPT, ("--explain", "nothing"), 1, "'nothing' matches no op, module or variable"),
+    "no such job": (SCRIPT, ("--job", "other"), 1, "ended without a call of a job 'other'"),
+    "no room": (SCRIPT, ("--out", "full.json"), 1, "No space left on device"),
+    "an exit status": ("raise SystemExit(3)", (), 3, ""),
+    "an exit with words": ("raise SystemExit('words')", (), 1, "words"),
+    "an interrupt": ("raise KeyboardInterrupt", (), 1, "Aborted!"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_errors_are_told_and_the_process_ends_beside_threads_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more, options, status, said = ENDS[case]
+    Path("full.json").symlink_to("/dev/full")
+    Path("train.py").write_text(f"import threading\nthreading.Thread(target=threading.Event().wait).start()\n{more}")
+    done = actorflow("plan", "train.py", "--devices", 2, *options, patience=40)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("then", ["pass", "raise SystemExit(1)", "raise ValueError", "step(*batch)"])
+def test_a_script_that_catches_everything_is_shown_its_plan_all_the_same(tmp_path: Path, then: str) -> None:
+    script, catch = tmp_path / "train.py", SCRIPT.partition("\nfor _ in")[0] + "\n"
+    catch += "batch = (torch.randn(16, 64), torch.zeros(16, dtype=torch.int64))\n"
+    script.write_text(f"{catch}try:\n    step(*batch)\nexcept BaseException:\n    {then}\n")
+    done = actorflow("plan", script, "--devices", 2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("plan step: 2 ranks, 4 micro-batches")
+
+
+def test_a_script_that_goes_to_another_folder_takes_no_file_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other").mkdir()
+    Path("train.py").write_text(f"import os\nos.chdir('other')\n{SCRIPT}")
+    shutil.copy(EXAMPLE, "cluster.toml")
+    done = actorflow("plan", "train.py", "--devices", 2, "--hardware", "cluster.toml", "--out", "plan.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "plan written to plan.json\n"
+    assert Path("plan.json").is_file()
+    assert not list(Path("other").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--explain .* --out plan.json", "--out would be without effect"),
+        ("--explain .* --forecast", "--forecast would be without effect"),
+        ("--explain .* --replicas 2", "--replicas would be without effect"),
+        ("--replicas 2 --out plan.json", "add --forecast, or drop one of them"),
+        ("--replicas 2 --forecast --out plan.html", "not the one that would be in plan.html"),
+    ],
+)
+def test_an_option_that_would_be_without_effect_is_refused(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["plan", str(script), "--devices", "2", *options.split()])
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
 
 
 def test_the_observed_order_is_the_forecast_one(script: Path, tmp_path: Path) -> None:
