@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import stat
 import tomllib
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +51,28 @@ def read_hardware(path: str | Path) -> Hardware:
     """
     path = Path(path)
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(_text(path))
     except tomllib.TOMLDecodeError as e:
         raise HardwareError(f"hardware file {path}: TOML was expected; it cannot be read: {e}") from e
     except (OSError, UnicodeDecodeError) as e:
         raise HardwareError(f"hardware file {path} cannot be read: {e}") from e
     return _File(path, found).hardware()
+
+
+def _text(path: Path) -> str:
+    status = path.stat()
+    if stat.S_ISFIFO(status.st_mode):
+        return _text_of_pipe(path.absolute(), status.st_dev, status.st_ino)
+    return path.read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _text_of_pipe(path: Path, device: int, number: int) -> str:
+    """The text of a pipe, such as a shell makes of ``<(command)``: it can be read but once, and is read several times.
+
+    ``device`` and ``number`` tell it from other pipes of the same name.
+    """
+    return path.read_text(encoding="utf-8")
 
 
 class _File:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,3 +139,21 @@ def test_a_device_needs_some_link(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match=r"none\.toml cannot be read: .*No such file"):
         read_hardware(tmp_path / "none.toml")
+
+
+def test_a_pipe_is_read_once_for_all_that_ask_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (SMALL, SMALL.replace("1e12", "2e12")):
+        reading, writing = os.pipe()  # as a shell makes for <(command)
+        os.write(writing, text.encode())
+        os.close(writing)
+        path = f"/dev/fd/{reading}"
+        try:
+            assert read_hardware(path) == read_hardware(path) == replace(hardware(tmp_path, text), name=str(reading))
+        finally:
+            os.close(reading)
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("named.toml")
+    writer = threading.Thread(target=Path("named.toml").write_text, args=(SMALL,))
+    writer.start()
+    assert read_hardware("named.toml") == read_hardware(tmp_path / "named.toml")
+    writer.join()
