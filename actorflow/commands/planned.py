@@ -7,7 +7,6 @@ from actorflow.runtime.measured_costs import Target
 from actorflow.show import formats
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan import text as plan_text
-from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.shown_plan import ShownPlan
 from actorflow_compiler.plan.summary import device_type
 from actorflow_scheduler import forecast_text
@@ -22,7 +21,7 @@ def show(made: ShownPlan, settings: Settings, full: bool, replicas: int) -> str:
 
     Raises LayoutError for a plan whose replicas cannot be multiplied.
     """
-    plan, hardware = made.plan, _hardware(settings, made.plan)
+    plan, hardware = made.plan, _hardware(made, settings)
     found = forecast(made.forecast_of if replicas == 1 else replicated(plan, replicas), hardware)
     if full:
         notes = plan_text.notes_text(plan)
@@ -36,12 +35,14 @@ def write(made: ShownPlan, settings: Settings, path: str) -> int:
     Beside a page are those of the others that it was chosen among; that of very many ranks shows one of each class.
     """
     if made.rank_classes is not None and path.endswith(".html"):
-        formats.write_folded(made.folded, _hardware(settings, made.plan), path)
+        formats.write_folded(made.folded, _hardware(made, settings), path)
         return 1
-    return len(formats.write_compared(made.plan, made.others, _hardware(settings, made.plan), path))
+    return len(formats.write_compared(made.plan, made.others, _hardware(made, settings), path))
 
 
-def _hardware(settings: Settings, plan: Plan) -> Hardware:
-    """The hardware that a plan was made for: that of the hardware file, or this machine's, as measured before."""
+def _hardware(made: ShownPlan, settings: Settings) -> Hardware:
+    """The hardware that a plan was made for: that of the hardware file, or this machine's, as measured."""
+    if made.hardware is not None:
+        return made.hardware
     target = Target(settings.hardware, threads=threads_of(settings.devices), ranks=settings.devices)
-    return target.hardware(device_type(plan))
+    return target.hardware(device_type(made.plan))

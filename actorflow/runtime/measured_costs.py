@@ -223,8 +223,13 @@ def measure(
         doing("measure sends and collectives")
         costs.sends, costs.collectives = _probe()
     path = place.path()
-    if path is not None:
-        keep(path, costs.to_json())
+    why = "" if path is None else keep(path, costs.to_json())
+    if why:
+        warnings.warn(
+            f"what was measured cannot be kept in {path}: {why}; it counts for this plan alone.  Name another folder "
+            f"with {CACHE_VARIABLE}",
+            stacklevel=2,
+        )
     return costs.hardware(device)
 
 

@@ -127,6 +127,7 @@ class CompileResult:
     # listed rank → the ranks of its class, where the plan lists one of each, as for a forecast; None: it lists all
     rank_classes: Mapping[int, Sequence[int]] | None = None
     partners: tuple[Partners, ...] = ()  # of such a plan: which ranks communicate
+    hardware: Hardware | None = None  # that it was made for; None: it was kept, and not made now
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +304,13 @@ def _make_plan(
             doing.sum_up(lambda: summary_lines(plan, hardware))
     result = CompileResult(plan, step.effects(), key)
     if made is not None:
-        result = replace(result, others=made.others, rank_classes=made.rank_classes, partners=made.partners)
+        result = replace(
+            result,
+            others=made.others,
+            rank_classes=made.rank_classes,
+            partners=made.partners,
+            hardware=made.hardware,
+        )
     if kept_step is not None:
         kept_step.keep(captured, result)
     return result
@@ -635,10 +642,12 @@ def compile_pretended(request: CompileRequest, world: int) -> ShownPlan:
     beside = bool(request.target.file) or "cuda" in on
     request = replace(request, beside=beside, locations=numbered(spots))
     made = make_plan(request, world, told=False)
+    hardware = made.hardware or hardware  # which may have been measured now
     if made.rank_classes is not None:
-        return ShownPlan(with_planes(made.plan, spots), rank_classes=made.rank_classes, partners=made.partners)
+        plan = with_planes(made.plan, spots)
+        return ShownPlan(plan, rank_classes=made.rank_classes, partners=made.partners, hardware=hardware)
     placed = [None if plan is None else verify(choose_planes(plan, spots, hardware)) for plan in made.others]
-    return ShownPlan(verify(choose_planes(made.plan, spots, hardware)), tuple(placed))
+    return ShownPlan(verify(choose_planes(made.plan, spots, hardware)), tuple(placed), hardware=hardware)
 
 
 def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | None:

@@ -234,6 +234,13 @@ def test_nothing_is_kept_where_no_cache_is_wanted(monkeypatch: pytest.MonkeyPatc
     assert not list(cache.iterdir())
 
 
+def test_costs_that_cannot_be_kept_are_said_to_count_for_one_plan(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    (cache / "file").touch()
+    monkeypatch.setenv("ACTORFLOW_CACHE", str(cache / "file"))
+    with pytest.warns(UserWarning, match=r"cannot be kept in .*: Not a directory; it counts for this plan alone"):
+        assert measure([plan_of(product())], "cpu", 1).measured
+
+
 def test_the_number_of_threads_is_restored() -> None:
     before = torch.get_num_threads()
     measure([plan_of(product())], "cpu", before + 1)

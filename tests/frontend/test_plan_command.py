@@ -97,6 +97,18 @@ def test_a_plan_by_measured_costs_ends_with_its_forecast(script: Path, tmp_path:
     assert list(tmp_path.rglob("costs/**/cpu-*.json"))
 
 
+@pytest.mark.parametrize("options", [(), ("--forecast",), ("--out", "plan.txt")], ids=["plan", "forecast", "file"])
+def test_costs_that_are_measured_count_where_nothing_is_kept(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = actorflow("plan", script, "--devices", 1, "--measure", *options, cache="0")
+    assert done.returncode == 0, done.stderr
+    assert "forecast on this machine, as measured\n" in (
+        Path("plan.txt").read_text() if "--out" in options else done.stdout
+    )
+
+
 WAITING = """
 import multiprocessing, threading, time
 

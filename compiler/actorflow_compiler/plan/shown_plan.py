@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.folded import FoldedPlan, Partners
 from actorflow_compiler.plan.plan import Plan
 
@@ -18,6 +19,7 @@ class ShownPlan:
     # listed rank → the ranks of its class, where the plan lists one of each, as for a forecast; None: it lists all
     rank_classes: Mapping[int, Sequence[int]] | None = None
     partners: tuple[Partners, ...] = ()  # of such a plan: which ranks communicate
+    hardware: Hardware | None = None  # that it was made for, as measured; None: it is not known
 
     @property
     def forecast_of(self) -> Plan | FoldedPlan:

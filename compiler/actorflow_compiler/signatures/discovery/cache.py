@@ -47,9 +47,9 @@ def write(call: OpCall, implementation: str, rules: Sequence[Rule]) -> None:
     keep(path, content)
 
 
-def keep(path: Path, content: Any) -> None:
-    """Write JSON atomically; errors of the file system are ignored."""
-    with contextlib.suppress(OSError):
+def keep(path: Path, content: Any) -> str:
+    """Write JSON atomically; returns why the file system did not let it, empty if it did."""
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
             try:
@@ -59,6 +59,9 @@ def keep(path: Path, content: Any) -> None:
             except BaseException:
                 os.unlink(file.name)
                 raise
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _head(op: str, implementation: str) -> dict[str, Any]:
