@@ -510,7 +510,7 @@ def code_parts() -> Mapping[str, tuple[Any, str]]:
     """All of our code that makes plans, and the versions of what it uses, as in ``key``.  Raises NoDigest."""
     folders = [Path(str(module.__file__)).parent for module in (reuse, actorflow_scheduler, actorflow_protos)]
     session = Path(__file__).parent
-    folders += [session, session.parent / "runtime"]
+    folders += [session, session.parent / "runtime", session.parent / "auto_parallel"]
     versions = [importlib.metadata.version(name) for name in ("numpy", "scipy")]
     python, machine = sys.version.split()[0], platform.machine()
     return {

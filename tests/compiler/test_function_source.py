@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import relu
 
 import models
 from actorflow_compiler.core.function_source import function_source
+from actorflow_compiler.core.torch_internals import python_source
 
 DIM = 1
 TABLE = {"dim": 1}
@@ -69,7 +71,33 @@ def made_with(dim: Any) -> Callable[..., Any]:
     return reduce
 
 
-@pytest.mark.parametrize("function", [uses_a_number, calls_another, imports_torch_inside, with_a_default, made_with(1)])
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x / x.sum(0, keepdim=True)
+
+
+def calls_scripted(x: torch.Tensor) -> Any:
+    return scripted(x)
+
+
+def calls_a_numpy_function(x: torch.Tensor) -> torch.Tensor:
+    return x * float(np.exp(1.0))
+
+
+@torch.library.custom_op("function_source::share", mutates_args=(), device_types="cuda")
+def share(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@share.register_kernel("cpu")
+def share_on_cpu(x: torch.Tensor) -> torch.Tensor:
+    return x / x.sum(DIM, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [uses_a_number, calls_another, imports_torch_inside, with_a_default, made_with(1), calls_a_numpy_function],
+)
 def test_what_refers_to_plain_values_and_known_packages_has_a_text(function: Callable[..., Any]) -> None:
     assert function_source(function) is not None
     assert function_source(function) == function_source(function)
@@ -79,7 +107,7 @@ def test_what_refers_to_plain_values_and_known_packages_has_a_text(function: Cal
     "function",
     [
         uses_an_object, uses_another_module, calls_what_uses_an_object, reads_the_environment, imports_inside,
-        with_an_inner_function, made_with({"dim": 1}), torch.relu, len,
+        with_an_inner_function, made_with({"dim": 1}), torch.relu, len, calls_scripted,
     ],
 )  # fmt: skip
 def test_what_refers_to_anything_else_has_none(function: Callable[..., Any]) -> None:
@@ -93,3 +121,13 @@ def test_another_value_is_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert function_source(made_with(0)) != function_source(made_with(1))
     monkeypatch.setattr(with_a_default, "__defaults__", (0,))
     assert "0" in str(function_source(with_a_default))
+
+
+def test_the_text_of_a_custom_op_has_all_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = torch.ops.function_source.share.default
+    before = python_source(op)
+    assert "DIM" in str(before)
+    monkeypatch.setitem(globals(), "DIM", 0)
+    assert python_source(op) != before
+    monkeypatch.setitem(globals(), "DIM", {"dim": 1})
+    assert python_source(op) is None

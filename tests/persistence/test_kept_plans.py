@@ -393,7 +393,8 @@ def test_all_code_that_makes_plans_is_in_the_digest(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(digest, "digest_of_files", noted)
     plan_store.code_parts.__wrapped__()
     names = {folder.name for folder in folders}
-    assert names == {"actorflow_compiler", "actorflow_scheduler", "actorflow_protos", "session", "runtime"}
+    ours = {"actorflow_compiler", "actorflow_scheduler", "actorflow_protos", "session", "runtime", "auto_parallel"}
+    assert names == ours
 
 
 def test_code_that_has_changed_since_the_process_started_keeps_no_plan(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import builtins
 import dis
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ _PURE = {  # packages whose functions do the same in each process that has the s
     "builtins", "collections", "functools", "itertools", "math", "numpy", "operator", "torch", "typing",
 }  # fmt: skip
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_DEFINITIONS = (FunctionType, BuiltinFunctionType, type)
 
 
 def function_source(function: Callable[..., Any]) -> str | None:
@@ -79,10 +81,21 @@ def _value(value: Any, seen: set[int]) -> Iterator[str | None]:
             yield from _value(one, seen)
     elif isinstance(value, ModuleType):
         yield value.__name__ if _is_pure(value.__name__) else None
-    elif _is_pure(str(getattr(value, "__module__", None))) and (callable(value) or isinstance(value, type)):
-        yield f"{value.__module__}.{getattr(value, '__qualname__', None)}" if hasattr(value, "__qualname__") else None
+    elif _is_pure(str(getattr(value, "__module__", None))) and callable(value):
+        yield f"{value.__module__}.{value.__qualname__}" if _is_known_by_name(value) else None
     else:
         yield from _parts(value, seen)
+
+
+def _is_known_by_name(value: Any) -> bool:
+    """Whether a callable of a known package is told by its name: no object of its classes that a script has made."""
+    name = getattr(value, "__qualname__", None)
+    if name is None or isinstance(value, _DEFINITIONS):
+        return name is not None
+    found: Any = sys.modules.get(value.__module__)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is value
 
 
 def _is_pure(module: str) -> bool:

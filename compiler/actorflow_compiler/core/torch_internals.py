@@ -324,9 +324,25 @@ def runs_python(op: torch._ops.OpOverload) -> bool:
 
 
 def python_source(op: torch._ops.OpOverload) -> str | None:
-    """The source of a ``torch.library.custom_op`` and of all that it refers to; None if that is not known."""
+    """The source of a ``torch.library.custom_op``, of its kernels and of all that they refer to; None if unknown."""
     definition = OPDEFS.get(op._schema.name)
-    return None if definition is None else function_source(definition._init_fn)
+    if definition is None:
+        return None
+    given = sorted(definition._backend_fns.items(), key=lambda entry: str(entry[0]))
+    kernels = {"": definition._init_fn, **{str(device): _given(kernel, type(definition)) for device, kernel in given}}
+    sources = {device: None if kernel is None else function_source(kernel) for device, kernel in kernels.items()}
+    return None if None in sources.values() else "\n".join(f"{device}: {text}" for device, text in sources.items())
+
+
+def _given(kernel: Callable[..., Any], by: type) -> Callable[..., Any] | None:
+    """The function that a script has registered as a kernel, which torch's class wraps; None if it is not found."""
+    inner: Any = inspect.unwrap(kernel)
+    if inner.__module__ != by.__module__:
+        given: Callable[..., Any] | None = inner
+    else:
+        cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True))
+        given = cells["fn"].cell_contents if "fn" in cells else None
+    return given
 
 
 def fast_callable(overload: torch._ops.OpOverload) -> Callable[..., Any]:
