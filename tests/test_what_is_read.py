@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import operator
 import os
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import actorflow as flow
+from actorflow.script_state.bytecode import CodeNames, code_names
 from actorflow.script_state.user_code import is_user_file
 from actorflow_compiler.core.errors import CaptureError
 from test_runs import actorflow
@@ -166,3 +168,120 @@ def test_libraries_of_a_folder_that_only_pythonpath_names_are_not_the_scripts_ow
     tmp_path: Path, folder: str, own: bool
 ) -> None:
     assert is_user_file(str(tmp_path / folder / "numpy" / "__init__.py")) is own
+
+
+class Point:
+    """An object that code reads in many ways."""
+
+    __match_args__ = ("scale", "mode")
+
+    def __init__(self) -> None:
+        self.scale, self.mode, self.unread = 1.0, "one", 0
+
+
+points = {"first": Point()}
+found = getattr
+
+
+def point(name: str) -> Point:
+    return points[name]
+
+
+def by_keyword_pattern(x: Tensor) -> Tensor:
+    match points["first"]:
+        case Point(scale=2.0, mode="one"):
+            return x * 2
+    return x
+
+
+def by_pattern_of_positions(x: Tensor) -> Tensor:
+    match points["first"]:
+        case Point(2.0):
+            return x * 2
+    return x
+
+
+def by_pattern_of_numbers(x: Tensor) -> Tensor:
+    match len(points):
+        case int(count):
+            return x * count
+    return x
+
+
+def by_name_of_a_result(x: Tensor) -> Any:
+    return x * getattr(point("first"), "scale", [1.0][0])
+
+
+def by_two_names(x: Tensor) -> Any:
+    return x * operator.attrgetter("scale", "mode.size")(point("first"))[0]
+
+
+def by_name_in_a_key(x: Tensor) -> Any:
+    return x * max(points.values(), key=operator.attrgetter("scale")).scale
+
+
+def by_method_name(x: Tensor) -> Any:
+    return x * operator.methodcaller("scale")(point("first"))
+
+
+def by_another_name(x: Tensor) -> Any:
+    return x * found(point("first"), "scale")
+
+
+def by_format(x: Tensor) -> Any:
+    return x * len("{0.mode}{1:{0.scale}}".format(point("first"), 1.0))
+
+
+def by_the_method_of_object(x: Tensor) -> Any:
+    return x * object.__getattribute__(point("first"), "scale")
+
+
+def by_a_name_in_a_variable(x: Tensor, name: str) -> Any:
+    return x * getattr(point("first"), name)
+
+
+def by_a_made_name(x: Tensor) -> Any:
+    return x * getattr(point("first"), f"sc{len(points)}le")
+
+
+def by_an_argument(x: Tensor) -> Any:
+    return [*map(getattr, [point("first")], ["scale"])]
+
+
+def by_a_branch(x: Tensor) -> Any:
+    return x * getattr(point("first"), "scale" if len(points) else "mode")
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (by_keyword_pattern, {"scale", "mode"}), (by_pattern_of_positions, {"scale", "__match_args__"}),
+        (by_pattern_of_numbers, set()), (by_name_of_a_result, {"scale"}), (by_two_names, {"scale", "mode", "size"}),
+        (by_name_in_a_key, {"scale"}), (by_method_name, {"scale"}), (by_another_name, {"scale"}),
+        (by_format, {"scale", "mode"}), (by_the_method_of_object, {"scale"}), (by_a_name_in_a_variable, None),
+        (by_a_made_name, None), (by_an_argument, None), (by_a_branch, None),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)  # fmt: skip
+def test_attributes_that_code_names_in_other_ways_are_found(function: Any, names: set[str] | None) -> None:
+    read: CodeNames = code_names(function)
+    assert read.any == (names is None)
+    if names is not None:
+        assert {*read.others} - {"values", "attrgetter", "methodcaller", "format", "__getattribute__"} == names
+
+
+@pytest.mark.parametrize("function", [by_keyword_pattern, by_name_of_a_result, by_another_name])
+def test_an_attribute_that_is_named_in_another_way_is_guarded(function: Any) -> None:
+    held, x = points["first"], torch.ones(1)
+    held.scale, held.unread = 1.0, 0
+
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        return function(x).sum()
+
+    assert float(step(x)) == 1
+    held.unread = 1
+    assert float(step(x)) == 1
+    assert len(step.plans) == 1
+    held.scale = 2.0
+    assert float(step(x)) == 2

@@ -6,17 +6,29 @@ are known, are recorded only with their module, so that ``self.count`` and ``ite
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import dis
+import operator
 import re
+import string
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actorflow.script_state.call_arguments import Argument, call_arguments
+from actorflow.script_state.user_code import is_user_class, is_user_file
+
 __all__ = ["ANNOTATIONS", "CodeNames", "code_names"]
 
-ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # they read attributes that the code need not name
-NAMED = {"getattr": 1, "hasattr": 1, "attrgetter": 0}  # the position of the argument that names the attribute
+ANY = (  # they read attributes that the code need not name
+    "getattr", "hasattr", "vars", "__dict__", "attrgetter", "methodcaller", "__getattribute__",
+)  # fmt: skip
+BY_VALUE = {  # … under any name
+    id(one): one.__name__ for one in (getattr, hasattr, vars, operator.attrgetter, operator.methodcaller)
+}
+FALLBACKS = ("__getattr__", "__getattribute__")  # methods that get the name of an attribute which code names elsewhere
 BY_TEXT = ("globals", "eval", "exec")  # they look up names that a string contains
 WHOLE = ("copy", "dataclasses", "inspect", "json", "pickle", "pprint")  # modules whose functions read all attributes
 ANNOTATIONS = "__annotations__"
@@ -38,6 +50,9 @@ class CodeNames:
     modules: dict[int, tuple[types.ModuleType, dict[str, None]]] = field(default_factory=dict)  # by id, its attributes
     strings: dict[str, None] = field(default_factory=dict)  # constants of code that reads the environment
     any: bool = False  # whether it may read attributes that it does not name
+    made: dict[tuple[str, ...], None] = field(
+        default_factory=dict
+    )  # constant parts of names of attributes that it makes
     imports: dict[str, None] = field(default_factory=dict)  # modules that it imports in its body
     stores: dict[str, None] = field(default_factory=dict)  # globals and attributes that it sets or deletes
 
@@ -58,7 +73,7 @@ class _CodeReader:
 
     def __init__(self, code: types.CodeType, own: str, scope: Mapping[str, Any], found: CodeNames) -> None:
         self._code, self._own, self._scope, self._found = code, own, scope, found
-        self._instructions = list(dis.get_instructions(code))
+        self._instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
         self._before: object = None  # the argument of the previous instruction
         self._base: Any = None  # the module that the previous instruction loaded, if any
         self._of_own = False  # whether the previous instruction loaded ``self``
@@ -69,10 +84,12 @@ class _CodeReader:
         for at, instruction in enumerate(self._instructions):
             kind, name = instruction.opname, instruction.argval
             if kind in ATTRIBUTES:
+                self._formatted(at)
                 self._attribute(name)
             elif kind in ("LOAD_GLOBAL", "LOAD_NAME"):
                 self._global(name)
             elif kind not in ("PUSH_NULL", "COPY", "DUP_TOP"):  # ``self.count += 1`` has these in between
+                self._pattern(at)
                 self._base, self._of_own = None, False
                 if kind.startswith(("LOAD_FAST", "LOAD_DEREF")):  # one instruction may load two
                     self._of_own = (name[-1] if isinstance(name, tuple) else name) == self._own != ""
@@ -102,28 +119,67 @@ class _CodeReader:
     def _global(self, name: str) -> None:
         found = self._found
         found.globals[name] = None
-        self._base, self._of_own = self._scope.get(name), False
+        self._base, self._of_own = self._scope.get(name, vars(builtins).get(name)), False
         found.any = found.any or _reads_all(self._base)
         if name in BY_TEXT:  # strings in the code may contain the names
             found.globals.update(dict.fromkeys(word for word in _words(self._code) if word in self._scope))
 
+    def _pattern(self, at: int) -> None:
+        """Add the attributes of a class pattern, if a constant at ``at`` names those of one: ``case Point(x=0)``."""
+        first, second = (*self._instructions[at : at + 2], None)[:2]
+        if first is None or second is None or second.opname != "MATCH_CLASS":
+            return
+        count, names = second.arg or 0, list(first.argval)
+        if count:
+            if isinstance(self._base, type):
+                places = getattr(self._base, "__match_args__", ())
+                names += ["__match_args__", *places[:count]] if is_user_class(self._base) else places[:count]
+            else:
+                self._found.any = True
+        self._read_of_others(names)
+
+    def _formatted(self, at: int) -> None:
+        """Add the attributes that a constant format names, if its ``format`` is loaded at ``at``."""
+        before = self._instructions[at - 1]
+        formats = self._instructions[at].argval in ("format", "format_map") and before.opname == "LOAD_CONST"
+        if formats and isinstance(before.argval, str):
+            self._read_of_others(_format_names(before.argval))
+
     def _reader_or_setter(self, at: int, name: Any) -> None:
         """Add attributes that code reads or sets by a function such as ``getattr``, if it loads one at ``at``."""
-        found = self._found
-        if name in ANY:
-            said = _attribute_read(name, self._instructions[at + 1 :])
-            if said:
-                found.attributes[said] = None
-                found.others[said] = None
-            found.any = found.any or not said
+        reader = name if name in ANY else BY_VALUE.get(id(self._base), "")
+        if reader == "__dict__":
+            self._read_of_others(names := _subscript(self._instructions[at + 1 :]))
+            self._found.any = self._found.any or not names
+        elif reader:
+            self._reader(reader, call_arguments(self._instructions[at + 1 :], self._scope))
         if name in SETTERS:
-            found.stores.update(dict.fromkeys(_words(self._code)))
+            self._found.stores.update(dict.fromkeys(_words(self._code)))
         if name in HINTS:
             self._annotations()
 
+    def _reader(self, reader: str, arguments: Sequence[Argument] | None) -> None:
+        """Add the attributes that a function reads which is called with these arguments."""
+        said = None if arguments is None else _naming(reader, arguments)
+        fallback = self._code.co_name in FALLBACKS and self._code.co_varnames[1:2]
+        passed = fallback and said is not None and [one.variable for one in said] == [*fallback]
+        if passed and reader == "__getattribute__":
+            return
+        self._found.any = self._found.any or not said or any(one.text is None for one in said)
+        self._read_of_others(part for one in said or () if one.text is not None for part in one.text.split("."))
+        if reader in ("vars", "hasattr") or passed or _of_library(arguments):
+            return
+        for one in said or [Argument()]:
+            if one.text is None:
+                self._found.made[one.parts] = None
+
+    def _read_of_others(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._found.attributes[name] = None
+            self._found.others[name] = None
+
     def _annotations(self) -> None:
-        self._found.attributes[ANNOTATIONS] = None
-        self._found.others[ANNOTATIONS] = None
+        self._read_of_others([ANNOTATIONS])
 
     def _constants(self) -> None:
         asks = not ENVIRONMENT.isdisjoint(self._code.co_names)
@@ -153,23 +209,32 @@ def _reads_all(function: Any) -> bool:
     return isinstance(function, types.FunctionType) and function.__module__ in WHOLE
 
 
-def _attribute_read(reader: str, instructions: Sequence[dis.Instruction]) -> str:
-    """The attribute that is read, such as the name in ``getattr(x, "name")``; empty if the code does not show it."""
-    if reader == "__dict__":
-        first, second = (*instructions, None, None)[:2]
-        subscript = first and second and first.opname == "LOAD_CONST" and second.opname.startswith("BINARY_SUBSCR")
-        return first.argval if first and subscript and isinstance(first.argval, str) else ""
-    arguments: list[str] = []
-    for instruction in instructions:
-        kind = instruction.opname
-        if kind == "LOAD_CONST":
-            arguments.append(instruction.argval if isinstance(instruction.argval, str) else "")
-        elif kind in ("LOAD_ATTR", "PUSH_NULL", "PRECALL", "NOP", "KW_NAMES", "RESUME", "EXTENDED_ARG", "CACHE"):
-            continue
-        elif kind.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")):
-            arguments += [""] * (len(instruction.argval) if isinstance(instruction.argval, tuple) else 1)
-        elif kind.startswith("CALL"):
-            return arguments[NAMED[reader]] if reader in NAMED and len(arguments) > NAMED[reader] else ""
-        else:
-            return ""
-    return ""
+def _subscript(after: Sequence[dis.Instruction]) -> Sequence[str]:
+    """The constant that instructions take as an item, as in ``x.__dict__["name"]``; nothing if they do not."""
+    first, second = (*after, None, None)[:2]
+    subscript = first and second and first.opname == "LOAD_CONST" and second.opname.startswith("BINARY_SUBSCR")
+    return [first.argval] if first and subscript and isinstance(first.argval, str) else []
+
+
+def _naming(reader: str, arguments: Sequence[Argument]) -> Sequence[Argument]:
+    """The arguments that name the attributes; nothing if there are none."""
+    if reader == "attrgetter":
+        return arguments
+    if reader == "__getattribute__":  # of ``object``, with the object as first argument, or of ``super()``
+        return arguments[-1:]
+    first = {"getattr": 1, "hasattr": 1, "methodcaller": 0}.get(reader, len(arguments))
+    return arguments[first : first + 1]
+
+
+def _of_library(arguments: Sequence[Argument] | None) -> bool:
+    """Whether the first argument is a module outside of the script's folder, which has no methods of the user."""
+    module = arguments[0].value if arguments else None
+    return isinstance(module, types.ModuleType) and not is_user_file(getattr(module, "__file__", None))
+
+
+def _format_names(text: str) -> Iterator[str]:
+    """The attributes that ``text.format()`` reads."""
+    with contextlib.suppress(ValueError):  # it is no format
+        for _, name, inner, _ in string.Formatter().parse(text):
+            yield from re.findall(r"\.([^\W\d]\w*)", name or "")
+            yield from _format_names(inner or "")
