@@ -285,3 +285,137 @@ def test_an_attribute_that_is_named_in_another_way_is_guarded(function: Any) -> 
     assert len(step.plans) == 1
     held.scale = 2.0
     assert float(step(x)) == 2
+
+
+# -- what is called by another way than by its name --------------------------------------------------
+
+
+SETTINGS = {"gain": 1.0, "printed": 1.0}
+
+
+class Weighted:
+    def __init__(self) -> None:
+        self.weight, self.unread = 1.0, 0.0
+
+    def weighted(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class FirstWeighted(Weighted):
+    pass
+
+
+class SecondWeighted(Weighted):
+    pass
+
+
+class UnrelatedWeighted:
+    def __init__(self) -> None:
+        self.weight, self.unread = 1.0, 0.0
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_function_of_several_classes_reads_the_attributes_of_each(bound: bool) -> None:
+    first, second, third = FirstWeighted(), SecondWeighted(), UnrelatedWeighted()
+    methods = [first.weighted, second.weighted]
+
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        return sum(method(x) for method in methods) if bound else Weighted.weighted(third, x)  # type: ignore[arg-type]
+
+    x = torch.ones(1)
+    held: Any = second if bound else third
+    before = float(step(x))
+    held.unread = 1.0
+    assert float(step(x)) == before
+    assert len(step.plans) == 1
+    held.weight = 10.0
+    assert float(step(x)) == before + 9
+
+
+class GainedConvolution(nn.Conv1d):
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv1d(input, weight * SETTINGS["gain"])
+
+    def extra_repr(self) -> str:
+        return f"{SETTINGS['printed']}{UNREAD_SETTINGS}"
+
+
+UNREAD_SETTINGS = {"printed": 1.0}
+
+
+class GainedFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.gain = SETTINGS["gain"]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        made: Tensor = gradient * ctx.gain
+        return made
+
+
+def test_a_method_that_only_a_library_calls_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = GainedConvolution(1, 1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        return layer(x).sum()
+
+    x = torch.ones(1, 1, 1)
+    assert float(step(x)) == 1
+    monkeypatch.setitem(UNREAD_SETTINGS, "printed", 2.0)
+    assert float(step(x)) == 1
+    assert len(step.plans) == 1
+    monkeypatch.setitem(SETTINGS, "gain", 2.0)
+    assert float(step(x)) == 2
+
+
+def test_what_an_autograd_function_keeps_for_its_gradient_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = nn.Parameter(torch.ones(1))
+
+    @flow.global_function
+    def step(x: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(GainedFunction.apply(weight * x).sum(), [weight])  # type: ignore[no-untyped-call]
+        return gradient.sum()
+
+    assert float(step(torch.ones(1))) == 1
+    monkeypatch.setitem(SETTINGS, "gain", 2.0)
+    assert float(step(torch.ones(1))) == 2
+
+
+class Kinds:
+    scale_of_one = 1.0
+
+    def __init__(self) -> None:
+        self.kind = "one"
+
+    def loss_one(self, x: Tensor) -> Tensor:
+        return x * SETTINGS["gain"]
+
+    def shown(self) -> str:
+        return str(UNREAD_SETTINGS)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_a_name_that_is_made_may_stand_for_is_followed(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = Kinds()
+    names = ["loss_one"]
+
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        method = getattr(kinds, f"loss_{kinds.kind}") if known else getattr(kinds, names[0])
+        return (method(x) * getattr(kinds, "scale_of_" + kinds.kind)).sum()
+
+    x = torch.ones(1)
+    assert float(step(x)) == 1
+    assert len(step.plans) == 1
+    monkeypatch.setitem(SETTINGS, "gain", 2.0)
+    assert float(step(x)) == 2
+    monkeypatch.setattr(Kinds, "scale_of_one", 3.0)
+    assert float(step(x)) == 6

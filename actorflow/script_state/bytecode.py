@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actorflow.script_state.call_arguments import Argument, call_arguments
-from actorflow.script_state.user_code import is_user_class, is_user_file
+from actorflow.script_state.user_code import is_user_class
 
 __all__ = ["ANNOTATIONS", "CodeNames", "code_names"]
 
@@ -53,6 +53,8 @@ class CodeNames:
     made: dict[tuple[str, ...], None] = field(
         default_factory=dict
     )  # constant parts of names of attributes that it makes
+    made_of: list[tuple[Any, tuple[str, ...]]] = field(default_factory=list)  # … of this module or class
+    unbound: dict[types.FunctionType, None] = field(default_factory=dict)  # methods that it calls with another ``self``
     imports: dict[str, None] = field(default_factory=dict)  # modules that it imports in its body
     stores: dict[str, None] = field(default_factory=dict)  # globals and attributes that it sets or deletes
 
@@ -85,6 +87,7 @@ class _CodeReader:
             kind, name = instruction.opname, instruction.argval
             if kind in ATTRIBUTES:
                 self._formatted(at)
+                self._unbound(at)
                 self._attribute(name)
             elif kind in ("LOAD_GLOBAL", "LOAD_NAME"):
                 self._global(name)
@@ -138,6 +141,17 @@ class _CodeReader:
                 self._found.any = True
         self._read_of_others(names)
 
+    def _unbound(self, at: int) -> None:
+        """Note a method that code takes of a class, and does not call with its own ``self``: ``Base.f(other)``."""
+        name = self._instructions[at].argval
+        if not isinstance(self._base, type) or not is_user_class(self._base):
+            return
+        method = next((vars(base)[name] for base in self._base.__mro__ if name in vars(base)), None)
+        if isinstance(method, types.FunctionType):
+            arguments = call_arguments(self._instructions[at + 1 :], self._scope)
+            if not (arguments and self._own and arguments[0].variable == self._own):
+                self._found.unbound[method] = None
+
     def _formatted(self, at: int) -> None:
         """Add the attributes that a constant format names, if its ``format`` is loaded at ``at``."""
         before = self._instructions[at - 1]
@@ -167,11 +181,17 @@ class _CodeReader:
             return
         self._found.any = self._found.any or not said or any(one.text is None for one in said)
         self._read_of_others(part for one in said or () if one.text is not None for part in one.text.split("."))
-        if reader in ("vars", "hasattr") or passed or _of_library(arguments):
-            return
-        for one in said or [Argument()]:
-            if one.text is None:
-                self._found.made[one.parts] = None
+        if reader != "hasattr" and not passed:
+            holder = arguments[0].value if arguments and reader in ("getattr", "vars") else None
+            self._made(reader, holder, [one.parts for one in said or [Argument()] if one.text is None])
+
+    def _made(self, reader: str, holder: Any, names: Iterable[tuple[str, ...]]) -> None:
+        """Note which names are made: those of what a global stands for, or of any object."""
+        for parts in names:
+            if isinstance(holder, types.ModuleType | type):
+                self._found.made_of.append((holder, parts))
+            elif reader != "vars":
+                self._found.made[parts] = None
 
     def _read_of_others(self, names: Iterable[str]) -> None:
         for name in names:
@@ -224,12 +244,6 @@ def _naming(reader: str, arguments: Sequence[Argument]) -> Sequence[Argument]:
         return arguments[-1:]
     first = {"getattr": 1, "hasattr": 1, "methodcaller": 0}.get(reader, len(arguments))
     return arguments[first : first + 1]
-
-
-def _of_library(arguments: Sequence[Argument] | None) -> bool:
-    """Whether the first argument is a module outside of the script's folder, which has no methods of the user."""
-    module = arguments[0].value if arguments else None
-    return isinstance(module, types.ModuleType) and not is_user_file(getattr(module, "__file__", None))
 
 
 def _format_names(text: str) -> Iterator[str]:

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from actorflow.script_state.bytecode import ANNOTATIONS, CodeNames, code_names
 from actorflow.script_state.name_registry import NameRegistry
@@ -79,6 +80,8 @@ CONSTRUCTORS = ("__init__", "__new__")  # not called on objects that already exi
 ALWAYS_CALLED = ("forward", "__call__", *CONSTRUCTORS)  # besides the methods behind Python's operators
 OF_CLASSES = ("__name__", "__qualname__")  # attributes that are not in its ``__dict__``
 OF_FUNCTIONS = (ANNOTATIONS, "__doc__", *OF_CLASSES)
+NOT_CALLED = frozenset((*vars(nn.Module), *vars(Optimizer)))  # methods that no library calls in a step by itself
+TRAINERS = ("lightning", "lightning_fabric", "pytorch_lightning")  # their hooks are called outside of steps
 NEVER_CALLED = (  # special methods for printing, copying and the like
     "__repr__", "__str__", "__format__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
     "__copy__", "__deepcopy__", "__init_subclass__", "__subclasshook__", "__class_getitem__", "__getnewargs__",
@@ -146,7 +149,9 @@ class _Search:
     def __init__(self, found: Findings) -> None:
         self.found = found
         self.pending: deque[Callable[[], None]] = deque()  # functions whose code is to be followed
-        self.owners: dict[types.FunctionType, type] = {}  # method → the class that it belongs to
+        self.owners: dict[types.FunctionType, dict[type | None, None]] = {}  # method → the classes that it belongs to
+        self.counted: dict[types.FunctionType, CodeNames] = {}  # function whose reads count → the names in it
+        self.made: dict[tuple[str, ...], None] = {}  # constant parts of names of attributes that code makes
         self.described: dict[types.FunctionType, str] = {}  # function of the user → its path
         self.followed: set[tuple[int, str]] = (
             set()
@@ -210,7 +215,9 @@ class _Search:
         elif isinstance(function, functools.partial):
             self.partial(function)
         elif isinstance(function, types.FunctionType):
-            if self.found.first_visit(function):
+            first = self.found.first_visit(function)
+            self.owned(function, owner)
+            if first:
                 self.python_function(function, self_name, owner, root)
         elif isinstance(function, classmethod):
             self.function(function.__func__, owner=owner, root=root)
@@ -229,6 +236,14 @@ class _Search:
         elif function is not None and not isinstance(function, types.BuiltinFunctionType):
             self.value(self_name, function, nowhere())
 
+    def owned(self, function: types.FunctionType, owner: type | None) -> None:
+        """Note that a function is a method of this class, or called with any object as its first argument."""
+        owners = self.owners.setdefault(function, {})
+        if owner not in owners:
+            owners[owner] = None
+            if function in self.counted:
+                self.found.attribute_reads.add(self.counted[function], owner)
+
     def partial(self, function: functools.partial[Any]) -> None:
         """Follow the function of a ``functools.partial``, and search the arguments that it keeps."""
         if self.found.first_visit(function):
@@ -242,8 +257,6 @@ class _Search:
         own = is_user_file(function.__code__.co_filename)
         if str(function.__module__).startswith("actorflow."):  # under any name that the script has for it
             self.found.globals.update((f"{function.__module__}.{function.__name__}", function.__name__))
-        if owner is not None:
-            self.owners[function] = owner
         if isinstance(registry := vars(function).get("registry"), types.MappingProxyType):  # singledispatch
             self.value(f"{function.__name__}.registry", registry, nowhere())
         if own:
@@ -285,7 +298,9 @@ class _Search:
         named = code_names(function)
         found.attributes.update(named.attributes)
         if found.is_at_root:
-            found.attribute_reads.add(named, self.owners.get(function))
+            self.counted[function] = named
+            for owner in self.owners.get(function, {None: None}):
+                found.attribute_reads.add(named, owner)
         found.stores.update(named.stores)
         found.written_globals[id(function.__globals__)] = function.__globals__
         for name in named.imports:
@@ -299,6 +314,11 @@ class _Search:
             if not is_user_file(getattr(module, "__file__", None)) and not module.__name__.startswith("actorflow"):
                 self.library_module(module, attributes)
         self.surroundings(named)
+        self.made.update(named.made)
+        for holder, parts in named.made_of:
+            self.made_names(holder, parts)
+        for method in named.unbound:
+            self.function(method, method.__name__)
         self.defaults(function)
 
     def closure(self, function: types.FunctionType) -> None:
@@ -374,7 +394,7 @@ class _Search:
     def named_methods(self) -> None:
         """Follow the methods and class attributes that code names, of all classes found so far."""
         for owner in list(self.found.classes):
-            for name in [*ALWAYS_CALLED, *_operator_methods(owner), *self.found.attributes]:
+            for name in [*_called(owner), *_fitting(owner, self.made), *self.found.attributes]:
                 if (id(owner), name) in self.followed:
                     continue
                 if name in CONSTRUCTORS and owner not in self.found.instantiated:
@@ -384,6 +404,18 @@ class _Search:
                     self.method(owner, name)
                     if name == "__subclasses__":
                         self.subclasses(owner)
+
+    def made_names(self, holder: Any, parts: tuple[str, ...]) -> None:
+        """Search the attributes of a user's module or class whose names code makes of these constant parts."""
+        if isinstance(holder, type):
+            for name in _fitting(holder, [parts]):
+                self.method(holder, name)
+        elif is_user_file(getattr(holder, "__file__", None)):
+            values = vars(holder)
+            names = [name for name in values if not name.startswith("__") and all(part in name for part in parts)]
+            self.found.add_read_source(GlobalsSource(holder.__name__, values, names))
+            for name in names:
+                self.value(f"{holder.__name__}.{name}", values[name], ItemLocation(values, name))
 
     def named_of_definitions(self) -> None:
         """Search what code names of the user's functions and classes that is not in their ``__dict__``."""
@@ -458,6 +490,38 @@ class _Search:
 
 def _is_list_of_plain(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= MANY and all(isinstance(item, PLAIN) for item in value)
+
+
+def _called(owner: type) -> Iterator[str]:
+    """The methods that are called whether code names them or not."""
+    yield from ALWAYS_CALLED
+    yield from _operator_methods(owner)
+    if users := _users_attributes(owner):
+        libraries = [base for base in owner.__mro__[:-1] if not is_user_class(base) and _package(base) not in TRAINERS]
+        known = {name for base in libraries for name in vars(base)}.difference(NOT_CALLED)
+        yield from (name for name, value in users.items() if name in known and isinstance(value, METHODS))
+
+
+def _fitting(owner: type, made: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """The attributes of a user's class whose names code may make: those that have all constant parts of a made name.
+
+    Where none is known, a method counts only if its name does not begin with an underscore.
+    """
+    for parts in made:
+        for name, value in _users_attributes(owner).items():
+            public = not (isinstance(value, METHODS) and (name.startswith("_") or name in vars(nn.Module)))
+            if all(part in name for part in parts) and (parts or public):
+                yield name
+
+
+def _users_attributes(owner: type) -> dict[str, Any]:
+    """The attributes of a class and its bases that the user has written, but for special ones."""
+    bases = [base for base in owner.__mro__ if is_user_class(base)]
+    return {name: value for base in bases[::-1] for name, value in vars(base).items() if not name.startswith("__")}
+
+
+def _package(owner: type) -> str:
+    return str(owner.__module__).partition(".")[0]
 
 
 def _operator_methods(owner: type) -> Iterable[str]:
