@@ -5,10 +5,16 @@ from __future__ import annotations
 import colorsys
 import operator
 import os
+import random
 import re
+import secrets
+import tempfile
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -419,3 +425,48 @@ def test_what_a_name_that_is_made_may_stand_for_is_followed(known: bool, monkeyp
     assert float(step(x)) == 2
     monkeypatch.setattr(Kinds, "scale_of_one", 3.0)
     assert float(step(x)) == 6
+
+
+class NamedAsModules:
+    def __init__(self) -> None:
+        self._buffers, self._modules, self._flat_weights = 1.0, [1.0], 1.0
+
+
+def test_attributes_of_plain_objects_may_have_the_names_of_modules() -> None:
+    held = NamedAsModules()
+
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        return (x * held._buffers * held._modules[0] * held._flat_weights).sum()
+
+    x = torch.ones(1)
+    for wanted, name, value in ((1, "_buffers", 2.0), (2, "_modules", [3.0]), (6, "_flat_weights", 5.0), (30, "", 0)):
+        assert float(step(x)) == wanted
+        setattr(held, name or "unread", value)
+
+
+@pytest.mark.parametrize(
+    "fresh",
+    [
+        lambda: np.random.default_rng().random(), lambda: random.Random().random(), lambda: uuid.uuid4().int,
+        lambda: secrets.randbelow(9), lambda: time.clock_gettime(time.CLOCK_MONOTONIC), time.thread_time,
+    ],
+    ids=["default_rng", "Random", "uuid4", "randbelow", "clock_gettime", "thread_time"],
+)  # fmt: skip
+def test_a_value_that_differs_each_time_is_refused(fresh: Any) -> None:
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        return x * fresh()
+
+    with pytest.raises(CaptureError, match=r"the step asks (the system for random numbers|for the time), which it"):
+        step(torch.ones(1))
+
+
+def test_random_numbers_of_a_seed_and_those_that_libraries_ask_for_are_none_that_differ() -> None:
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        next(tempfile._get_candidate_names())  # type: ignore[attr-defined]
+        return x * random.Random(3).random() * np.random.default_rng(3).random()
+
+    wanted = random.Random(3).random() * np.random.default_rng(3).random()
+    assert float(step(torch.ones(1))) == pytest.approx(wanted)

@@ -14,9 +14,11 @@ import os
 import pathlib
 import posixpath
 import random
+import secrets
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
@@ -32,24 +34,28 @@ from actorflow_compiler.core.user_code import STDLIB
 __all__ = ["refusing_stand_in", "refuse_nondeterminism"]
 
 CLOCKS = tuple(
-    getattr(time, name)
-    for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
+    getattr(time, name + unit)
+    for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime")
+    for unit in ("", "_ns")
+    if hasattr(time, name + unit)
 )
 RANDOM = (os.urandom, torch.seed)  # random numbers from the system
+FRESH = (random.Random.seed,)  # … if it is given no seed
 SEEDS = (torch.initial_seed,)  # during a capture the seed is actorflow's, not the script's
 THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # ops of other threads are no part of the trace
 LOADS = (DataLoader.__iter__,)
 OPENS = (builtins.open,)
-ASKS = {"asks the system for random numbers": RANDOM, "asks for torch's seed": SEEDS}
+ASKS = {"asks the system for random numbers": (*RANDOM, *FRESH), "asks for torch's seed": SEEDS}
 FILES = (*OPENS, os.stat, os.listdir, os.scandir)
 _IN = (  # (module or class, its functions that are replaced)
-    (time, CLOCKS), (os, RANDOM), (random, RANDOM), (threading.Thread, THREADS), (ThreadPoolExecutor, THREADS),
-    (DataLoader, LOADS), (builtins, FILES), (io, FILES), (os, FILES), (torch, (*RANDOM, *SEEDS)),
-    (torch.random, (*RANDOM, *SEEDS)),
+    (time, CLOCKS), (os, RANDOM), (random, RANDOM), (random.Random, FRESH), (threading.Thread, THREADS),
+    (ThreadPoolExecutor, THREADS), (DataLoader, LOADS), (builtins, FILES), (io, FILES), (os, FILES),
+    (torch, (*RANDOM, *SEEDS)), (torch.random, (*RANDOM, *SEEDS)),
 )  # fmt: skip
 _OF_FILES = tuple(  # files of the standard library that open files on behalf of user code
     text for one in (genericpath, os, pathlib, posixpath) for text in (str(one.__file__), f"<frozen {one.__name__}>")
 )
+_OF_RANDOM = tuple(str(one.__file__) for one in (random, secrets, uuid))  # … that ask for random numbers on its behalf
 
 
 class _RefusedIterator:
@@ -102,7 +108,9 @@ def _refusing_function(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         if threading.get_ident() == thread and function in LOADS:
             _refuse("takes batches from a DataLoader", "iterate over it outside, and pass each batch as an argument")
-        through = STDLIB if function in THREADS else _OF_FILES if function in FILES else ()
+        if function in FRESH and _seed(*args, **kwargs) is not None:
+            return function(*args, **kwargs)
+        through = STDLIB if function in THREADS else _OF_FILES if function in FILES else _OF_RANDOM
         asking = threading.get_ident() == thread
         try:
             asked = asking and _asked_by_user(sys._getframe(1), through)
@@ -120,6 +128,11 @@ def _refusing_function(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return call
+
+
+def _seed(generator: object, a: object = None, *_: object, **__: object) -> object:
+    """The seed that ``random.Random.seed`` is given with these arguments."""
+    return a
 
 
 def _reads(file: object, mode: str = "r", *_: object, **__: object) -> bool:

@@ -44,6 +44,7 @@ Getter = Callable[[Any], Iterable[Any]]  # a holder → some of its values
 
 OWN_DICTS = ("_parameters", "_buffers", "_modules")  # dictionaries of a module whose entries have sources of their own
 # attributes that torch's modules and actorflow use internally, which are no state of the script
+OF_MODULES = "_non_persistent_buffers_set"  # all modules have it
 INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT, BESIDE}) - {"training"}
 
 
@@ -213,7 +214,8 @@ class AttributesSource(_DictSource):
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
-        return {name: value for name, value in self.holder.items() if name not in INTERNAL}
+        internal = INTERNAL if OF_MODULES in self.holder else (BESIDE,)
+        return {name: value for name, value in self.holder.items() if name not in internal}
 
     def read(self) -> dict[Any, Any]:
         """See ``StateSource``."""
