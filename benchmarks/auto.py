@@ -205,7 +205,7 @@ def _strategy_of(text: str) -> Strategy:
             stages = int(first)
         elif first == "ZeRO":
             zero = int(last)
-        elif last == "micro-batches":
+        elif last in ("micro-batch", "micro-batches"):
             pieces = int(first)
         elif last.endswith("parts computed again"):
             again = int(first), int(last.split()[1])

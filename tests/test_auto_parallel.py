@@ -33,7 +33,7 @@ from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link, SharedCor
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.hints.goal import ParallelMode, goal_of
-from actorflow_compiler.hints.hints import place, zero
+from actorflow_compiler.hints.hints import StagesHint, place, zero
 from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plan, Plane
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
@@ -51,6 +51,7 @@ from trained import Layout, request_of, train, train_eagerly
 
 SIZE, STEPS = 8, 3
 DATA, TENSOR = ParallelMode.DATA, ParallelMode.TENSOR
+TWO = StagesHint(2, (), "flow.place")
 FAST_NODES = Hardware(node_size=2, inside=Link(4e11, 1e-6), bytes_per_s=1e7, latency_s=1e-4)
 
 
@@ -329,6 +330,38 @@ def test_a_budget_that_nothing_fits_is_refused_with_what_is_needed() -> None:
     search, _ = search_of(CASES["mlp"], 2, 1000.0)
     with pytest.raises(LayoutError, match=r"none of \d+ plans .*memory budget of 1 KB .*least that was found needs"):
         search.run()
+
+
+def test_devices_that_the_samples_of_a_micro_batch_are_too_few_for_are_an_error_that_says_so() -> None:
+    search, _ = search_of(CASES["mlp"], 4)
+    search.choices = replace(search.choices, micro_batches=False, stages=False)
+    asked, devices = search.request.preferences, search.request.devices
+    search.request = replace(
+        search.request,
+        preferences=replace(asked, micro_batches=8, hints=replace(asked.hints, stages=TWO)),
+        devices=replace(devices, hardware=Hardware(node_size=1)),
+    )
+    found = "each of the 8 micro-batches has 1 of the 8 samples, fewer than the 2 devices of a stage"
+    with pytest.raises(LayoutError, match=found):
+        search.run()
+
+
+def test_what_is_wrong_with_every_plan_alike_is_said_without_a_word_of_plans() -> None:
+    search, _ = search_of(CASES["mlp"], 2)
+
+    def refused(*_: object) -> tuple[Forecast, int]:
+        raise LayoutError("8 stages were found")
+
+    search.forecast = refused
+    with pytest.raises(LayoutError, match=r"^8 stages were found$"):
+        search.run()
+    assert len(search.compared) > 1
+
+
+def test_a_strategy_that_leaves_all_to_hints_is_named_by_its_micro_batches() -> None:
+    assert str(Strategy(micro_batches=1)) == "1 micro-batch"
+    assert str(Strategy(micro_batches=2)) == "2 micro-batches"
+    assert str(Strategy(1, (1,), (DATA,))) == "one device"
 
 
 def test_when_the_time_is_over_and_nothing_fits_only_what_needs_least_is_compiled() -> None:

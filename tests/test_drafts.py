@@ -153,8 +153,8 @@ def test_where_no_whole_plan_can_be_made_an_error_says_what_was_tried() -> None:
     search._estimated()
     for strategy in STRATEGIES[:2]:
         search.compare(strategy)
-    with pytest.raises(LayoutError, match=r"none of 2 plans that were tried is possible.*it needs more"):
-        settled(search, dict.fromkeys(STRATEGIES[:2], PlanError("it needs more")))
+    with pytest.raises(LayoutError, match=r"none of 2 plans that were tried is possible.*that needs more"):
+        settled(search, {s: PlanError(f"{s}: that needs more") for s in STRATEGIES[:2]})
 
 
 def test_after_a_draft_that_was_too_small_those_come_first_that_fit_if_they_are_as_wrong() -> None:

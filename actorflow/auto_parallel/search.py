@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from actorflow.auto_parallel.drafts import DraftForecaster
 from actorflow.auto_parallel.estimate import IN_DOUBT, Estimator, StepProfile, StrategyEstimate
-from actorflow.auto_parallel.space import ZERO, OpenChoices, levels, parameters_of, parts_if, strategies
+from actorflow.auto_parallel.space import ZERO, OpenChoices, levels, parameters_of, parts_if, strategies, why_none
 from actorflow.auto_parallel.strategy import NOTHING, Shape, Strategy
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.request import StepRequest
@@ -133,8 +133,8 @@ class PlanSearch:
     def run(self) -> Choice:
         """The best strategy that was found.
 
-        Raises LayoutError, which says what was tried, if no plan fits, and KeyboardInterrupt if the search may not be
-        stopped or has found nothing yet.
+        Raises LayoutError, which says what was tried, if no plan fits or there is nothing to try, and KeyboardInterrupt
+        if the search may not be stopped or has found nothing yet.
         """
         order = self._estimated()
         self.possible = len(order)
@@ -257,6 +257,8 @@ class PlanSearch:
                 for again in levels(self.parts):
                     more = replace(s, again=again)
                     self.estimates[more] = estimator.of(more)
+        if not self.estimates:
+            raise LayoutError(why_none(asked, devices.hardware, devices.world, profile.batch))
         return self._ordered()
 
     def _ordered(self) -> list[Strategy]:
@@ -523,5 +525,7 @@ class PlanSearch:
                 f"{none} {fits} {bytes_text(int(self.budget or 0))} on each device; the least that was found needs "
                 f"{bytes_text(least.nbytes)} ({least.strategy}); use more devices, a smaller batch, or a larger budget"
             )
+        if len({c.refused for c in self.compared.values()}) == 1:  # it is not the choice that is wrong
+            return next(iter(self.compared.values())).refused
         smallest = min(self.compared, key=lambda s: self.estimates[s].nbytes)
         return f"{none} {is_possible}; {smallest}: {self.compared[smallest].refused}"

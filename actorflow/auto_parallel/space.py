@@ -133,6 +133,17 @@ def strategies(
                     yield found
 
 
+def why_none(asked: Preferences, hardware: Hardware, world: int, batch: int) -> str:
+    """The text of an error where there are no ``strategies``: the samples of a micro-batch are too few."""
+    given, pieces, node = asked.hints.stages, asked.micro_batches, hardware.node_size or world
+    each = world // (given.count if given is not None else 1)
+    return (
+        f"the step cannot be shared among {world} devices: each of the {pieces} micro-batches has {batch // pieces} of "
+        f"the {batch} samples, fewer than the {each} devices of a stage, which share them (tensors could be split "
+        f"within a node, which has {node} of them); take fewer micro-batches, a larger batch, or more stages"
+    )
+
+
 def _meshes(
     each: int, hardware: Hardware, special: SpecialAxes
 ) -> Iterator[tuple[tuple[int, ...], tuple[ParallelMode, ...]]]:

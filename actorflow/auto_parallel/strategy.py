@@ -95,6 +95,8 @@ class Strategy:
             said.append(f"{self.micro_batches} micro-batches")
         if self.again[0]:
             said.append("{} of {} parts computed again".format(*self.again))
+        if self.mesh is None and not said:  # hints say the rest, or there is but one device
+            return "1 micro-batch"
         return ", ".join(said) or "one device"
 
 
