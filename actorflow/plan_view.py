@@ -95,11 +95,13 @@ def plan(job: Job, *args: Any, devices: int | None = None, hardware: str = "", *
     >>> flow.plan(train_step, tokens, targets, devices=4).write("plan.html")
 
     ``hardware`` is a file that describes the devices (docs/hardware.md); without it they are assumed to be like those
-    of this machine.  Raises CallError if ``job`` is no job, if it has not been called yet and no arguments are given,
-    and on a rank other than the master.
+    of this machine.  Raises CallError if ``job`` is no job, if ``devices`` is no number of devices, if the job has not
+    been called yet and no arguments are given, and on a rank other than the master.
     """
     if not isinstance(job, Job):
         raise CallError(f"flow.plan was given {job!r}; expected: a job, a function with @flow.global_function")
+    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
+        raise CallError(f"flow.plan was given devices={devices!r}; expected: how many devices, a whole number above 0")
     if devices is None and (args or kwargs):
         devices = current().context.world
     if devices is not None:

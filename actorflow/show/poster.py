@@ -25,7 +25,7 @@ def poster(plan: Plan, timeline: TimelineView) -> str:
     for s in timeline.spans:
         first.setdefault(s.actor, s.start)
     listed = timeline.rank_classes or {rank: (rank,) for rank in range(plan.world)}
-    drawings = [("TimelineView", still_timeline(timeline))]
+    drawings = [("Timeline", still_timeline(timeline))]
     if levels:
         drawings.append(("Logical graph", module_graph(plan.origins, first_shown(levels))))
     drawings.append(("Actors", actor_graph(plan, first, listed)))
@@ -38,7 +38,8 @@ def poster(plan: Plan, timeline: TimelineView) -> str:
         y += float(size[2]) + 60
         width = max(width, float(size[1]))
     head = svg.text(MARGIN, 42.0, plan.name, class_="head")
-    ranks = f"{plan.world} rank{'s' if plan.world > 1 else ''}, {plan.pieces} micro-batches in an iteration"
+    pieces = f", {plan.pieces} micro-batches in an iteration" if plan.pieces > 1 else ""
+    ranks = f"{plan.world} rank{'s' if plan.world > 1 else ''}{pieces}"
     head += svg.text(MARGIN + 14 + 13.5 * len(plan.name), 42.0, ranks, class_="queue")
     paper = svg.rect(0.0, 0.0, width + 2 * MARGIN, y, class_="paper")
     style = svg.element("style", {}, _style())

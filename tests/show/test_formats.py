@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +21,8 @@ import actorflow as flow
 import warm
 from actorflow.plan_view import plan as plan_of
 from actorflow.show.formats import FORMATS, check_place
+from actorflow.show.poster import poster
+from actorflow.show.timeline import TimelineView
 from actorflow_compiler.core.errors import CallError, ShowError
 from actorflow_compiler.plan.text import from_json
 from shown_plans import batch, job, view
@@ -210,3 +214,18 @@ def test_a_device_that_takes_nothing_is_an_error_of_what_is_shown(tmp_path: Path
     path.symlink_to("/dev/full")
     with pytest.raises(ShowError, match="cannot be written: No space left on device"):
         view().write(path)
+
+
+@pytest.mark.parametrize("devices", [0, -1, "4", 2.0, True])
+def test_what_is_no_number_of_devices_is_refused(devices: Any) -> None:
+    with pytest.raises(CallError, match=rf"devices={devices!r}; expected: how many devices"):
+        plan_of(job(), *batch(), devices=devices)
+
+
+def test_the_still_picture_speaks_of_a_timeline_and_of_micro_batches_where_there_are_several() -> None:
+    plan = view().plan
+    words = "\n".join(ElementTree.fromstring(view().svg()).itertext())
+    assert "\nTimeline\n" in words
+    assert "\n4 ranks, 4 micro-batches in an iteration\n" in words
+    whole = poster(replace(plan, pieces=1), TimelineView((), 0.0, 1.0))
+    assert "\n4 ranks\n" in "\n".join(ElementTree.fromstring(whole).itertext())
