@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 DRAWN = 64  # devices of which a page shows all; of more, it shows one of each class of those that are alike
-FORECASTING = (".html", ".svg", ".txt")  # endings of files of a plan that hold its forecast
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -158,17 +157,10 @@ def _refuse_contradictions(
             f"--explain prints which layouts there were and nothing else, so that {instead} would be without effect; "
             f"drop one of them."
         )
-    if out is None or replicas == 1:
-        return
-    if not forecast:
+    if out is not None and replicas > 1 and not forecast:
         raise click.UsageError(
             "--replicas multiplies the forecast that is printed, and with --out none is; add --forecast, or drop "
             "one of them."
-        )
-    if out.endswith(FORECASTING):
-        raise click.UsageError(
-            f"--replicas multiplies the forecast that is printed, and not the one that would be in {out}; write a "
-            f"file without one (.json, .dot, .csv), or drop one of them."
         )
 
 
