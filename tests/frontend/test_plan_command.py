@@ -57,8 +57,13 @@ def actorflow(*arguments: object, cache: str | None = None, patience: float = 25
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_a_hardware_file_says_what_its_devices_are(script: Path, tmp_path: Path, kind: str) -> None:
-    file = tmp_path / "cluster.toml"
+def test_a_hardware_file_says_what_its_devices_are(tmp_path: Path, kind: str) -> None:
+    script, file = tmp_path / "train.py", tmp_path / "cluster.toml"
+    script.write_text(
+        "import torch\nimport actorflow as flow\nmodel = torch.nn.Linear(256, 256)\n"
+        "sgd = torch.optim.SGD(model.parameters(), 0.1)\n@flow.global_function\ndef step(x):\n"
+        "    loss = model(x).sum()\n    loss.backward()\n    sgd.step()\n    return loss\nstep(torch.ones(64, 256))\n"
+    )
     file.write_text(EXAMPLE.read_text().replace("[device]", '[device]\ntype = "cpu"' if kind == "cpu" else "[device]"))
     command = ("plan", script, "--devices", 16, "--forecast", "--hardware", file)
     done, named = actorflow(*command), actorflow(*command, "--device-type", kind)
