@@ -208,24 +208,37 @@ def test_other_buffers_of_a_batch_norm_are_those_of_the_whole_batch() -> None:
     check(run_planned(step, plan_of(step, 1, 4)), run_eagerly(Step(minimised(in_turn), NormedCounting)), 1e-7)
 
 
-@pytest.mark.parametrize("more", ["statistics that are scaled", "a second pass"])
-def test_statistics_that_would_move_on_after_all_micro_batches_are_refused(more: str) -> None:
+MOVED_LATER: dict[str, tuple[Callable[[Any, Tensor, Tensor], Tensor], Callable[[Any, Tensor, Tensor], object], str]] = {
+    # the loss, what comes after the optimizer's step with what went into batch norm, and what is said
+    "scaled": (lambda m, h, y: m.head(m.norm(h)), lambda m, x, h: m.norm.running_mean.mul_(0.5), "reads statistics"),
+    "second pass": (lambda m, h, y: m.head(m.norm(h)), lambda m, x, h: m(x), "reads statistics"),
+    "what was made before": (lambda m, h, y: m.head(m.norm(h)), lambda m, x, h: m.norm(h), "reads statistics"),
+    "behind all samples": (
+        lambda m, h, y: m.head(m.norm(m.norm(h) + m.norm(h).cumsum(0)[-1:])),
+        lambda m, x, h: None,
+        "moves the running statistics of a batch norm once more, after all micro-batches",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MOVED_LATER)
+def test_statistics_that_would_move_on_after_all_micro_batches_are_refused(case: str) -> None:
+    logits_of, more, told = MOVED_LATER[case]
+
     def run(m: Any, optimizer: Any) -> Any:
         def step(x: Tensor, y: Tensor) -> Tensor:
-            loss = F.cross_entropy(m(x), y)
+            hidden = m.first(x)
+            loss = F.cross_entropy(logits_of(m, hidden, y), y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             with torch.no_grad():
-                if more == "a second pass":
-                    m(x)
-                else:
-                    m.norm.running_mean.mul_(0.5)
+                more(m, x, hidden)
             return loss
 
         return step
 
-    with pytest.raises(PlanError, match=r"reads statistics of a batch norm, for the whole batch; .*Expected: leave"):
+    with pytest.raises(PlanError, match=rf"{told}.*with micro-batches .*Expected: leave micro_batches out"):
         plan_of(Step(run, Normed), 1, 4)
 
 

@@ -37,6 +37,7 @@ from actorflow_compiler.hints.packing import (
     without_markers,
 )
 from actorflow_compiler.rewriting.piecewise import (
+    BACKWARD,
     PER_PIECE,
     PIECEWISE,
     S0,
@@ -353,7 +354,7 @@ class _MicroBatching:
     def check_statistics(self, n: Node) -> None:
         """Raise PlanError for a pass that moves running statistics on which an earlier pass of all pieces has moved."""
         moved = any(self.kind.get(v) is None and isinstance(self.layout(v), PerPiece) for v in n.reads())
-        if n.phase == Phase.FORWARD and moved and any(v in self.computed or v in self.late for v in n.reads()):
+        if n.op != BACKWARD and moved and any(v in self.computed or v in self.late for v in n.reads()):
             raise self.no_statistics(
                 n, "moves the running statistics of a batch norm once more, after all micro-batches"
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from actorflow_compiler.core.ops import Phase, Ref
+from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B, P, Sbp, Split
 from actorflow_compiler.graph.graph import Node
 
@@ -20,6 +20,7 @@ class PerPiece:
 PER_PIECE = PerPiece()
 TimeLayout = Sbp | PerPiece
 S0 = Split(0)
+BACKWARD = "aten.native_batch_norm_backward.default"
 # ops that, in training, work on each piece by themselves: position of the argument that says whether they train,
 # layouts over time of the tensors among the arguments, by position, and of the outputs (S0: as the batch is split)
 PIECEWISE: Mapping[str, tuple[int, Mapping[int, TimeLayout], tuple[TimeLayout, ...]]] = {
@@ -27,7 +28,7 @@ PIECEWISE: Mapping[str, tuple[int, Mapping[int, TimeLayout], tuple[TimeLayout, .
         5, {0: S0, 1: B, 2: B, 3: PER_PIECE, 4: PER_PIECE}, (S0, PER_PIECE, PER_PIECE, PER_PIECE, PER_PIECE),
     ),
     "aten.native_batch_norm.default": (5, {0: S0, 1: B, 2: B}, (S0, PER_PIECE, PER_PIECE)),
-    "aten.native_batch_norm_backward.default": (7, {0: S0, 1: S0, 2: B, 5: PER_PIECE, 6: PER_PIECE}, (S0, P, P)),
+    BACKWARD: (7, {0: S0, 1: S0, 2: B, 5: PER_PIECE, 6: PER_PIECE}, (S0, P, P)),
 }  # fmt: skip
 
 
@@ -50,4 +51,4 @@ def reads_pieces(n: Node, layouts: Sequence[TimeLayout | None]) -> bool:
 
     Running statistics are read by the forward pass, which may well be of the whole batch.
     """
-    return n.op in PIECEWISE and n.phase != Phase.FORWARD and any(isinstance(layout, PerPiece) for layout in layouts)
+    return n.op == BACKWARD and any(isinstance(layout, PerPiece) for layout in layouts)
