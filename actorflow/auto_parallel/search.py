@@ -525,7 +525,7 @@ class PlanSearch:
                 f"{none} {fits} {bytes_text(int(self.budget or 0))} on each device; the least that was found needs "
                 f"{bytes_text(least.nbytes)} ({least.strategy}); use more devices, a smaller batch, or a larger budget"
             )
-        if len({c.refused for c in self.compared.values()}) == 1:  # it is not the choice that is wrong
+        if self.budget is None and len({c.refused for c in self.compared.values()}) == 1:  # no choice would be right
             return next(iter(self.compared.values())).refused
         smallest = min(self.compared, key=lambda s: self.estimates[s].nbytes)
         return f"{none} {is_possible}; {smallest}: {self.compared[smallest].refused}"

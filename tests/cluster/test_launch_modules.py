@@ -41,8 +41,8 @@ if "--fail" in sys.argv:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of ``recipes.train``, which is the working directory."""
-    folder = tmp_path / "recipes"
+    """The folder of ``practice.train``, which is the working directory."""
+    folder = tmp_path / "practice"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     (folder / "beside.py").write_text("NAME = 'beside'\n")
@@ -65,12 +65,12 @@ def python(*command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("fork", ["--fork", "--no-fork"])
 def test_a_module_runs_on_each_rank_as_python_runs_it(package: Path, fork: str) -> None:
     out = str(package.parent / "out")
-    ended = python("-m", "actorflow", "run", "--devices", "2", fork, "-m", "recipes.train", "--", out, "--fail")
+    ended = python("-m", "actorflow", "run", "--devices", "2", fork, "-m", "practice.train", "--", out, "--fail")
     assert ended.returncode == 1, ended.stdout
     assert "raised ValueError: beside (train.py:" in ended.stdout
     assert "runpy" not in ended.stdout
     told = [json.loads((package.parent / f"told{rank}").read_text()) for rank in range(2)]
-    assert told == [["beside", "__main__", "recipes", "recipes.train", [out, "--fail"], 2, True]] * 2
+    assert told == [["beside", "__main__", "practice", "practice.train", [out, "--fail"], 2, True]] * 2
 
 
 def test_a_package_runs_what_it_has_as_its_main_module(package: Path) -> None:
@@ -80,11 +80,11 @@ def test_a_package_runs_what_it_has_as_its_main_module(package: Path) -> None:
 
 def test_a_module_that_asks_for_devices_is_run_anew_by_its_name(package: Path) -> None:
     out = str(package.parent / "out")
-    ended = python("-m", "recipes.train", out, "--ask")
+    ended = python("-m", "practice.train", out, "--ask")
     assert ended.returncode == 0, ended.stdout
-    assert "recipes.train asks for 2" in ended.stdout
+    assert "practice.train asks for 2" in ended.stdout
     told = json.loads((package.parent / "told1").read_text())
-    assert told == ["beside", "__main__", "recipes", "recipes.train", [out, "--ask"], 2, True]
+    assert told == ["beside", "__main__", "practice", "practice.train", [out, "--ask"], 2, True]
 
 
 def test_a_plan_is_made_of_a_modules_step(package: Path) -> None:
@@ -93,24 +93,24 @@ def test_a_plan_is_made_of_a_modules_step(package: Path) -> None:
         "sgd = torch.optim.SGD(model.parameters(), 0.1)\n@flow.global_function\ndef step(x):\n"
         "    loss = model(x).sum()\n    loss.backward()\n    sgd.step()\n    return loss\nstep(torch.ones(4, 4))\n"
     )
-    ended = python("-m", "actorflow", "plan", "-m", "recipes.step", "--devices", "2")
+    ended = python("-m", "actorflow", "plan", "-m", "practice.step", "--devices", "2")
     assert (ended.returncode, "plan step: 2 ranks" in ended.stdout) == (0, True), ended.stdout
 
 
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (["-m", "recipes.trian"], "there is no module 'recipes.trian' in recipes"),
+        (["-m", "practice.trian"], "there is no module 'practice.trian' in practice"),
         (["-m", "recipe.train"], "there is no module 'recipe' in the working directory or on sys.path"),
-        (["-m", "recipes..train"], "there is no module 'recipes.' in recipes"),
-        (["-m", "recipes.train.deeper"], "recipes.train is a module, and no package"),
+        (["-m", "practice..train"], "there is no module 'practice.' in practice"),
+        (["-m", "practice.train.deeper"], "practice.train is a module, and no package"),
         (["-m", "alone"], "alone is a package without a module __main__"),
-        (["-m", "recipes/train.py"], "is the name of a file; without -m it is run as one"),
+        (["-m", "practice/train.py"], "is the name of a file; without -m it is run as one"),
         (["-m", "math"], "math has no source file"),
-        (["recipes.train"], "does not exist. There is a module of this name: actorflow run -m recipes.train."),
-        (["recipes.trian"], "File 'recipes.trian' does not exist."),
-        (["recipes"], "File 'recipes' is a directory. There is a module of this name: actorflow run -m recipes."),
-        (["-m", "recipes.train", "--on", "ray"], "-m is not there with --on ray"),
+        (["practice.train"], "does not exist. There is a module of this name: actorflow run -m practice.train."),
+        (["practice.trian"], "File 'practice.trian' does not exist."),
+        (["practice"], "File 'practice' is a directory. There is a module of this name: actorflow run -m practice."),
+        (["-m", "practice.train", "--on", "ray"], "-m is not there with --on ray"),
     ],
 )
 @pytest.mark.usefixtures("package")
@@ -118,7 +118,7 @@ def test_what_is_no_module_is_refused(command: list[str], told: str) -> None:
     with pytest.raises(click.UsageError) as refused:
         main.main(["run", *command], prog_name="actorflow", standalone_mode=False)
     assert told in refused.value.format_message()
-    assert "recipes" not in sys.modules
+    assert "practice" not in sys.modules
 
 
 @pytest.mark.usefixtures("package")
@@ -127,14 +127,17 @@ def test_only_modules_of_the_user_are_run_anew(monkeypatch: pytest.MonkeyPatch) 
         process = SimpleNamespace(__file__=file, __spec__=SimpleNamespace(name=name))
         return start._script(process, [sys.executable, *command], ["changed", "argument"])  # type: ignore[arg-type]
 
-    mine = module_file("recipes.train")
+    mine = module_file("practice.train")
     assert not is_installed(mine)
-    assert script_of("recipes.train", mine, "-m", "recipes.train", "-m", "x") == (["-m", "recipes.train"], ["-m", "x"])
-    assert script_of("recipes.train", mine, "-mrecipes.train", "x") == (["-m", "recipes.train"], ["argument"])
+    assert script_of("practice.train", mine, "-m", "practice.train", "-m", "x") == (
+        ["-m", "practice.train"],
+        ["-m", "x"],
+    )
+    assert script_of("practice.train", mine, "-mpractice.train", "x") == (["-m", "practice.train"], ["argument"])
     with pytest.raises(ClusterError, match=r"python -m \(pytest\.__main__\), which is no module of yours"):
         script_of("pytest.__main__", module_file("pytest"), "-m", "pytest")
     with pytest.raises(ClusterError, match=r"python -m \(cProfile\)"):
         script_of("cProfile", module_file("cProfile"), "-m", "cProfile", "train.py")
     monkeypatch.chdir("/")
     with pytest.raises(ClusterError, match=r"no module of yours that is found in / or on sys\.path"):
-        script_of("recipes.train", mine, "-m", "recipes.train")
+        script_of("practice.train", mine, "-m", "practice.train")
