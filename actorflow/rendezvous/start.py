@@ -143,8 +143,9 @@ def _script(main: ModuleType, command: list[str], argv: list[str]) -> tuple[list
             "several devices need a script that each of them can run, and this process has none (an interactive "
             "session, a notebook, python -c or standard input); save it as a file and run `python script.py`"
         )
-    if main.__spec__ is not None:
-        return _module(main.__spec__.name, file, command, argv)
+    spec = getattr(main, "__spec__", None)  # which a debugger takes away
+    if spec is not None:
+        return _module(spec.name, file, command, argv)
     at = next((i for i, word in enumerate(command[1:], 1) if os.path.abspath(word) == os.path.abspath(file)), None)
     if at is None:  # the script has changed the working directory
         return [os.path.abspath(file)], argv[1:]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from actorflow.transport.redistribution import dtype_of
 from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.ops import FEW_BITS
 from actorflow_compiler.plan.plan import LAST, SUM, CombineKind, Register, TensorSpec
 
 Token = Sequence[Any]  # a tensor for each of the register's specs
@@ -85,7 +86,8 @@ class Slots:
             elif parts[i] is None:
                 parts[i] = (value,)  # may be shared, so the next firing must not add to it in place
             elif isinstance(parts[i], tuple):
-                parts[i] = _wide(parts[i][0]) + value
+                few_bits = self.specs[i].dtype in FEW_BITS  # the sum of many would keep few of the last terms
+                parts[i] = (parts[i][0].float() if few_bits else parts[i][0]) + value
             else:
                 parts[i].add_(value)
         if complete:
@@ -141,12 +143,6 @@ def _combination(register: int, spec: TensorSpec) -> int | None:
             f"dims was expected"
         )
     return spec.combine.dim
-
-
-def _wide(term: Tensor) -> Tensor:
-    """The first term of a sum, in float32 where it has 16 bits: the sum of many would keep few of the last ones."""
-    few_bits = term.dtype in (torch.bfloat16, torch.float16)
-    return term.float() if few_bits else term
 
 
 def _finish(how: int | None, part: Any, dtype: torch.dtype) -> Tensor:

@@ -219,7 +219,7 @@ def test_a_script_is_run_anew_with_the_arguments_that_were_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").touch()
-    main = SimpleNamespace(__file__=str(tmp_path / "train.py"), __spec__=None)
+    main = SimpleNamespace(__file__=str(tmp_path / "train.py"))  # as under pdb; else __spec__ is None
     command = [sys.executable, "-O", "train.py", "--lr", "0.1", "train.py"]
     monkeypatch.chdir(tmp_path)
     assert script_of(main, command) == (["train.py"], ["--lr", "0.1", "train.py"])

@@ -108,9 +108,8 @@ class _MicroBatching:
         names = {i.value: i.name for i in graph.inputs}
         self.updated = {new: names[old].rpartition(".")[0] for old, new in graph.updates}  # new value → its module
         self.moving: set[str] = set()  # modules whose statistics move on with every piece
-        self.of_state = {
-            i.value for i in graph.inputs if i.kind in (*CONSTANTS, InputKind.VARIABLE)
-        }  # … or of these alone
+        # variables and constants, and values that depend on these alone
+        self.of_state = {i.value for i in graph.inputs if i.kind in (*CONSTANTS, InputKind.VARIABLE)}
         self.late: set[int] = set()  # values in pieces that wait for all pieces of others
         self.index = self.new(Meta((), "int64"))
 
