@@ -46,3 +46,12 @@ def test_pairs_of_other_numbers_stay_as_they_are() -> None:
     graph = graph_of(lambda x, at: x[torch.arange(4) + 1, at], *given)
     assert "aten.index.Tensor" in {n.op for n in graph.nodes}
     torch.testing.assert_close(run(graph, *given)[0], given[0][torch.arange(4) + 1, given[1]])
+
+
+def test_numbers_that_are_expanded_are_no_index() -> None:
+    given = torch.arange(5.0)
+
+    def double(x: Tensor) -> Tensor:
+        return torch.vmap(lambda t: t * 2.0)(x)  # of no dim each: the number is expanded to one for each
+
+    torch.testing.assert_close(run(graph_of(double, given), given)[0], given * 2)

@@ -52,8 +52,8 @@ class _Walk(GraphRewriter):
             first, step = counts[n.op], n.args[2:3]
             if n.args[: len(first)] == first and step in ((), (1,)):
                 self.numbers.update(n.outs)
-        elif n.op in SHAPES and n.args[0].index in self.numbers:
-            before, after = self.metas[n.args[0].index].shape, self.metas[n.outs[0]].shape
+        elif n.op in SHAPES and isinstance(source := n.args[0], Ref) and source.index in self.numbers:
+            before, after = self.metas[source.index].shape, self.metas[n.outs[0]].shape
             if after[:1] == before[:1]:
                 self.numbers.update(n.outs)
 
