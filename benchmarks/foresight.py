@@ -46,7 +46,7 @@ from actorflow_compiler.hints.goal import Goal, goal_of
 from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.modes import Mode
-from actorflow_compiler.plan.plan import Plane
+from actorflow_compiler.plan.rank_location import RankLocation
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_scheduler.fewer_pieces import forecast_draft
 from actorflow_scheduler.forecast import Forecast, forecast
@@ -285,11 +285,14 @@ def foldable(
 ) -> tuple[Callable[[Variant], FoldedPlan], Mapping[int, int] | None, Mapping[int, int] | None]:
     """The variants of a captured step's plan, with NCCL's collectives, and the memory of the devices for registers."""
     hardware = request.devices.hardware
-    step = fold_captured(captured, request, alike)
+    step, size = fold_captured(captured, request, alike), hardware.node_size or 1
+    spots = tuple(
+        [RankLocation(f"node {rank // size}", f"GPU {rank}", nccl=True) for rank in range(request.devices.world)]
+    )
 
     @functools.cache
     def make(variant: Variant) -> FoldedPlan:
-        made = replace(step.cut(variant), plane=Plane.NCCL)
+        made = replace(step.cut(variant), spots=spots)
         return replace(made, plan=replace(made.plan, mode=mode))
 
     plan, budget = make(PLAIN).plan, memory_limit(request.preferences.goal.budget, hardware.memory_bytes)

@@ -99,8 +99,8 @@ class CompileRequest:
 
     @property
     def compared_on(self) -> tuple[object, ...]:
-        """What of ``locations`` and ``beside`` the choice among plans depends on; empty where nothing is left to it."""
-        return (self.locations, self.beside) if self.goal.search or self.micro_batches is None else ()
+        """What of ``locations`` and ``beside`` plans depend on: their orders, and a choice if one is left to it."""
+        return self.locations, self.beside if self.goal.search or self.micro_batches is None else None
 
     @property
     def beside_in_budget(self) -> bool:

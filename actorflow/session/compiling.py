@@ -36,9 +36,9 @@ from actorflow.session.compile_request import CapturedStep, CompileRequest, Look
 from actorflow.session.kept_capture import CaptureKey, Outspoken, find_capture, keep_capture, key_of_capture
 from actorflow.session.number_reads import every_number
 from actorflow.session.plan_keys import torch_modes
-from actorflow.session.plan_store import CAPTURES, KEPT, KeptPlan, PlanKey, PlanStore
+from actorflow.session.plan_store import CAPTURES, KEPT, WHERE, KeptPlan, PlanKey, PlanStore
 from actorflow.session.plan_summary import summary_lines
-from actorflow.session.planes import choose_planes, computes_beside, numbered, rank_locations, with_planes
+from actorflow.session.planes import choose_planes, computes_beside, numbered, rank_locations
 from actorflow.session.step_effects import StepEffects
 from actorflow.support.progress import Progress, show_progress
 from actorflow_compiler.capture.from_fx import Capture
@@ -63,9 +63,10 @@ from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.hints import ResolvedHints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
-from actorflow_compiler.plan.folded import FoldedPlan, Partners, listed
+from actorflow_compiler.plan.folded import FoldedPlan, Partners
 from actorflow_compiler.plan.plan import OfVariable, Plan, Variable, VariableKind
 from actorflow_compiler.plan.rank_differences import UnlikeError
+from actorflow_compiler.plan.rank_location import with_planes
 from actorflow_compiler.plan.rank_parts import join, split
 from actorflow_compiler.plan.shown_plan import ShownPlan
 from actorflow_compiler.plan.stamping import begins_freely
@@ -80,6 +81,7 @@ from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.fewer_pieces import forecast_draft
 from actorflow_scheduler.forecast import Forecast, forecast
 from actorflow_scheduler.proof import prove
+from actorflow_scheduler.rank_classes import every_rank
 from actorflow_scheduler.schedule import schedule, schedule_folded
 
 __all__ = [
@@ -301,7 +303,7 @@ def _make_plan(
             if kept is not None and key is not None:
                 kept.add(key, plan, request.target, kind)
         if told:
-            doing.sum_up(lambda: summary_lines(plan, hardware))
+            doing.sum_up(lambda: summary_lines(_placed(request, plan), hardware))
     result = CompileResult(plan, step.effects(), key)
     if made is not None:
         result = replace(
@@ -353,7 +355,7 @@ class KeptStep:
                 return None
             doing.say_at_end(f"took the plan of {request.name}, which is as it was, from {plan.folder},")
             if told:
-                doing.sum_up(lambda: summary_lines(plan.plan, known))
+                doing.sum_up(lambda: summary_lines(_placed(request, plan.plan), known))
         self.kept.skipped += 1
         return CompileResult(plan.plan, found.effects, found.key)
 
@@ -447,7 +449,9 @@ def _chosen(request: CompileRequest, search: PlanSearch, asked: StepRequest, doi
 
     with _located_errors(request):
         choice = search.run()
-    return search.settled(choice, make, lambda made: forecast(made.folded or made.plan, made.hardware))
+    return search.settled(
+        choice, make, lambda made: forecast(made.folded or _placed(request, made.plan), made.hardware)
+    )
 
 
 def _made(
@@ -476,7 +480,7 @@ def _folded(
     """The plan of a captured step, of one rank of each class: for a forecast."""
     one = _foldable(request, captured, asked, shown=request.looked_at is LookedAt.CLASSES)
     found = schedule_folded(one.make, one.hardware, one.memory, name, one.room, request.beside)
-    return _on_planes(request, found), one.hardware
+    return replace(found, plan=found.on_planes), one.hardware
 
 
 def _drafted(
@@ -487,13 +491,7 @@ def _drafted(
     Ranks that differ by little count as alike, and nothing is proved.
     """
     one = _foldable(request, captured, asked, ALIKE)
-    finish = partial(_on_planes, request)
-    return forecast_draft(one.make, one.hardware, one.memory, name, one.room, request.beside, finish)
-
-
-def _on_planes(request: CompileRequest, found: FoldedPlan) -> FoldedPlan:
-    """The plan with the data planes that its communication has where the ranks are, if that is known."""
-    return replace(found, plan=with_planes(found.plan, request.locations)) if request.locations else found
+    return forecast_draft(one.make, one.hardware, one.memory, name, one.room, request.beside)
 
 
 def _foldable(
@@ -506,7 +504,7 @@ def _foldable(
     @functools.cache
     def make(variant: Variant) -> FoldedPlan:
         made = folded.cut(replace(variant, joined=request.mode.inductor))
-        return replace(made, plan=replace(_only_used(made.plan), mode=request.mode))
+        return replace(made, plan=replace(_only_used(made.plan), mode=request.mode), spots=request.locations)
 
     plan = make(PLAIN).plan
     if not request.train:
@@ -548,18 +546,18 @@ def _scheduled_variants(
     doing("cut")
 
     @functools.cache
-    def make(variant: Variant) -> Plan | FoldedPlan:
+    def make(variant: Variant) -> FoldedPlan:
         made = cut(replace(variant, joined=request.mode.inductor))
-        plan = replace(_only_used(listed(made)), mode=request.mode)
-        return replace(made, plan=plan) if isinstance(made, FoldedPlan) else plan
+        folded = made if isinstance(made, FoldedPlan) else every_rank(made)
+        return replace(folded, plan=replace(_only_used(folded.plan), mode=request.mode), spots=request.locations)
 
-    plan = listed(make(PLAIN))
+    plan = make(PLAIN).plan
     if not request.train:
         _only_predicts(plan, request.function)
     hardware = devices.hardware
     if request.target.measure:
         variants = (PLAIN, Variant(weights=True))
-        hardware = request.target.hardware(devices.type, lambda: tuple(listed(make(v)) for v in variants), doing)
+        hardware = request.target.hardware(devices.type, lambda: tuple(make(v).plan for v in variants), doing)
     doing("schedule")
     memory = left_for_registers(plan, budget)
     room = room_beside_variables(plan, budget, hardware.memory_bytes, request.fixed.values())
@@ -567,6 +565,11 @@ def _scheduled_variants(
         return schedule(make, hardware, memory, name, room, request.beside), hardware
     except DeadlockError as error:
         raise _deadlock_error(plan, error) from error
+
+
+def _placed(request: CompileRequest, plan: Plan) -> Plan:
+    """A plan with the data planes that its communications have where the ranks are, to be forecast."""
+    return with_planes(plan, request.locations) if request.locations else plan
 
 
 def _plan_depends_on(request: CompileRequest, captured: Capture, asked: StepRequest) -> dict[str, tuple[Any, str]]:
@@ -580,7 +583,7 @@ def _plan_depends_on(request: CompileRequest, captured: Capture, asked: StepRequ
             f"compile={str(request.mode)!r}",
         ),
         "whether collectives run while ranks compute": (request.beside_in_budget, ""),
-        "where the ranks are": (request.compared_on, ""),
+        WHERE: (request.compared_on, ""),
         "modes of torch": (torch_modes(), ""),
     }  # fmt: skip
 

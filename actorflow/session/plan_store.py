@@ -55,7 +55,9 @@ USED = "plans.json"
 MOST = 32  # plans in a folder beside checkpoints, and in memory
 MOST_BYTES = 256 << 20  # … and bytes; the one used last stays in any case
 CACHE_MOST, CACHE_MOST_BYTES = 256, 512 << 20  # … in the user's cache
-ANY_COSTS = "the measured costs of the devices"  # the part of a key in which a plan that the script names may differ
+WHERE = "where the ranks are"
+# the parts of a key in which a plan that the script names may differ: times alone depend on them, and any plan is legal
+ANY = frozenset({"the measured costs of the devices", WHERE})
 EARLIER = "what earlier plans and calls have left"  # … in which a plan that a runtime state brings may
 LARGEST = 2 << 30  # bytes of a file that is read; protobuf allows no more
 FOLDERS = 4  # in which plans are looked for, those named last
@@ -100,8 +102,8 @@ class PlanKey:
         return digest_of((FORMAT, tuple(self.parts.items())))
 
     def differences(self, other: PlanKey) -> list[str]:
-        """The parts in which another key differs, for people; the measured costs are none, as any plan is legal."""
-        names = [name for name in {**self.parts, **other.parts} if name != ANY_COSTS]
+        """The parts in which another key differs, for people, but for those on which times alone depend."""
+        names = [name for name in {**self.parts, **other.parts} if name not in ANY]
         return [
             f"{name} ({self.said[name]}; now {other.said[name]})" if name in self.said and name in other.said else name
             for name in names

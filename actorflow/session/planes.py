@@ -9,12 +9,11 @@ from typing import Any
 
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Collective, Comm, Plan, Plane
-from actorflow_compiler.plan.rank_location import RankLocation, plane_among
+from actorflow_compiler.plan.rank_location import RankLocation, replace_planes, with_planes
 from actorflow_scheduler.call_order import order_calls
 
 __all__ = [
     "RankLocation", "choose_planes", "computes_beside", "meet_groups", "numbered", "rank_locations", "share", "unshare",
-    "with_planes",
 ]  # fmt: skip
 
 NEVER = timedelta(days=1)  # the control plane notices ranks that do not come
@@ -26,15 +25,6 @@ def choose_planes(plan: Plan, spots: Sequence[RankLocation], hardware: Hardware 
     They are those of ``plane_among``; else Gloo, or inline in the message for small tensors.
     """
     return order_calls(with_planes(plan, spots), Plane.NCCL, hardware)
-
-
-def with_planes(plan: Plan, spots: Sequence[RankLocation]) -> Plan:
-    """A plan of some or all ranks with a data plane for each communication, as ``choose_planes`` gives it."""
-
-    def plane(actor: Actor, comm: Comm) -> Plane:
-        return plane_among([spots[rank] for rank in comm.ranks], isinstance(comm, Collective)) or comm.plane
-
-    return _with_planes(plan, plane)
 
 
 def computes_beside(machines: Sequence[str], kinds: Sequence[str]) -> bool:
@@ -65,7 +55,7 @@ def unshare(plan: Plan, rank: int, near: Collection[int], near_groups: Collectio
         shares = comm.ranks in near_groups if isinstance(comm, Collective) else set(comm.ranks) <= {rank, *near}
         return Plane.SHARED if shares else Plane.GLOO
 
-    return _with_planes(plan, plane)
+    return replace_planes(plan, plane)
 
 
 def meet_groups(plan: Plan, rank: int, near: Collection[int], store: Callable[[], Any]) -> set[tuple[int, ...]]:
@@ -117,13 +107,3 @@ def numbered(locations: Sequence[RankLocation]) -> tuple[RankLocation, ...]:
             for one in locations
         ]
     )
-
-
-def _with_planes(plan: Plan, plane: Callable[[Actor, Comm], Plane]) -> Plan:
-    actors = tuple(
-        replace(actor, comm=replace(actor.comm, plane=plane(actor, actor.comm)))
-        if actor.comm is not None and (actor.operands or isinstance(actor.comm, Collective))
-        else actor
-        for actor in plan.actors
-    )
-    return replace(plan, actors=actors)

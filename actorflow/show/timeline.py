@@ -64,7 +64,7 @@ def forecast_timeline(plan: Plan | FoldedPlan, hardware: Hardware) -> TimelineVi
 
     Raises DeadlockError if the plan gets stuck and PlanError if a queue has no order.
     """
-    times = nanoseconds(plan.on_plane if isinstance(plan, FoldedPlan) else plan, hardware)
+    times = nanoseconds(plan.on_planes if isinstance(plan, FoldedPlan) else plan, hardware)
     return simulated_timeline(plan, times, hardware.cores)
 
 

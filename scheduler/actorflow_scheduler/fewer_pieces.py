@@ -32,18 +32,16 @@ def forecast_draft(
     name: str = "auto",
     room: Memory | None = None,
     beside: bool = True,
-    finish: Callable[[FoldedPlan], FoldedPlan] = lambda found: found,
 ) -> tuple[Forecast, int]:
     """The forecast of the plan that ``schedule_folded`` finds, and the bytes that all ranks send in an iteration.
 
-    Nothing is proved.  ``finish`` gives communication its data planes, on which orders do not depend.
-    A plan of ``MANY`` firings is forecast from two with fewer micro-batches (``Forecast.drafted``).
+    Nothing is proved.  A plan of ``MANY`` firings is forecast from two with fewer micro-batches (``Forecast.drafted``).
     Raises as ``schedule_folded`` and ``forecast``.
     """
 
     def found(pieces: int) -> tuple[Forecast, int]:
         fewer = functools.cache(lambda variant: with_pieces(make(variant), pieces))
-        plan = finish(schedule_folded(fewer, hardware, memory, name, room, beside, proven=False))
+        plan = schedule_folded(fewer, hardware, memory, name, room, beside, proven=False)
         return forecast(plan, hardware), moved_by_all(plan)
 
     plan = make(PLAIN).plan

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.plan.folded import FoldedPlan, listed
 from actorflow_compiler.plan.plan import Actor, OfInput, Plan, Send
 from actorflow_scheduler.cost import Durations, max_workspace_bytes, shared_bytes, variable_bytes
 from actorflow_scheduler.critical_path import critical_path
 from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.notation import COMPUTING, Notation, frozen
-from actorflow_scheduler.rank_classes import FoldedPlan, fold
+from actorflow_scheduler.rank_classes import fold
 from actorflow_scheduler.shared_cores import on_shared_cores
 from actorflow_scheduler.timeline import Timeline, nanoseconds, stuck
 
@@ -71,8 +72,10 @@ def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
     A collective costs as much as in its whole group.  Raises DeadlockError if the plan gets stuck and PlanError if a
     queue has no order.
     """
-    whole = plan.plan if isinstance(plan, FoldedPlan) else plan
-    times = nanoseconds(plan.on_plane if isinstance(plan, FoldedPlan) else whole, hardware)
+    if isinstance(plan, FoldedPlan):
+        plan = replace(plan, plan=plan.on_planes)
+    whole = listed(plan)
+    times = nanoseconds(whole, hardware)
     folded = fold(plan, times)
     plan = folded.plan
     sizes = {rank: len(alike) for rank, alike in folded.rank_classes.items()}

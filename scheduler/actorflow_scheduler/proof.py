@@ -45,7 +45,7 @@ def prove_folded(folded: FoldedPlan, memory: Mapping[int, int], hardware: Hardwa
     """
     plan = verify(folded.plan)
     _prove_live(plan)
-    peak = simulate(plan, ITERATIONS, hardware).peak_bytes if memory else {}
+    peak = simulate(folded.on_planes, ITERATIONS, hardware).peak_bytes if memory else {}
     for rank, cap in memory.items():
         if peak[rank] > cap:
             raise PlanError(f"plan {plan.name!r}: {too_much(plan, rank, peak[rank], cap)}; {WHAT_TO_DO}")

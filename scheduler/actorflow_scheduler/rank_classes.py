@@ -35,8 +35,8 @@ def fold(plan: Plan | FoldedPlan, times: Durations) -> FoldedPlan:
     return FoldedPlan(
         ranks.only({members[0]: members for members in classes.values()}),
         {members[0]: sorted(r for m in members for r in given.rank_classes[m]) for members in classes.values()},
-        given.plane,
-        given.partners,
+        spots=given.spots,
+        partners=given.partners,
     )
 
 

@@ -213,7 +213,7 @@ class _Search:
             made = self.make(variant) if callable(self.make) else self.make
             given = made if isinstance(made, FoldedPlan) else every_rank(made)
             verify(given.plan)
-            times = nanoseconds(given.on_plane, self.hardware)
+            times = nanoseconds(given.on_planes, self.hardware)
             self.given[variant] = given
             self.folded[variant] = folded = fold(given, times)
             self.workspace[variant] = max_workspace_bytes(folded.plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from contextlib import suppress
@@ -87,6 +88,18 @@ def test_a_forecast_for_other_hardware_and_many_replicas(script: Path, tmp_path:
     for stage, row in enumerate(out.read_text().splitlines()):
         letters = "FIW" if "I" in row else "FB"
         assert sorted(row.split(",")) == sorted(f"{stage}{letter}{i}" for letter in letters for i in range(4))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_schedule_is_found_for_the_planes_on_which_transfers_go(tmp_path: Path, kind: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace('"cpu"', repr(kind)))
+    done = actorflow("plan", script, "--devices", 4)
+    assert done.returncode == 0, done.stderr
+    note, period = re.search(r"tried: period (.*), bubble", done.stdout), re.search(r"  period +(.*) for", done.stdout)
+    assert note is not None
+    assert period is not None
+    assert note[1] == period[1]
 
 
 def test_a_hardware_file_with_a_mistake_is_answered_before_anything_is_compiled(script: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from actorflow.session.plan_store import KEPT
 from actorflow.support.user_folder import UserFolder
 from actorflow_compiler.core.errors import CallError, PlanError
 from actorflow_compiler.core.hardware import Link
+from actorflow_compiler.plan.rank_location import RankLocation
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 Y = X[:4].clone()
@@ -318,6 +319,22 @@ def test_a_plan_that_another_machine_has_measured_is_used(tmp_path: Path, monkey
     flow.save_plan(job, tmp_path / "step.actorflow")
     monkeypatch.setenv("ACTORFLOW_CACHE", "0")
     monkeypatch.setattr("actorflow.session.plan_store.read", lambda place: Costs({"a": 1e-3}, 3e10, Link(1e9, 1e-5)))
+    again = script()
+    flow.load_plan(tmp_path / "step.actorflow")
+    losses(again)
+    assert KEPT.taken == 1
+
+
+def test_a_plan_that_was_saved_where_ranks_lay_otherwise_is_used_and_one_that_was_kept_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = script()
+    losses(job)
+    flow.save_plan(job, tmp_path / "step.actorflow")
+    KEPT.forget()
+    monkeypatch.setattr("actorflow.session.compiling.numbered", lambda _: (RankLocation("another", "GPU 0", True),))
+    losses(script())
+    assert KEPT.taken == 0
     again = script()
     flow.load_plan(tmp_path / "step.actorflow")
     losses(again)

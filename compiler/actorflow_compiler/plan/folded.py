@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from actorflow_compiler.plan.plan import Plan, Plane
+from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.rank_differences import OfClass
+from actorflow_compiler.plan.rank_location import RankLocation, with_planes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +29,16 @@ class FoldedPlan:
 
     plan: Plan
     rank_classes: Mapping[int, Sequence[int]]  # listed rank → all ranks of its class, itself included
-    plane: Plane = Plane.GLOO  # by which communications take their time; on GPUs of a cluster it is NCCL
+    # where all ranks are, and so by which planes communications take their time; (): by those of the plan
+    spots: tuple[RankLocation, ...] = ()
     partners: tuple[Partners, ...] = ()  # of all ranks; () where they are not known
     # actor → what other ranks of its class do otherwise; of a forecast it is not known
     of_class: Mapping[int, OfClass] = field(default_factory=dict)
 
     @property
-    def on_plane(self) -> Plan:
-        """The plan with its communications on the plane, whose calls have no order: for the cost model alone."""
-        if self.plane is Plane.GLOO:
-            return self.plan
-        comms = (a.comm and replace(a.comm, plane=self.plane) for a in self.plan.actors)
-        return replace(
-            self.plan, actors=tuple(replace(a, comm=c) for a, c in zip(self.plan.actors, comms, strict=True))
-        )
+    def on_planes(self) -> Plan:
+        """The plan with the planes of its communications, whose calls have no order: for the cost model alone."""
+        return with_planes(self.plan, self.spots) if self.spots else self.plan
 
 
 def listed(plan: Plan | FoldedPlan) -> Plan:
