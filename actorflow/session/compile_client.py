@@ -35,7 +35,9 @@ from actorflow.session.number_reads import NumberReads, fused
 from actorflow.session.plan_keys import PlanKeyMaker, call_text, first_step_differs, refuse_mixed
 from actorflow.session.plan_release import PlanRelease
 from actorflow.session.planes import meet_groups, unshare
+from actorflow.session.pretended import PretendedPlan
 from actorflow.session.shared_memory import refuse_shared, refuse_sparse
+from actorflow.session.step_effects import StepEffects
 from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow.support.refusals import MessageRefused, RefusalReason
 from actorflow.support.terminal import say
@@ -64,6 +66,7 @@ class CompileClient:
         self._context, self._release, self._lifecycle = context, release, lifecycle
         self._plans = 0  # installed so far
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
+        self._beside: dict[tuple[Any, ...], PretendedPlan] = {}  # those of jobs that nobody asked for, by job and key
 
     def compile(self, job: JobLike, prepared: PreparedCall, number: int) -> CompiledPlan:
         """Compile and install the plan for call ``number``, together with all ranks.
@@ -118,14 +121,32 @@ class CompileClient:
         return compiled
 
     def pretend(self, job: JobLike, prepared: PreparedCall) -> ShownPlan:
-        """The plan of a call in a pretended cluster; later plans keep the layouts that it decides."""
+        """The plan of a call in a pretended cluster."""
+        found = self._context.look(job, prepared.held(), prepared.arguments)
+        return self._pretend(job, self._request(job, prepared, found, self._pretended))[0]
+
+    def pretend_beside(self, job: JobLike, prepared: PreparedCall) -> tuple[PretendedPlan, SearchResult]:
+        """The plan of a call of a job that nobody asked for, as its variables are laid out by it, and its state.
+
+        It is made once for calls that are alike.
+        """
         found = self._context.look(job, prepared.held(), prepared.arguments)
         request = self._request(job, prepared, found, self._pretended)
+        key = (job, PlanKeyMaker(found.state).key(prepared.arguments, request.fresh))
+        if key not in self._beside:
+            of_classes = request.looked_at in (LookedAt.FORECAST, LookedAt.CLASSES)
+            unseen = replace(request, looked_at=LookedAt.FORECAST if of_classes else None, explain=None)
+            made, effects = self._pretend(job, unseen)
+            self._beside[key] = PretendedPlan.of(made.plan, effects)
+        return self._beside[key], found
+
+    def _pretend(self, job: JobLike, request: CompileRequest) -> tuple[ShownPlan, StepEffects]:
+        """Compile for a pretended cluster; later plans keep the layouts that this one decides."""
         with self._context.aside():
-            made = compile_pretended(request, self._context.world)
+            made, effects = compile_pretended(request, self._context.world)
         self._context.jobs[job] = None
         self._pretended.update({v.name: v for v in made.plan.variables})
-        return made
+        return made, effects
 
     def _request(
         self, job: JobLike, prepared: PreparedCall, found: SearchResult, fixed: Mapping[str, Variable]

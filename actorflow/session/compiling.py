@@ -629,10 +629,11 @@ def _located_errors(request: CompileRequest) -> Iterator[None]:
 
 
 @forgotten_at_the_end()
-def compile_pretended(request: CompileRequest, world: int) -> ShownPlan:
-    """The plan for a pretended cluster; ranks of one node, as the hardware says, are assumed to share memory.
+def compile_pretended(request: CompileRequest, world: int) -> tuple[ShownPlan, StepEffects]:
+    """The plan for a pretended cluster, and the effects of the step.
 
-    Where nothing says on which kind of device it computes, it is that of the hardware file, whatever this machine has.
+    Ranks of one node, as the hardware says, are assumed to share memory.  Where nothing says on which kind of device it
+    computes, it is that of the hardware file, whatever this machine has.
     """
     if request.target.file:
         assumed = request.target.hardware("").device_type
@@ -648,9 +649,11 @@ def compile_pretended(request: CompileRequest, world: int) -> ShownPlan:
     hardware = made.hardware or hardware  # which may have been measured now
     if made.rank_classes is not None:
         plan = with_planes(made.plan, spots)
-        return ShownPlan(plan, rank_classes=made.rank_classes, partners=made.partners, hardware=hardware)
+        shown = ShownPlan(plan, rank_classes=made.rank_classes, partners=made.partners, hardware=hardware)
+        return shown, made.effects
     placed = [None if plan is None else verify(choose_planes(plan, spots, hardware)) for plan in made.others]
-    return ShownPlan(verify(choose_planes(made.plan, spots, hardware)), tuple(placed), hardware=hardware)
+    shown = ShownPlan(verify(choose_planes(made.plan, spots, hardware)), tuple(placed), hardware=hardware)
+    return shown, made.effects
 
 
 def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | None:

@@ -65,6 +65,7 @@ class Session:
         self.context = SessionContext(cluster, observers)
         self.calls = 0  # announced so far
         self.shown: ShownPlan | None = None  # the plan that the script is run for, once it is ready
+        self._silent: set[JobLike] = set()  # jobs whose results are zeros while another one's plan is looked for
         self.reads: RowsRead | None = None  # rows that the script's thread reads now, or waits for
         self._fed = InputDevices(cluster.rank, cluster.world)
         self._over: StateError | None = None  # the reason why no further call is possible
@@ -290,14 +291,19 @@ class Session:
     # -- actorflow plan ----------------------------------------------------------------------------
 
     def _pretend(self, job: JobLike, prepared: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compile for a pretended cluster; run the step eagerly if another job's plan was asked for."""
+        """Compile for a pretended cluster; if another job's plan was asked for, run the step eagerly, where it can."""
         if self.shown is not None:  # the script has caught what was to end it
             raise PlanReady(self.shown)
         wanted = self.context.settings.plan_job
-        made = self._client.pretend(job, prepared)
         if job.name == wanted or (not wanted and job.type == JobType.TRAIN):
-            self.shown = made
-            raise PlanReady(made)
+            self.shown = self._client.pretend(job, prepared)
+            raise PlanReady(self.shown)
+        plan, found = self._client.pretend_beside(job, prepared)
+        if not plan.can_run(found, prepared.arguments):
+            if job not in self._silent:
+                self._silent.add(job)
+                say(f"{job.name} is not run, as its model is deferred and has no values: its results are zeros")
+            return job.body.give(plan.zeros(found, prepared.arguments, getattr(job.function, "__globals__", {})))
         with torch.set_grad_enabled(job.type == JobType.TRAIN):
             return job.body.eagerly(prepared, args, kwargs, self.context.world)
 

@@ -236,3 +236,46 @@ def test_the_observed_order_is_the_forecast_one(script: Path, tmp_path: Path) ->
     for rank in range(2):
         (line,) = (x for x in foretold.stdout.splitlines() if x.startswith(f"rank {rank}: {rank}F0"))
         assert (tmp_path / "orders" / f"rank{rank}.txt").read_text().splitlines() == ["plan step", line, line, line]
+
+
+TWO_JOBS = """
+import torch
+import torch.nn.functional as F
+import actorflow as flow
+
+with flow.deferred_init() if {deferred} else torch.no_grad():
+    model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+@flow.global_function(type="predict")
+def evaluate(x):
+    print("evaluated")
+    return {{"classes": model(x).argmax(1), "of": 4}}
+
+@flow.global_function(type="train")
+def train(x, y):
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+for epoch in range(4):
+    found = evaluate(torch.ones(8, 8))
+    print("classes", tuple(found["classes"].shape), found["classes"].dtype, found["of"])
+train(torch.ones(8, 8), torch.zeros(8, dtype=torch.int64))
+"""
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["real", "deferred"])
+def test_a_job_that_nobody_asked_for_is_compiled_once_and_runs_where_it_has_values(
+    tmp_path: Path, deferred: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TWO_JOBS.format(deferred=deferred))
+    done = actorflow("plan", script, "--devices", 2, "--job", "train")
+    assert done.returncode == 0, done.stderr
+    assert "plan train: 2 ranks" in done.stdout
+    assert done.stdout.count("classes (8,) torch.int64 4\n") == 4
+    assert done.stdout.count("evaluated") == 1 + 4 * (not deferred)
+    assert ("evaluate is not run, as its model is deferred" in done.stderr) is deferred
