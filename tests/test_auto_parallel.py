@@ -8,6 +8,7 @@ import json
 import math
 import re
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ from actorflow_compiler.core import garbage_collection
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.garbage_collection import young_only
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link, SharedCores
-from actorflow_compiler.core.sbp import Split
+from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.core.schedule_names import ScheduleName
+from actorflow_compiler.hints.constrain import constrain
 from actorflow_compiler.hints.goal import ParallelMode, goal_of
-from actorflow_compiler.hints.hints import StagesHint, place, zero
+from actorflow_compiler.hints.hints import StagesHint, distribute, place, zero
 from actorflow_compiler.plan.folded import FoldedPlan
 from actorflow_compiler.plan.plan import Plan, Plane
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
@@ -486,6 +488,29 @@ def test_hints_of_stages_and_zero_are_kept() -> None:
 
 def test_layouts_that_are_hinted_leave_only_micro_batches_open() -> None:
     search, _ = search_of(CASES["mlp"], 2, layout=Layout(2, hints={r".*weight": Split(0)}))
+    assert all_strategies(search) == [Strategy(micro_batches=m) for m in divisors(SIZE)]
+
+
+def outputs_hinted(model: nn.Module) -> None:
+    distribute(model, outputs={"": Split(0)})
+
+
+def optimizer_hinted(model: nn.Module) -> None:
+    distribute(model, optimizer={r".*weight": Split(0)})
+
+
+@pytest.mark.parametrize("prepare", [outputs_hinted, optimizer_hinted])
+def test_hints_of_what_modules_return_and_of_the_optimizers_state_leave_only_micro_batches_open(
+    prepare: Callable[[nn.Module], None],
+) -> None:
+    search, _ = search_of(CASES["mlp"], 2, layout=Layout(2, prepare=prepare))
+    assert all_strategies(search) == [Strategy(micro_batches=m) for m in divisors(SIZE)]
+
+
+def test_a_layout_that_the_step_gives_to_a_tensor_leaves_only_micro_batches_open() -> None:
+    plain = CASES["mlp"]
+    case = replace(plain, loss=lambda model, x, y: plain.loss(model, constrain(x, B), y))
+    search, _ = search_of(case, 2)
     assert all_strategies(search) == [Strategy(micro_batches=m) for m in divisors(SIZE)]
 
 

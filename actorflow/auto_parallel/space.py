@@ -14,6 +14,7 @@ from actorflow_compiler.core.hardware import Hardware, balanced_weights
 from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.hints.goal import WHOLE_VARIABLES, ParallelMode
 from actorflow_compiler.hints.packing import MARKERS
+from actorflow_compiler.hints.zero import is_constrained
 from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.rewriting.model_parts import NO_PARTS, DividedModel, find_parts
 
@@ -46,7 +47,8 @@ def open_choices(
     """
     asked, graph = request.preferences, captured.graph
     placed = bool(asked.hints.placements or asked.hints.homes) or any(n.placement is not None for n in graph.nodes)
-    decided = placed or bool(asked.hints.layouts) or any(v in request.history.fixed for v in captured.kinds)
+    hinted = asked.hints.any_layouts or is_constrained(graph)
+    decided = placed or hinted or any(v in request.history.fixed for v in captured.kinds)
     several = request.devices.world > 1
     free = asked.goal.search and several and not request.mirrored and not decided
     markers = any(n.op in MARKERS for n in graph.nodes)
@@ -67,7 +69,7 @@ def may_split_state(asked: Preferences, request: StepRequest) -> bool:
         and request.devices.world > 1
         and request.step.train
         and not request.mirrored
-        and not (asked.hints.zero or asked.hints.layouts or asked.hints.placements or request.history.fixed)
+        and not (asked.hints.zero or asked.hints.any_layouts or asked.hints.placements or request.history.fixed)
     )
 
 

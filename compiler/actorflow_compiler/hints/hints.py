@@ -87,6 +87,11 @@ class ResolvedHints:
         return {name: hint.home for name, hint in self.layouts.items() if hint.home is not None}
 
     @property
+    def any_layouts(self) -> bool:
+        """Whether users give a layout to a variable, the optimizer's state, or what a module returns."""
+        return bool(self.layouts or self.optimizer or self.outputs)
+
+    @property
     def wishes(self) -> list[Wish]:
         """The hinted layouts of parameters and buffers that are stored where their ops run."""
         return [hint.wish for hint in self.layouts.values() if hint.home is None]

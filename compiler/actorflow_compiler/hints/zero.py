@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow_compiler.hints.constrain import mark
+from actorflow_compiler.graph.graph import Graph
+from actorflow_compiler.hints.constrain import CONSTRAIN, mark
 from actorflow_compiler.hints.hints import ZeroHint
 
 GRADIENT = "gradient of "  # begins the layout of a constraint on a gradient, until its parameter's layout is known
@@ -25,3 +26,8 @@ def mark_gradients(parameters: Mapping[str, Tensor], zero: Mapping[str, ZeroHint
                 hook = tensor.register_hook(partial(mark, layout=f"{GRADIENT}{name}", origin=z.origin))
                 hooks.enter_context(hook)
         yield
+
+
+def is_constrained(graph: Graph) -> bool:
+    """Whether users have said how tensors of a step lie, themselves or as what modules return."""
+    return any(n.op == CONSTRAIN and not n.args[1].startswith(GRADIENT) for n in graph.nodes)

@@ -19,7 +19,7 @@ from actorflow_compiler.graph.graph import Graph, InputKind, Node, prune, verify
 from actorflow_compiler.hints.constrain import CONSTRAIN, Wish, show_wish
 from actorflow_compiler.hints.goal import WHOLE_VARIABLES, Goal
 from actorflow_compiler.hints.hints import LayoutHint, ResolvedHints, ZeroHint
-from actorflow_compiler.hints.zero import GRADIENT
+from actorflow_compiler.hints.zero import GRADIENT, is_constrained
 from actorflow_compiler.infer.zero_split import zero_split
 from actorflow_compiler.plan.plan import Variable, VariableKind
 from actorflow_compiler.plan.region import device_shape
@@ -220,7 +220,7 @@ def open_axes(
 def is_hinted(graph: Graph, hints: ResolvedHints) -> bool:
     """Whether hints split parameters or activations, so that the batch may be better left whole."""
     cut = any(isinstance(e, Split) for wish in hints.wishes for e in wish)
-    return cut or any(n.op == CONSTRAIN and not n.args[1].startswith(GRADIENT) for n in graph.nodes)
+    return cut or is_constrained(graph)
 
 
 # ---- ZeRO in the graph
