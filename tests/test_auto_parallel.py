@@ -37,8 +37,9 @@ from actorflow_compiler.hints.constrain import constrain
 from actorflow_compiler.hints.goal import ParallelMode, goal_of
 from actorflow_compiler.hints.hints import StagesHint, distribute, place, zero
 from actorflow_compiler.plan.folded import FoldedPlan
-from actorflow_compiler.plan.plan import Plan, Plane
+from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
+from actorflow_compiler.plan.rank_location import RankLocation
 from actorflow_compiler.plan.text import considered_lines
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.values.variables import real_optimizer_state
@@ -286,10 +287,11 @@ DEEPER = replace(CASES["gpt"], make=lambda: GPT(layers=6, width=192, heads=4, co
 def foreseen_on_nccl(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[Forecast, int]:
     """As ``foreseen``, with collectives that run while devices compute."""
     step, hardware = fold_captured(captured, request), request.devices.hardware
+    gpus = tuple([RankLocation("", f"GPU {rank}", nccl=True) for rank in range(request.devices.world)])
 
     @functools.cache
     def make(variant: Variant) -> FoldedPlan:
-        return replace(step.cut(variant), plane=Plane.NCCL)
+        return replace(step.cut(variant), spots=gpus)
 
     return forecast_draft(make, hardware, room_for_registers(make(PLAIN).plan, request), name)
 

@@ -108,6 +108,7 @@ class Target:
 
 
 HERE = Target()
+LINKS = "links"  # beside digests of work, what is measured
 
 
 @dataclass(slots=True)
@@ -159,6 +160,17 @@ class Costs:
         return found if real and all(link.bytes_per_s for link in links.values()) else None
 
 
+@dataclass(slots=True)
+class _OfProcess:
+    """What this process has measured of a place and cannot store, and what it has tried to measure in vain."""
+
+    costs: Costs | None = None
+    in_vain: set[str] = field(default_factory=set)  # digests of work, and ``LINKS``
+
+
+_of_process: dict[tuple[Place, Path | None], _OfProcess] = {}  # by the place, and the file where it is stored
+
+
 def read(place: Place) -> Costs:
     """The stored measurements of a place; empty if there are none or the file cannot be read."""
     path = place.path()
@@ -184,12 +196,15 @@ def measure(
 ) -> Hardware:
     """Measure how long bodies of plans, sends and collectives take on this machine, and store the times.
 
-    Times that are stored already are not measured again.  Each body runs alone, with the kernels of a run, on tensors
-    of the plan's shapes that no cache of the processor holds any more, as between two steps of a run.  A body that
-    cannot run alone, or that is not reached within ``budget`` seconds, is estimated from its floating-point operations.
+    Times that are stored already, or that this process has measured and cannot store, are not measured again.  Each
+    body runs alone, with the kernels of a run, on tensors of the plan's shapes that no cache of the processor holds any
+    more, as between two steps of a run.  A body that cannot run alone, or that is not reached within ``budget``
+    seconds, is estimated from its floating-point operations.
     """
     place, on = Place(device, threads), make_device(device)
-    costs = read(place)
+    path = place.path()
+    mine = _of_process.setdefault((place, path), _OfProcess())
+    costs = mine.costs or read(place)
     end = time.perf_counter() + budget
     todo: dict[str, tuple[Plan, Actor]] = {}
     meanwhile: dict[str, float] = {}  # work → bytes that its rank uses between two firings, among them its own
@@ -205,7 +220,7 @@ def measure(
     heap = Heap()  # as in a run
     with _threads(threads), torch.no_grad():
         kernels = Kernels(on.where, OPS)
-        missing = [name for name in todo if name not in costs.work]
+        missing = [name for name in todo if name not in costs.work and name not in mine.in_vain]
         ordered = sorted(missing, key=lambda n: -todo[n][1].flops)
         for i, name in enumerate(ordered * TURNS):
             if time.perf_counter() > end:
@@ -213,23 +228,28 @@ def measure(
             doing(f"measure {i % len(ordered) + 1} of {len(ordered)} bodies{' again' * (i >= len(ordered))}")
             taken = _time(kernels, *todo[name], on, min(CACHES, meanwhile[name]))
             heap.settle()
-            if taken is not None:
+            if taken is None:
+                mine.in_vain.add(name)
+            else:
                 costs.work[name] = min(taken, costs.work.get(name, taken))
     known = [
         (actor.flops, costs.work[name]) for name, (_, actor) in todo.items() if costs.work.get(name) and actor.flops
     ]
     costs.flops_per_s = max(costs.flops_per_s, _arithmetic(known))
-    if sends and device == "cpu" and costs.collectives is None:
+    if sends and device == "cpu" and costs.collectives is None and LINKS not in mine.in_vain:
         doing("measure sends and collectives")
         costs.sends, costs.collectives = _probe()
-    path = place.path()
+        if costs.collectives is None:
+            mine.in_vain.add(LINKS)
     why = "" if path is None else keep(path, costs.to_json())
-    if why:
+    if why and mine.costs is None:
         warnings.warn(
-            f"what was measured cannot be kept in {path}: {why}; it counts for this plan alone.  Name another folder "
-            f"with {CACHE_VARIABLE}",
+            f"what was measured cannot be kept in {path}: {why}; it counts in this process alone.  Name another "
+            f"folder with {CACHE_VARIABLE}",
             stacklevel=2,
         )
+    if path is None or why:
+        mine.costs = costs
     return costs.hardware(device)
 
 

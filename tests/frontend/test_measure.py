@@ -234,10 +234,37 @@ def test_nothing_is_kept_where_no_cache_is_wanted(monkeypatch: pytest.MonkeyPatc
     assert not list(cache.iterdir())
 
 
-def test_costs_that_cannot_be_kept_are_said_to_count_for_one_plan(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+@pytest.mark.parametrize("folder", ["", "file"])
+@pytest.mark.filterwarnings("ignore:what was measured cannot be kept")
+def test_what_cannot_be_kept_is_measured_once_in_a_process(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, folder: str
+) -> None:
+    (cache / "file").touch()
+    monkeypatch.setenv("ACTORFLOW_CACHE", folder and str(cache / folder))
+    monkeypatch.setattr(costs, "_of_process", {})
+    plan = plan_of(product())
+    found = measure([plan], "cpu", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(costs, "_time", lambda *_: pytest.fail("it was measured before"))
+        assert measure([plan], "cpu", 1) == found
+    assert measure([plan_of(product(), LOOKUP)], "cpu", 1).measured.keys() > found.measured.keys()
+
+
+def test_what_cannot_be_measured_is_tried_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(costs, "_probe", lambda: tried.append(1) or (None, None))
+    monkeypatch.setattr(costs, "_time", lambda *_: tried.append(2))
+    for _ in range(3):
+        measure([sending(), plan_of(product())], "cpu", 1)
+    assert sorted(tried) == [1] + [2] * costs.TURNS
+
+
+def test_costs_that_cannot_be_kept_are_said_to_count_in_one_process(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     (cache / "file").touch()
     monkeypatch.setenv("ACTORFLOW_CACHE", str(cache / "file"))
-    with pytest.warns(UserWarning, match=r"cannot be kept in .*: Not a directory; it counts for this plan alone"):
+    with pytest.warns(UserWarning, match=r"cannot be kept in .*: Not a directory; it counts in this process alone"):
         assert measure([plan_of(product())], "cpu", 1).measured
 
 
