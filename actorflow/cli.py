@@ -175,8 +175,9 @@ def _show(
         if place is None or forecast:
             click.echo(planned.show(made, settings, forecast, replicas), nl=False)
         if place is not None:
-            count = planned.write(made, settings, place)
-            beside = f", and {count - 1} others that it was compared with beside it" if count > 1 else ""
+            _, *others = planned.write(made, settings, place)
+            folder = os.path.join(os.path.dirname(out or ""), others[0].parent.name) if others else ""
+            beside = f", and {len(others)} that it was compared with to {folder}" if others else ""
             click.echo(f"plan written to {out}{beside}")
     except ActorflowError as e:
         raise click.ClickException(str(e)) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from actorflow.rendezvous.settings import Settings, threads_of
 from actorflow.runtime.measured_costs import Target
 from actorflow.show import formats
@@ -29,15 +31,14 @@ def show(made: ShownPlan, settings: Settings, full: bool, replicas: int) -> str:
     return f"{plan_text.to_text(plan)}\n{forecast_text.to_text(found)}"
 
 
-def write(made: ShownPlan, settings: Settings, path: str) -> int:
-    """Write the plan to a file in the format of its ending; returns how many files there are.  Raises ShowError.
+def write(made: ShownPlan, settings: Settings, path: str) -> list[Path]:
+    """Write the plan to a file in the format of its ending; returns the files, that one first.  Raises ShowError.
 
-    Beside a page are those of the others that it was chosen among; that of very many ranks shows one of each class.
+    A page has those of the others that it was chosen among; that of very many ranks shows one of each class.
     """
     if made.rank_classes is not None and path.endswith(".html"):
-        formats.write_folded(made.folded, _hardware(made, settings), path)
-        return 1
-    return len(formats.write_compared(made.plan, made.others, _hardware(made, settings), path))
+        return [formats.write_folded(made.folded, _hardware(made, settings), path)]
+    return formats.write_compared(made.plan, made.others, _hardware(made, settings), path)
 
 
 def _hardware(made: ShownPlan, settings: Settings) -> Hardware:

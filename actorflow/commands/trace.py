@@ -35,6 +35,7 @@ def trace(folder: str, out: str | None, number: int | None, text: bool) -> None:
     if out is not None and Path(out).suffix != ".html":
         raise click.BadParameter(f"{out!r} does not end in .html.", param_hint="--out")
 
+    from actorflow.show.formats import write_text
     from actorflow.tracing import folder as folders
     from actorflow.tracing.partial_trace import merge_rank_traces
     from actorflow.tracing.report import make_report, to_text
@@ -67,7 +68,7 @@ def trace(folder: str, out: str | None, number: int | None, text: bool) -> None:
         path = Path(folder, "trace.html") if out is None else Path(out)
         if out is None and (why := why_not_writable(path)):
             raise click.ClickException(f"{why} with --out.")
-        path.write_text(html(traced, shown), encoding="utf-8")
+        write_text(path, html(traced, shown))
         click.echo(f"\npage written to {path}")
     except ActorflowError as e:
         raise click.ClickException(str(e)) from None

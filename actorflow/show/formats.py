@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from actorflow.show.dot import to_dot
 from actorflow.show.page import page
@@ -23,7 +26,9 @@ from actorflow_scheduler import forecast_text
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.notation import to_csv
 
-__all__ = ["FORMATS", "check_place", "to_html", "to_text", "write", "write_compared", "write_folded"]
+__all__ = ["FORMATS", "check_place", "to_html", "to_text", "write", "write_compared", "write_folded", "write_text"]
+
+GENERATOR, BEGINNING = b'<meta name="generator" content="actorflow">', 1000  # in the first bytes of a page of ours
 
 
 def to_html(made: Plan | FoldedPlan, hardware: Hardware, pages: Sequence[str] = ()) -> str:
@@ -78,28 +83,51 @@ def check_place(path: str | Path) -> Path:
 def write_folded(folded: FoldedPlan, hardware: Hardware, path: str | Path) -> Path:
     """Write the page of a folded plan; raises ShowError as ``check_place`` does."""
     place = check_place(path)
-    return _written(place, to_html(folded, hardware))
+    return write_text(place, to_html(folded, hardware))
 
 
 def write_compared(plan: Plan, others: Sequence[Plan | None], hardware: Hardware, path: str | Path) -> list[Path]:
-    """Write the page of a plan, and beside it those of the plans it was chosen among, to which its chart leads.
+    """Write the page of a plan, and those of the plans it was chosen among, to which its chart leads.
 
-    plan.html has plan-2.html and so on beside it.  Files of other formats are written for the plan alone.  Returns the
-    files.  Raises ShowError as ``check_place`` does.
+    plan.html has a folder plan-compared beside it, with 2.html and so on; where that has files of somebody else, it is
+    plan-compared-2, and so on.  Files of other formats are written for the plan alone.  Returns the files, that of the
+    plan first.  Raises ShowError as ``check_place`` does.
     """
     place = check_place(path)
-    if place.suffix != ".html" or not others:
+    if place.suffix != ".html" or all(other is None for other in others):
         return [write(plan, hardware, place)]
-    names = [place.name]
-    for number, other in enumerate(others, 2):
-        names.append("" if other is None else f"{place.stem}-{number}{place.suffix}")
+    folder = _folder_of_pages(place)
+    names = ["" if other is None else f"{number}.html" for number, other in enumerate(others, 2)]
+    among = [f"../{quote(place.name)}", *names]  # as a page in the folder sees them
     made = []
-    for name, one in zip(names, (plan, *others), strict=True):
-        if one is not None:
-            file = check_place(place.with_name(name))
-            one = replace(one, considered=plan.considered)
-            made.append(_written(file, to_html(one, hardware, names)))
-    return made
+    for name, other in zip(names, others, strict=True):
+        if other is not None:
+            file, one = check_place(folder / name), replace(other, considered=plan.considered)
+            made.append(write_text(file, to_html(one, hardware, among)))
+    below = [quote(place.name), *(name and f"{quote(folder.name)}/{name}" for name in names)]
+    return [write_text(place, to_html(plan, hardware, below)), *made]
+
+
+def _folder_of_pages(place: Path) -> Path:
+    """The folder beside a page for those of other plans: the first that is not there, or has only pages of ours."""
+    numbers = itertools.chain(("",), (f"-{number}" for number in itertools.count(2)))
+    folders = (place.with_name(f"{place.stem}-compared{number}") for number in numbers)
+    return next(folder for folder in folders if not os.path.lexists(folder) or _has_only_pages(folder))
+
+
+def _has_only_pages(folder: Path) -> bool:
+    """Whether all that is in a folder are pages of ours."""
+    try:
+        return all(_is_page(file) for file in folder.iterdir())
+    except OSError:
+        return False
+
+
+def _is_page(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return GENERATOR in opened.read(BEGINNING)
 
 
 def write(plan: Plan, hardware: Hardware, path: str | Path) -> Path:
@@ -108,10 +136,10 @@ def write(plan: Plan, hardware: Hardware, path: str | Path) -> Path:
     Raises ShowError as ``check_place`` does, and where the file cannot be written after all; then what was there stays.
     """
     place = check_place(path)
-    return _written(place, FORMATS[place.suffix](plan, hardware))
+    return write_text(place, FORMATS[place.suffix](plan, hardware))
 
 
-def _written(place: Path, text: str) -> Path:
+def write_text(place: Path, text: str) -> Path:
     """The file, with this text in it; raises ShowError where it cannot be written, as on a full disk."""
     try:
         write_whole(place, text.encode())

@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 import pytest
@@ -20,10 +21,11 @@ import pytest
 import actorflow as flow
 import warm
 from actorflow.plan_view import plan as plan_of
-from actorflow.show.formats import FORMATS, check_place
+from actorflow.show.formats import FORMATS, check_place, write_compared
 from actorflow.show.poster import poster
 from actorflow.show.timeline import TimelineView
 from actorflow_compiler.core.errors import CallError, ShowError
+from actorflow_compiler.plan.plan import ConsideredPlan
 from actorflow_compiler.plan.text import from_json
 from shown_plans import batch, job, view
 from test_runs import actorflow
@@ -229,3 +231,27 @@ def test_the_still_picture_speaks_of_a_timeline_and_of_micro_batches_where_there
     assert "\n4 ranks, 4 micro-batches in an iteration\n" in words
     whole = poster(replace(plan, pieces=1), TimelineView((), 0.0, 1.0))
     assert "\n4 ranks\n" in "\n".join(ElementTree.fromstring(whole).itertext())
+
+
+def test_pages_of_other_plans_are_in_a_folder_that_has_nothing_of_anybody_else(tmp_path: Path) -> None:
+    chosen = tmp_path / "the plan #1.html"
+    plan = replace(view().plan, considered=tuple(ConsideredPlan(f"data {n}", n, n, n, "slower") for n in (1, 2, 3)))
+    theirs = [tmp_path / "the plan #1-2.html", tmp_path / "the plan #1-compared" / "2.html"]
+    theirs[1].parent.mkdir()
+    for file in theirs:
+        file.write_text("<!doctype html> a page of somebody else")
+    for _ in range(2):  # the second time its own pages are written anew
+        first, *others = write_compared(plan, [plan, None], view().hardware, chosen)
+        assert first == chosen
+        assert others == [tmp_path / "the plan #1-compared-2" / "2.html"]
+    assert all(file.read_text() == "<!doctype html> a page of somebody else" for file in theirs)
+    assert len(list(tmp_path.iterdir())) == 4
+    for page in (first, *others):
+        links = set(re.findall(r'<a href="([^"#][^"]*)"', page.read_text()))
+        found = {(page.parent / unquote(urlsplit(link).path)).resolve() for link in links}
+        assert found == {first.resolve(), others[0].resolve()}
+
+
+def test_a_plan_that_was_compared_with_none_that_was_made_has_no_folder(tmp_path: Path) -> None:
+    write_compared(view().plan, [None], view().hardware, tmp_path / "plan.html")
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.html"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections import Counter
@@ -107,6 +108,23 @@ def test_the_command_says_what_the_run_waited_for_and_writes_a_page(traced: tupl
     assert "clocks    of different machines agree to" in done.output
     assert "costs that were forecast worst" in done.output
     assert "What the run waited for" in page.read_text()
+
+
+def test_a_page_that_a_full_disk_has_no_room_for_leaves_the_one_that_was_there(
+    traced: tuple[Path, str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("the old page")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        done = CliRunner().invoke(main, ["trace", str(traced[0]), "--out", str(page)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert done.exit_code == 1
+    assert "page.html' cannot be written: File too large; make room there" in done.output
+    assert page.read_text() == "the old page"
+    assert list(tmp_path.iterdir()) == [page]
 
 
 @pytest.mark.parametrize(
