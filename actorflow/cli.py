@@ -190,6 +190,7 @@ def _plan_of(settings: Settings) -> ShownPlan:
     from actorflow.session import process
     from actorflow.session.session import PlanReady
     from actorflow.support.script_error import print_script_error
+    from actorflow.support.terminal import say
 
     cluster.use(cluster.Alone(settings))
     script = settings.script
@@ -198,6 +199,9 @@ def _plan_of(settings: Settings) -> ShownPlan:
         run_script(script, settings.argv, settings.module)
     except PlanReady as ready:
         return ready.made
+    except KeyboardInterrupt:
+        say("interrupted before the plan was made, so that there is none to show")
+        raise
     except (Exception, SystemExit) as e:
         ended = e
     session = process.started()

@@ -181,7 +181,8 @@ def test_a_budget_is_kept_and_the_next_best_are_told_with_the_reason() -> None:
     search, optimizer = search_of(CASES["mlp"], 2, budget, least=5)
     choice = search.run()
     assert choice.best.nbytes <= budget
-    assert choice_note(choice).startswith(f"{choice.best.strategy} was chosen, the best of {1 + len(choice.others)} ")
+    made = 1 + sum(one.forecast is not None for one in choice.others)
+    assert choice_note(choice).startswith(f"chosen: {choice.best.strategy}; the best of {made} ")
     first, *others = considered(choice)
     assert (first.text, first.why) == (str(choice.best.strategy), "")
     assert len(others) == min(SHOWN, len(choice.others) + len(choice.estimated)) >= 4
@@ -319,6 +320,20 @@ def test_estimates_are_about_as_wrong_whatever_is_exchanged_behind_computing(cas
     assert max(wrong.values()) < 1.25 * min(wrong.values()), wrong
 
 
+def test_devices_share_what_a_step_without_arguments_works_on_by_estimates_as_if_it_were_given() -> None:
+    plain = CASES["mlp"]
+    (batch,) = plain.batches([SIZE])
+    inside = replace(
+        plain, loss=lambda model: plain.loss(model, *batch), batches=lambda sizes: [()] * len(sizes), names=()
+    )
+    given, made = search_of(plain, 4)[0], search_of(inside, 4)[0]
+    shared = Strategy(1, (4,), (DATA,), 0, 1)
+    for search in (given, made):
+        all_strategies(search)
+    assert made.estimates[shared].seconds == pytest.approx(given.estimates[shared].seconds, rel=0.05)
+    assert made.estimates[shared].nbytes == pytest.approx(given.estimates[shared].nbytes, rel=0.2)
+
+
 def test_estimates_know_what_of_the_activations_the_devices_of_a_tensor_axis_hold_whole() -> None:
     """The stream of residuals, and what norms make of it, is not split; with many samples it is most of the memory."""
     search, _ = search_of(CASES["gpt"], 4, size=64)
@@ -348,6 +363,15 @@ def test_devices_that_the_samples_of_a_micro_batch_are_too_few_for_are_an_error_
     found = "each of the 8 micro-batches has 1 of the 8 samples, fewer than the 2 devices of a stage"
     with pytest.raises(LayoutError, match=found):
         search.run()
+
+
+def test_micro_batches_of_a_step_without_arguments_are_refused_as_without_a_choice() -> None:
+    inside = replace(CASES["mlp"], loss=lambda model: model(torch.ones(8, 64)).sum(), batches=lambda _: [()], names=())
+    request, _ = request_of(inside, Layout(4, 4, goal=goal_of("auto", None)), SIZE)
+    captured = capture_step(marked_for_zero(request))
+    choices = open_choices(captured, request, micro_batches=False)
+    with pytest.raises(LayoutError, match="the job has no batch to divide"):
+        PlanSearch(captured, request, choices, foreseen, None, beside=False).run()
 
 
 def test_what_is_wrong_with_every_plan_alike_is_said_without_a_word_of_plans() -> None:
@@ -402,6 +426,17 @@ def test_an_interrupt_ends_the_search_with_the_best_so_far(monkeypatch: pytest.M
     monkeypatch.setattr(PlanSearch, "compare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         search.run()
+
+
+def test_what_could_not_be_made_is_not_counted_among_what_was_compiled() -> None:
+    search, _ = search_of(CASES["mlp"], 2)
+    choice = search.run()
+    made = next(one for one in choice.others if one.forecast is not None)
+    others = (made, replace(made, refused="it does not fit the memory"), Compared(made.strategy, refused="no such cut"))
+    note = choice_note(replace(choice, others=others))
+    assert "the best of 3 plans that were compiled" in note
+    assert "; 1 of them does not fit the memory; 1 more could not be made" in note
+    assert "the best of 1 plan that was compiled" in choice_note(replace(choice, others=()))
 
 
 def test_a_search_leaves_no_garbage_of_one_plan_while_it_compiles_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

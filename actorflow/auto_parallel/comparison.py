@@ -14,14 +14,18 @@ SHOWN = 10  # strategies beside the one that is taken
 
 def choice_note(choice: Choice) -> str:
     """A note on what was chosen among how many."""
-    compiled = 1 + len(choice.others)
+    made = [one for one in choice.others if one.forecast is not None]
+    compiled, failed = 1 + len(made), len(choice.others) - len(made)
     over = f"; by its forecast {choice.best.refused}, and no other plan needs less" if choice.best.refused else ""
-    drafted = sum(one.drafted for one in choice.others)
+    drafted, large = sum(one.drafted for one in made), sum(bool(one.refused) for one in made)
     short = f"; {drafted} of them by drafts with fewer of the repeated blocks or micro-batches" if drafted else ""
+    short += f"; {large} of them do{'es' * (large == 1)} not fit the memory" if large else ""
+    short += f"; {failed} more could not be made" if failed else ""
     stopped = f"; the search ended early, as {choice.stopped}" if choice.stopped else ""
+    were = "plan that was" if compiled == 1 else "plans that were"
     return (
-        f"{choice.best.strategy} was chosen, the best of {compiled} plan{'s' * (compiled != 1)} that were compiled of "
-        f"{choice.possible} that are possible, in {seconds_text(choice.seconds)}{short}{over}{stopped}"
+        f"chosen: {choice.best.strategy}; the best of {compiled} {were} compiled of {choice.possible} that "
+        f"there are, in {seconds_text(choice.seconds)}{short}{over}{stopped}"
     )
 
 

@@ -68,6 +68,7 @@ class StepProfile:
     units: tuple[PartitionUnit, ...]  # that can be shared among stages
     parts: tuple[PartCosts, ...] = ()  # that may be computed again, in the order in which they are
     kept: float = 0.0  # bytes that forward keeps of all parts
+    batched: bool = True  # whether arguments have the samples; else the step makes or keeps what it works on
     whole: float = 0.0  # of what is kept, the share that the devices of a tensor axis do not split
     experts: ExpertFacts = NO_EXPERTS
     sequence: SequenceFacts = NO_SEQUENCE
@@ -121,10 +122,16 @@ class StepProfile:
                 PartCosts(forward[k][0], forward[k][1], parts.parts[k].kept, parts.parts[k].saved) for k in parts.order
             ),
             parts.kept,
+            bool(batches),
             whole_share(graph),
             find_experts(graph, captured.parameter),
             find_sequence(graph),
         )
+
+    @property
+    def samples(self) -> int:
+        """The samples that arguments have; 0: none has any."""
+        return self.batch if self.batched else 0
 
     def again(self, strategy: Strategy) -> PartCosts:
         """What a strategy computes again as a whole."""
@@ -143,7 +150,7 @@ class StepProfile:
         A sequence is split where there are fewer samples than devices, or where one sample hardly fits.
         """
         large = budget is not None and self.activations / self.batch > budget / 2
-        demanded = large or self.batch < world
+        demanded = large or (self.batched and self.batch < world)
         return SpecialAxes(self.experts.count, self.sequence.positions // LEAST_POSITIONS if demanded else 0)
 
     def unevenness(self, stages: int) -> float:
@@ -244,9 +251,12 @@ class Estimator:
         return found
 
     def _crowding(self, strategy: Strategy, at: _Shares) -> float:
-        """How many times as many samples as on average the device with most has; 1 where layouts are free."""
+        """How many times as many samples as on average the device with most has.
+
+        It is 1 where layouts are free, and where nobody knows which samples there are, as no argument has them.
+        """
         piece = self.profile.batch / strategy.micro_batches
-        return 1.0 if at.free else math.ceil(piece / at.samples) * at.samples / piece
+        return 1.0 if at.free or not self.profile.batched else math.ceil(piece / at.samples) * at.samples / piece
 
     def _pace(self, strategy: Strategy | None = None) -> float:
         """How fast the devices are by as many of speed 1: where they wait for the slowest, or are balanced.

@@ -251,7 +251,7 @@ class PlanSearch:
         self.drafts = DraftForecaster.of(self.captured, self.parts, estimator, self.choices.again)
         special = profile.special_axes(devices.world, self.budget)
         units = len(profile.units)
-        for s in strategies(self.choices, asked, devices.hardware, devices.world, profile.batch, units, special):
+        for s in strategies(self.choices, asked, devices.hardware, devices.world, profile.samples, units, special):
             self.estimates[s] = estimator.of(s)
             if self.budget is not None and self.estimates[s].nbytes > self.budget / IN_DOUBT:
                 for again in levels(self.parts):

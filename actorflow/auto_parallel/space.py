@@ -114,8 +114,8 @@ def strategies(
 ) -> Iterator[Strategy]:
     """All strategies that the open choices allow, but for what is computed again.
 
-    ``batch`` is the number of samples that are cut into micro-batches, ``parts`` the number of the parts of the model
-    that stages may be made of.
+    ``batch`` is the number of samples that are cut into micro-batches, 0 where no argument has any; ``parts`` the
+    number of the parts of the model that stages may be made of.
     """
     pieces = divisors(batch) if choices.micro_batches else (asked.micro_batches,)
     given = asked.hints.stages
@@ -131,7 +131,7 @@ def strategies(
             shares = {(), _weights(mesh, hardware)} if stages == 1 else {()}
             for weights, z, m in itertools.product(sorted(shares), zero, pieces):
                 found = Strategy(stages, mesh, modes, z if choices.zero else None, m, weights)
-                if (m == 1 and ParallelMode.SEQUENCE not in modes) or batch // m >= found.replicas:
+                if not batch or (m == 1 and ParallelMode.SEQUENCE not in modes) or batch // m >= found.replicas:
                     yield found
 
 

@@ -17,7 +17,7 @@ import torch
 
 from actorflow.auto_parallel.comparison import SHOWN, again_notes, choice_note, considered
 from actorflow.auto_parallel.follow import following
-from actorflow.auto_parallel.search import ALIKE, REFUSALS, Choice, PlanSearch
+from actorflow.auto_parallel.search import ALIKE, REFUSALS, Choice, Compared, PlanSearch
 from actorflow.auto_parallel.space import marked_for_zero, may_split_state, open_choices
 from actorflow.auto_parallel.strategy import UNMARKED
 from actorflow.rendezvous.device_assignment import (
@@ -425,16 +425,22 @@ def _compiled(request: CompileRequest, captured: Capture, asked: StepRequest, do
     if request.looked_at is not LookedAt.ALL:
         return replace(made, plan=plan)
     others: list[Plan | None] = []
-    for one in choice.others[:SHOWN]:
-        doing(f"the page of {one.strategy}")
-        wanted, marked = search.request_of(one.strategy), search.captured_for(one.strategy)
-        drawn: Plan | None = None
-        with contextlib.suppress(*REFUSALS):  # drafts of a plan may fit that does not
-            if one.forecast is not None:
-                drawn = _scheduled(request, marked, wanted, request.schedule, wanted.listeners.doing)[0]
-        others.append(drawn)
+    with contextlib.suppress(KeyboardInterrupt):  # which spares people the pages of the others that are left
+        for one in choice.others[:SHOWN]:
+            doing(f"the page of {one.strategy}")
+            others.append(_page_of(request, search, one))
     others += [None] * (len(plan.considered) - 1 - len(others))  # of those that were only estimated
     return replace(made, plan=plan, others=tuple(others))
+
+
+def _page_of(request: CompileRequest, search: PlanSearch, one: Compared) -> Plan | None:
+    """The plan of a strategy that was not chosen; None if there is none, as drafts of a plan may fit that does not."""
+    if one.forecast is None:
+        return None
+    wanted, marked = search.request_of(one.strategy), search.captured_for(one.strategy)
+    with contextlib.suppress(*REFUSALS):
+        return _scheduled(request, marked, wanted, request.schedule, wanted.listeners.doing)[0]
+    return None
 
 
 def _chosen(request: CompileRequest, search: PlanSearch, asked: StepRequest, doing: Progress) -> tuple[Choice, _Made]:

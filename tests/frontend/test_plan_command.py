@@ -169,7 +169,7 @@ ENDS = {  # what goes wrong once threads of the script wait → (more of the scr
     "no room": (SCRIPT, ("--out", "full.json"), 1, "No space left on device"),
     "an exit status": ("raise SystemExit(3)", (), 3, ""),
     "an exit with words": ("raise SystemExit('words')", (), 1, "words"),
-    "an interrupt": ("raise KeyboardInterrupt", (), 1, "Aborted!"),
+    "an interrupt": ("raise KeyboardInterrupt", (), 1, "interrupted before the plan was made"),
 }
 
 
@@ -236,6 +236,30 @@ def test_the_observed_order_is_the_forecast_one(script: Path, tmp_path: Path) ->
     for rank in range(2):
         (line,) = (x for x in foretold.stdout.splitlines() if x.startswith(f"rank {rank}: {rank}F0"))
         assert (tmp_path / "orders" / f"rank{rank}.txt").read_text().splitlines() == ["plan step", line, line, line]
+
+
+def test_an_interrupt_while_pages_of_other_plans_are_made_spares_the_rest_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    patch = """
+from actorflow.session import compiling
+page_of = compiling._page_of
+
+def once(*arguments):
+    compiling._page_of = interrupted
+    return page_of(*arguments)
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+compiling._page_of = once
+"""
+    Path("train.py").write_text(patch + SCRIPT.partition("half =")[0] + SCRIPT.partition("ranks[half:])})")[2])
+    done = actorflow("plan", "train.py", "--devices", 2, "--auto", "--out", "plan.html")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "plan written to plan.html, and 1 that it was compared with to plan-compared\n"
+    assert [file.name for file in Path("plan-compared").iterdir()] == ["2.html"]
 
 
 TWO_JOBS = """
