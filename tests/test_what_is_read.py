@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import colorsys
+import datetime
+import functools
+import itertools
 import operator
 import os
 import random
@@ -11,8 +14,10 @@ import secrets
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from datetime import datetime as DateTime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,6 +31,8 @@ from actorflow.script_state.bytecode import CodeNames, code_names
 from actorflow.script_state.user_code import is_user_file
 from actorflow_compiler.core.errors import CaptureError
 from test_runs import actorflow
+
+NOW, SYSTEM, NUMBERS = DateTime.now, random.SystemRandom(), itertools.count(1)
 
 
 @flow.global_function
@@ -450,8 +457,14 @@ def test_attributes_of_plain_objects_may_have_the_names_of_modules() -> None:
     [
         lambda: np.random.default_rng().random(), lambda: random.Random().random(), lambda: uuid.uuid4().int,
         lambda: secrets.randbelow(9), lambda: time.clock_gettime(time.CLOCK_MONOTONIC), time.thread_time,
+        lambda: datetime.datetime.now().microsecond, lambda: NOW().microsecond, lambda: datetime.date.today().year,
+        lambda: DateTime.now().second, lambda: time.localtime().tm_sec, lambda: int(time.strftime("%S")),
+        lambda: os.times().elapsed, SYSTEM.random,
     ],
-    ids=["default_rng", "Random", "uuid4", "randbelow", "clock_gettime", "thread_time"],
+    ids=[
+        "default_rng", "Random", "uuid4", "randbelow", "clock_gettime", "thread_time", "now", "bound now", "today",
+        "DateTime", "localtime", "strftime", "times", "SystemRandom",
+    ],
 )  # fmt: skip
 def test_a_value_that_differs_each_time_is_refused(fresh: Any) -> None:
     @flow.global_function(type="predict")
@@ -460,6 +473,82 @@ def test_a_value_that_differs_each_time_is_refused(fresh: Any) -> None:
 
     with pytest.raises(CaptureError, match=r"the step asks (the system for random numbers|for the time), which it"):
         step(torch.ones(1))
+
+
+def test_dates_that_a_step_is_given_or_makes_are_what_they_are() -> None:
+    begun = datetime.datetime(2020, 1, 1)
+
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        made = datetime.datetime(2020, 1, 2)
+        kinds = isinstance(made, DateTime) and type(made) == datetime.datetime and issubclass(DateTime, datetime.date)  # noqa: E721
+        if x is None:
+            datetime.datetime.now()
+        year = time.gmtime(0).tm_year + int(time.strftime("%Y", time.gmtime(0)))
+        return x * (made - begun).days * kinds * DateTime.fromisoformat("2020-01-03").day * year
+
+    assert float(step(torch.ones(1))) == 3 * 2 * 1970
+    assert datetime.datetime is DateTime
+
+
+class Held(NamedTuple):
+    numbers: Iterator[int]
+    scale: float
+
+
+def counting(*, numbers: Iterator[int] = NUMBERS) -> int:
+    return next(numbers)
+
+
+def counting_by_default(numbers: Iterator[int] = NUMBERS) -> int:
+    return next(numbers)
+
+
+def numbered() -> Iterator[int]:
+    yield from itertools.count(1)
+
+
+DATA = np.random.PCG64(3)
+HELD = Held(itertools.count(1), 3.0)
+IN_TUPLE = 3.0, itertools.count(1)
+NEXT, SEND, OF_PARTIAL = itertools.count(1).__next__, numbered(), functools.partial(next, itertools.count(1))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        counting, counting_by_default, lambda: next(HELD.numbers), lambda: next(IN_TUPLE[1]), lambda: NEXT(),
+        lambda: SEND.send(None), lambda: OF_PARTIAL(),
+    ],
+    ids=["keyword", "default", "named tuple", "tuple", "__next__", "send", "partial"],
+)  # fmt: skip
+def test_the_next_item_is_taken_outside_wherever_the_iterator_is_held(draw: Any) -> None:
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        return x * draw() * HELD.scale
+
+    with pytest.raises(CaptureError, match=r"the step takes the next item of \w+( \(a default of \w+\)|\[\d\])?, wh"):
+        step(torch.ones(1))
+    assert type(HELD.numbers) is type(IN_TUPLE[1]) is itertools.count
+
+
+def test_a_tuple_with_an_iterator_may_be_read() -> None:
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        return x * HELD.scale * IN_TUPLE[0]
+
+    assert [float(step(torch.ones(1))) for _ in range(2)] == [9, 9]
+
+
+def test_a_source_of_bits_draws_outside() -> None:
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        return x * (DATA.random_raw() % 1000)
+
+    before = str(DATA.state)
+    with pytest.raises(CaptureError, match="draws random numbers of Python or NumPy"):
+        step(torch.ones(1))
+    assert str(DATA.state) == before
 
 
 def test_random_numbers_of_a_seed_and_those_that_libraries_ask_for_are_none_that_differ() -> None:

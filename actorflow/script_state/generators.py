@@ -38,6 +38,8 @@ class GeneratorWatch:
         for one, state in self._before:
             if isinstance(one, np.random.Generator):
                 one.bit_generator.state = state
+            elif isinstance(one, np.random.BitGenerator):
+                one.state = state
             elif isinstance(one, np.random.RandomState):
                 one.set_state(state)
             else:
@@ -50,4 +52,6 @@ class GeneratorWatch:
 def _saved(one: Any) -> Any:
     if isinstance(one, np.random.Generator):
         return one.bit_generator.state
+    if isinstance(one, np.random.BitGenerator):
+        return one.state
     return one.get_state(legacy=False) if isinstance(one, np.random.RandomState) else one.getstate()

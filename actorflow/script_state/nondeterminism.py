@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import datetime
+import functools
 import genericpath
 import io
 import os
@@ -19,27 +21,35 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import FrameType
+from types import BuiltinMethodType, FrameType, MethodWrapperType
 from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
 
+from actorflow.script_state.dates import ASKING_NOW, DATES, date_stand_ins
 from actorflow.script_state.user_code import is_user_class, is_user_file
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.user_code import STDLIB
 
 __all__ = ["refusing_stand_in", "refuse_nondeterminism"]
 
+PLAIN = (str, bytes, int, float, complex, type(None))
+BUILTIN_METHODS = (BuiltinMethodType, MethodWrapperType)
 CLOCKS = tuple(
     getattr(time, name + unit)
     for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime")
     for unit in ("", "_ns")
     if hasattr(time, name + unit)
 )
-RANDOM = (os.urandom, torch.seed)  # random numbers from the system
+TIMES = (*CLOCKS, os.times)
+CLOCKS_AT = {  # functions that tell the time if they are not given one → how many arguments come before it
+    time.gmtime: 0, time.localtime: 0, time.ctime: 0, time.asctime: 0, time.strftime: 1,
+}  # fmt: skip
+NOW = tuple(getattr(kind, name) for kind in DATES for name in ASKING_NOW if hasattr(kind, name))
+RANDOM = tuple(f for f in (os.urandom, getattr(os, "getrandom", None), torch.seed) if f)  # from the system
 FRESH = (random.Random.seed,)  # … if it is given no seed
 SEEDS = (torch.initial_seed,)  # during a capture the seed is actorflow's, not the script's
 THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # ops of other threads are no part of the trace
@@ -48,7 +58,8 @@ OPENS = (builtins.open,)
 ASKS = {"asks the system for random numbers": (*RANDOM, *FRESH), "asks for torch's seed": SEEDS}
 FILES = (*OPENS, os.stat, os.listdir, os.scandir)
 _IN = (  # (module or class, its functions that are replaced)
-    (time, CLOCKS), (os, RANDOM), (random, RANDOM), (random.Random, FRESH), (threading.Thread, THREADS),
+    (time, (*CLOCKS, *CLOCKS_AT)), (os, (*RANDOM, os.times)), (random, RANDOM), (random.Random, FRESH),
+    (threading.Thread, THREADS),
     (ThreadPoolExecutor, THREADS), (DataLoader, LOADS), (builtins, FILES), (io, FILES), (os, FILES),
     (torch, (*RANDOM, *SEEDS)), (torch.random, (*RANDOM, *SEEDS)),
 )  # fmt: skip
@@ -65,37 +76,81 @@ class _RefusedIterator:
         self._iterator, self._name, self._thread = iterator, name, threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._iterator, name)
+        return self._send if name == "send" else getattr(self._iterator, name)
 
     def __iter__(self) -> _RefusedIterator:
         return self
 
     def __next__(self) -> Any:
+        self._refuse()
+        return next(self._iterator)
+
+    def _send(self, value: Any) -> Any:
+        """What ``send`` of a generator does."""
+        self._refuse()
+        return self._iterator.send(value)  # type: ignore[attr-defined]
+
+    def _refuse(self) -> None:
         if threading.get_ident() == self._thread:
             _refuse(f"takes the next item of {self._name}", "take it outside and pass it as an argument")
-        return next(self._iterator)
 
 
 def refusing_stand_in(value: Any, name: str) -> Any:
     """A stand-in that raises CaptureError, for the value called ``name``; None for a value that does not change."""
-    if any(value is function for function in (*CLOCKS, *RANDOM)):
+    if isinstance(value, PLAIN):
+        return None
+    if isinstance(value, type):
+        return date_stand_ins(_refusing_function)[value] if value in DATES else None
+    if any(value is function for function in (*TIMES, *CLOCKS_AT, *RANDOM)):
         return _refusing_function(value)
-    if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_user_class(type(value)):
-        return _RefusedIterator(value, name)
-    return None
+    if isinstance(value, BUILTIN_METHODS):
+        if any(value == function for function in NOW):
+            return _refusing_function(value)
+        stand_in = _iterator_stand_in(value.__self__, name)
+        return None if stand_in is None else getattr(stand_in, value.__name__)
+    if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_make")):
+        return _tuple_stand_in(value, name)
+    if type(value) is functools.partial:
+        function, args = refusing_stand_in(value.func, name), _tuple_stand_in(value.args, name)
+        made = function is not None or args is not None
+        return functools.partial(function or value.func, *(args or value.args), **value.keywords) if made else None
+    return _iterator_stand_in(value, name)
+
+
+def _iterator_stand_in(value: Any, name: str) -> _RefusedIterator | None:
+    """A stand-in for an iterator of a library; None for anything else."""
+    known = isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_user_class(type(value))
+    return _RefusedIterator(value, name) if known else None
+
+
+def _tuple_stand_in(value: tuple[Any, ...], name: str) -> tuple[Any, ...] | None:
+    """A tuple with stand-ins for some of its items; None if none needs one."""
+    made = [refusing_stand_in(item, f"{name}[{at}]") for at, item in enumerate(value)]
+    if all(one is None for one in made):
+        return None
+    rebuild: Callable[[list[Any]], Any] = getattr(type(value), "_make", tuple)
+    return rebuild([item if one is None else one for item, one in zip(value, made, strict=True)])  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
-def refuse_nondeterminism() -> Iterator[None]:
-    """A context in which user code that reads the time, files, threads or system randomness raises CaptureError."""
+def refuse_nondeterminism(named: Collection[str] = ()) -> Iterator[None]:
+    """A context in which user code that reads the time, files, threads or system randomness raises CaptureError.
+
+    ``named`` are the names in its code: the classes of dates are replaced only if it may ask them for the time.
+    """
     were = [(module, name, f) for module, some in _IN for name, f in vars(module).items() if any(f is g for g in some)]
+    dates = date_stand_ins(_refusing_function) if any(name in named for name in ASKING_NOW) else {}
     try:
         for module, name, function in were:
             setattr(module, name, _refusing_function(function))
+        for real, stand_in in dates.items():
+            setattr(datetime, real.__name__, stand_in)
         yield
     finally:
         for module, name, function in were:
             setattr(module, name, function)
+        for real in dates:
+            setattr(datetime, real.__name__, real)
 
 
 def _refusing_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,6 +164,8 @@ def _refusing_function(function: Callable[..., Any]) -> Callable[..., Any]:
         if threading.get_ident() == thread and function in LOADS:
             _refuse("takes batches from a DataLoader", "iterate over it outside, and pass each batch as an argument")
         if function in FRESH and _seed(*args, **kwargs) is not None:
+            return function(*args, **kwargs)
+        if len(args) > CLOCKS_AT.get(function, len(args)):
             return function(*args, **kwargs)
         through = STDLIB if function in THREADS else _OF_FILES if function in FILES else _OF_RANDOM
         asking = threading.get_ident() == thread

@@ -103,6 +103,7 @@ CONTAINERS = (  # library classes whose attributes are all followed
 NUMBER_OF_C: Any = ctypes.c_int.__base__
 NATIVE: dict[Any, Callable[[str, Any], StateSource]] = {  # objects with state outside Python attributes
     **dict.fromkeys((random.Random, np.random.Generator, np.random.RandomState, torch.Generator), GeneratorSource),
+    np.random.BitGenerator: GeneratorSource,
     **dict.fromkeys((np.ndarray, np.void, bytearray, array.array, memoryview), ArraySource),
     **dict.fromkeys((ctypes.Array, ctypes.Structure, ctypes.Union, NUMBER_OF_C), ArraySource),
     **dict.fromkeys((io.StringIO, io.BytesIO), MemoryFileSource),
@@ -358,7 +359,8 @@ def _class(search: ScriptSearch, path: str, value: type) -> None:
 
 
 def _native(search: ScriptSearch, path: str, value: Any) -> None:
-    made = [make(path, value) for kind, make in NATIVE.items() if isinstance(value, kind)]
+    stateless = isinstance(value, random.SystemRandom)  # it asks the system, which steps must not
+    made = [make(path, value) for kind, make in NATIVE.items() if isinstance(value, kind) and not stateless]
     search.found.add_sources(value, *made)
     _container_attributes(search, path, value)
 

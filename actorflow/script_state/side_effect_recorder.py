@@ -204,7 +204,7 @@ class SideEffectRecorder:
                 one.put(key, values[key])
         self._mark()
         self._during = contextlib.ExitStack()
-        self._during.enter_context(refuse_nondeterminism())
+        self._during.enter_context(refuse_nondeterminism(self._state.named))
         self._compared = ComparisonWatch(self._sources, self._found.read_sources)
         self._during.enter_context(self._compared.watching())
         if self._numbers is not None:

@@ -393,6 +393,13 @@ class DefaultsSource(StateSource):
         """See ``StateSource``."""
         return (_defaults,)
 
+    def put(self, key: Any, value: Any) -> None:
+        """See ``StateSource``; only for defaults."""
+        if key in ("", "*"):
+            super().put(key, value)
+        defaults = {name: was for name, was in self.values().items() if name not in ("", "*")}
+        self.holder.__defaults__ = (*(defaults | {key: value}).values(),)
+
     def label(self, key: Any) -> str:
         """See ``StateSource``."""
         if key in ("", "*"):
@@ -635,7 +642,8 @@ def generator_state(generator: Any) -> object:
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
         return _state_text(generator.get_state(legacy=False))
-    return _state_text(generator.bit_generator.state)
+    bits = generator if isinstance(generator, np.random.BitGenerator) else generator.bit_generator
+    return _state_text(bits.state)
 
 
 def _state_text(state: Any) -> str:
