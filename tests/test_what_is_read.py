@@ -5,16 +5,18 @@ from __future__ import annotations
 import colorsys
 import datetime
 import functools
+import importlib
 import itertools
 import operator
 import os
 import random
 import re
 import secrets
+import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime as DateTime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +29,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import actorflow as flow
+import trained
 from actorflow.script_state.bytecode import CodeNames, code_names
-from actorflow.script_state.user_code import is_user_file
+from actorflow.script_state.user_code import is_installed, is_user_file
 from actorflow_compiler.core.errors import CaptureError
 from test_runs import actorflow
 
@@ -437,6 +440,157 @@ def test_what_a_name_that_is_made_may_stand_for_is_followed(known: bool, monkeyp
 class NamedAsModules:
     def __init__(self) -> None:
         self._buffers, self._modules, self._flat_weights = 1.0, [1.0], 1.0
+
+
+LIBRARY = """
+import torch
+SETTINGS = {"scale": 1.0, "by": {"layer": [1.0]}}
+class Config:
+    scale = 1.0
+class Options:
+    def __init__(self):
+        self.scale, self.weight = 1.0, torch.ones(1)
+    def weighted(self, x):
+        return x * self.weight
+options = Options()
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A library that somebody has installed."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "library_of_a_test.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(folder)
+    is_installed.cache_clear()
+    yield importlib.import_module("library_of_a_test")
+    sys.modules.pop("library_of_a_test")
+
+
+def check(read: Callable[[Tensor], Any], *changes: tuple[float, Callable[[], object]]) -> None:
+    """A step that returns what is read of ones is run; after each change it returns another number."""
+    step: Any = flow.global_function(type="predict")(lambda x: read(x).sum())
+    x = torch.ones(1)
+    assert [float(step(x)) for _ in range(2)] == [1, 1]
+    for wanted, change in changes:
+        change()
+        assert [float(step(x)) for _ in range(2)] == [wanted, wanted]
+
+
+def test_settings_of_an_installed_library_are_guarded(library: Any) -> None:
+    made, options = library.SETTINGS, library.options
+    check(
+        lambda x: x * library.SETTINGS["scale"] * library.SETTINGS["by"]["layer"][0],
+        (2, lambda: made.update(scale=2.0)),
+        (6, lambda: made["by"]["layer"].__setitem__(0, 3.0)),
+    )
+    check(lambda x: x * library.Config.scale, (2, lambda: setattr(library.Config, "scale", 2.0)))
+    check(lambda x: x * library.options.scale, (2, lambda: setattr(options, "scale", 2.0)))
+    check(lambda x: x * getattr(library, "LATER", 1.0), (2, lambda: setattr(library, "LATER", 2.0)))
+    check(lambda x: options.weighted(x), (2, lambda: options.weight.fill_(2.0)))
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A package of the script's, whose module ``inner.reading`` imports others in its functions."""
+    inner = tmp_path / "package_of_a_test" / "inner"
+    inner.mkdir(parents=True)
+    for name in ("above", "later", "beside"):
+        (inner.parent / f"{name}.py").write_text("SCALE = 1.0\n")
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").touch()
+    (inner / "reading.py").write_text(
+        """
+import importlib
+def relative(x):
+    from .. import beside
+    from ..above import SCALE
+    return x * SCALE * beside.SCALE
+def first(x):
+    from ..later import SCALE
+    return x * SCALE
+def named(x):
+    return x * importlib.import_module("package_of_a_test.above").SCALE
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    is_user_file.cache_clear()
+    for name in ("above", "beside"):
+        importlib.import_module(f"package_of_a_test.{name}")
+    yield importlib.import_module("package_of_a_test.inner.reading")
+    for name in [one for one in sys.modules if one.startswith("package_of_a_test")]:
+        del sys.modules[name]
+
+
+def test_modules_that_a_function_imports_are_read(package: Any) -> None:
+    def put(name: str, value: float) -> Callable[[], object]:
+        return lambda: setattr(sys.modules[f"package_of_a_test.{name}"], "SCALE", value)
+
+    check(package.relative, (2, put("above", 2.0)), (6, put("beside", 3.0)))
+    put("above", 1.0)()
+    check(package.named, (2, put("above", 2.0)))
+    check(package.first, (2, put("later", 2.0)))  # the step is the first to import it
+
+
+class Later:
+    pass
+
+
+class LaterModule(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x * getattr(self, "gain_of_a_test", 1.0)
+
+
+class Doubling(LaterModule):
+    def forward(self, x: Tensor) -> Any:
+        return x * 2
+
+
+def test_what_classes_and_modules_of_the_script_get_later_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    later, module = Later(), LaterModule()
+    check(
+        lambda x: x * getattr(later, "extra_of_a_test", 1.0),
+        (2, lambda: monkeypatch.setattr(Later, "extra_of_a_test", 2.0, raising=False)),
+    )
+    check(lambda x: module(x), (2, lambda: monkeypatch.setattr(LaterModule, "gain_of_a_test", 2.0, raising=False)))
+    check(
+        lambda x: x * getattr(trained, "FACTOR_OF_A_TEST", 1.0),
+        (2, lambda: monkeypatch.setattr(trained, "FACTOR_OF_A_TEST", 2.0, raising=False)),
+    )
+
+
+def test_a_module_that_becomes_another_class_runs_that_ones_code() -> None:
+    model, activation = nn.Sequential(LaterModule()), nn.ReLU()
+    check(lambda x: model(x), (2, lambda: setattr(model[0], "__class__", Doubling)))
+    check(lambda x: activation(x), (0.5, lambda: setattr(activation, "__class__", nn.Softsign)))
+
+
+def test_attributes_of_a_job_are_those_of_its_function() -> None:
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Any:
+        step.calls += 1  # type: ignore[attr-defined]
+        return (x * step.scale).sum()  # type: ignore[attr-defined]
+
+    step.scale, step.calls = 1.0, 0  # type: ignore[attr-defined]
+    for calls, scale in enumerate([1.0, 1.0, 2.0, 2.0, 1.0], 1):
+        step.scale = scale  # type: ignore[attr-defined]
+        assert (float(step(torch.ones(1))), step.calls) == (scale, calls)  # type: ignore[attr-defined]
+    assert len(step.plans) == 2
+    assert step.name == "step"
+    del step.scale  # type: ignore[attr-defined]
+    assert not hasattr(step, "scale")
+
+
+def test_attributes_of_partials_and_of_functions_that_a_library_wraps_are_guarded() -> None:
+    @torch.no_grad()
+    def wrapped(x: Tensor) -> Any:
+        return x * wrapped.scale
+
+    part: Any = functools.partial(torch.mul, 1.0)
+    wrapped.scale = part.scale = 1.0
+    check(lambda x: wrapped(x), (2, lambda: setattr(wrapped, "scale", 2.0)))
+    check(lambda x: part(x) * part.scale, (2, lambda: setattr(part, "scale", 2.0)))
 
 
 def test_attributes_of_plain_objects_may_have_the_names_of_modules() -> None:

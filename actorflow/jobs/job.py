@@ -36,7 +36,8 @@ class Job:
     """A compiled function.
 
     A call returns at once, with the function's results as tensors that wait for their values when they are used.
-    Every rank must make the same calls in the same order.
+    Every rank must make the same calls in the same order.  Attributes that the script gives it, or asks it for, are
+    those of its function, as they would be without the decorator.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Job:
     ) -> None:
         if type not in ("train", "predict"):
             raise CallError(f'a job of type {type!r} was found; "train" or "predict" was expected')
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
         self.function = function
         self.type = JobType(type)
         _check_count(micro_batches)
@@ -77,6 +78,30 @@ class Job:
         self.keys: PlanKeyMaker | None = None  # of the state that the last search found
         self.last: CompiledPlan | None = None
         self._bound: dict[int, Job] = {}  # by id, for objects to which nothing can be attached
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the function; called for what the job has not itself."""
+        return (
+            getattr(vars(self)["function"], name) if "function" in vars(self) else object.__getattribute__(self, name)
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the function, but for what the job has itself."""
+        own = not self._is_made() or name in vars(self) or hasattr(type(self), name)
+        if own or not isinstance(self.function, types.FunctionType):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.function, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute of the function, but for what the job has itself."""
+        if name in vars(self):
+            object.__delattr__(self, name)
+        else:
+            delattr(self.function, name)
+
+    def _is_made(self) -> bool:
+        return "_bound" in vars(self)
 
     def _check_mirrored(self) -> None:
         """Raise CallError for options that the mirrored view does not support."""

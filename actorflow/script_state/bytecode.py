@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actorflow.script_state.call_arguments import Argument, call_arguments
+from actorflow.script_state.imports import read_imports
 from actorflow.script_state.user_code import is_user_class
 
 __all__ = ["ANNOTATIONS", "CodeNames", "code_names"]
@@ -34,6 +35,7 @@ WHOLE = ("copy", "dataclasses", "inspect", "json", "pickle", "pprint")  # module
 ANNOTATIONS = "__annotations__"
 HINTS = ("get_type_hints", "get_annotations", "signature")  # functions that read the annotations of their argument
 SETTERS = ("setattr", "__setattr__", "delattr", "__delattr__")  # they set attributes that string constants name
+IMPORTERS = frozenset(("import_module", "__import__"))  # they find modules by a text, as ``sys.modules`` does
 ENVIRONMENT = frozenset(("environ", "getenv"))
 STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
@@ -55,7 +57,7 @@ class CodeNames:
     )  # constant parts of names of attributes that it makes
     made_of: list[tuple[Any, tuple[str, ...]]] = field(default_factory=list)  # … of this module or class
     unbound: dict[types.FunctionType, None] = field(default_factory=dict)  # methods that it calls with another ``self``
-    imports: dict[str, None] = field(default_factory=dict)  # modules that it imports in its body
+    imports: dict[str, None] = field(default_factory=dict)  # modules that it imports in its body, or may import
     stores: dict[str, None] = field(default_factory=dict)  # globals and attributes that it sets or deletes
 
 
@@ -63,19 +65,37 @@ def code_names(function: types.FunctionType) -> CodeNames:
     """The names in a function and its nested functions; the first parameter is assumed to be ``self``."""
     found = CodeNames()
     code = function.__code__
-    _CodeReader(code, code.co_varnames[0] if code.co_argcount else "", function.__globals__, found).read()
+    own = code.co_varnames[0] if code.co_argcount else ""
+    _CodeReader(code, own, function.__globals__, _modules_around(function), found).read()
+    return found
+
+
+def _modules_around(function: types.FunctionType) -> dict[str, types.ModuleType]:
+    """The Python modules that variables of enclosing functions stand for."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a variable that the enclosing function has not set yet
+            if isinstance(cell.cell_contents, types.ModuleType):
+                found[name] = cell.cell_contents
     return found
 
 
 class _CodeReader:
     """Adds the names in code and in its nested functions to ``found``.
 
-    ``own`` is the name of the variable that is ``self``, or empty; ``scope`` are the globals of the code.
+    ``own`` is the name of the variable that is ``self``, or empty; ``scope`` are the globals of the code, and
+    ``around`` the modules that its other variables stand for.
     """
 
-    def __init__(self, code: types.CodeType, own: str, scope: Mapping[str, Any], found: CodeNames) -> None:
+    def __init__(
+        self, code: types.CodeType, own: str, scope: Mapping[str, Any], around: Mapping[str, types.ModuleType],
+        found: CodeNames,
+    ) -> None:  # fmt: skip
         self._code, self._own, self._scope, self._found = code, own, scope, found
         self._instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+        self._imports = read_imports(self._instructions, str(scope.get("__package__") or ""))
+        self._around = {**around, **self._imports.variables}
+        found.imports |= self._imports.names
         self._before: object = None  # the argument of the previous instruction
         self._base: Any = None  # the module that the previous instruction loaded, if any
         self._of_own = False  # whether the previous instruction loaded ``self``
@@ -86,6 +106,7 @@ class _CodeReader:
         for at, instruction in enumerate(self._instructions):
             kind, name = instruction.opname, instruction.argval
             if kind in ATTRIBUTES:
+                self._base = self._imports.bases.get(at, self._base)
                 self._formatted(at)
                 self._unbound(at)
                 self._attribute(name)
@@ -95,11 +116,10 @@ class _CodeReader:
                 self._pattern(at)
                 self._base, self._of_own = None, False
                 if kind.startswith(("LOAD_FAST", "LOAD_DEREF")):  # one instruction may load two
-                    self._of_own = (name[-1] if isinstance(name, tuple) else name) == self._own != ""
+                    last = name[-1] if isinstance(name, tuple) else name
+                    self._of_own, self._base = last == self._own != "", self._around.get(last)
             if kind in STORES:
                 found.stores[name] = None
-            elif kind == "IMPORT_NAME":
-                found.imports[name] = None
             elif kind.startswith("LOAD_") and kind != "LOAD_CONST":
                 self._reader_or_setter(at, name)
             self._before = name
@@ -181,6 +201,11 @@ class _CodeReader:
             return
         self._found.any = self._found.any or not said or any(one.text is None for one in said)
         self._read_of_others(part for one in said or () if one.text is not None for part in one.text.split("."))
+        first = arguments[0].value if arguments and reader in ("getattr", "hasattr") else None
+        first = self._around.get(arguments[0].variable) if arguments and first is None else first
+        if isinstance(first, types.ModuleType):
+            named = [one.text.partition(".")[0] for one in said or () if one.text is not None]
+            self._found.modules.setdefault(id(first), (first, {}))[1].update(dict.fromkeys(named))
         if reader != "hasattr" and not passed:
             holder = arguments[0].value if arguments and reader in ("getattr", "vars") else None
             self._made(reader, holder, [one.parts for one in said or [Argument()] if one.text is None])
@@ -203,6 +228,9 @@ class _CodeReader:
 
     def _constants(self) -> None:
         asks = not ENVIRONMENT.isdisjoint(self._code.co_names)
+        names = frozenset(self._code.co_names)
+        if not IMPORTERS.isdisjoint(names) or names.issuperset(("sys", "modules")):
+            self._found.imports |= dict.fromkeys(filter(_is_module_name, self._code.co_consts))
         for constant in self._code.co_consts:
             if constant == ANNOTATIONS:
                 self._annotations()
@@ -211,7 +239,8 @@ class _CodeReader:
             if isinstance(constant, types.CodeType):
                 parameters = constant.co_varnames[: constant.co_argcount]
                 own = "" if self._own in parameters else self._own
-                _CodeReader(constant, own, self._scope, self._found).read()
+                around = {name: one for name, one in self._around.items() if name in constant.co_freevars}
+                _CodeReader(constant, own, self._scope, around, self._found).read()
 
 
 def _words(code: types.CodeType) -> Iterator[str]:
@@ -222,6 +251,10 @@ def _words(code: types.CodeType) -> Iterator[str]:
             pending += constant
         elif isinstance(constant, str):
             yield from re.findall(r"[^\W\d]\w*", constant)
+
+
+def _is_module_name(constant: Any) -> bool:
+    return isinstance(constant, str) and all(part.isidentifier() for part in constant.split("."))
 
 
 def _reads_all(function: Any) -> bool:

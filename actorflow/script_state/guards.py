@@ -6,6 +6,7 @@ everything else by identity.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
@@ -17,17 +18,22 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from actorflow.script_state.imports import is_loaded
 from actorflow.script_state.object_search import PLAIN
 from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.sources import (
     AttributesSource,
+    ClassSource,
     Getter,
     HooksSource,
     ItemsSource,
+    KindSource,
     MappingSource,
+    NamespaceSource,
     StateSource,
     TensorAttributesSource,
 )
+from actorflow.script_state.user_code import is_user_file
 from actorflow_compiler.core.torch_internals import hooks_made
 from actorflow_compiler.numbers.symbolic import current_value, is_sym_number
 
@@ -50,7 +56,7 @@ class Guards:
 
     def __init__(self, found: SearchResult, stands_for: StandsFor) -> None:
         self.stands_for = stands_for
-        self._sources = found.read_sources
+        self._sources, self._awaited = found.read_sources, found.awaited
         self._own: dict[tuple[int, type], set[Any]] = {}
         self._set: dict[tuple[int, type], set[Any]] = {}  # keys that code only sets, and that are checked too
         self._take()
@@ -111,8 +117,10 @@ class Guards:
                     gets = (dict.values,)
                 for get in gets:
                     fast.setdefault(get, []).append(one.holder)
-        sized = (AttributesSource, MappingSource, ItemsSource)
+        sized = (AttributesSource, MappingSource, ItemsSource, NamespaceSource)
         holders = [one.holder for one in self._sources if isinstance(one, sized)]
+        holders += [vars(one.holder) for one in self._sources if isinstance(one, ClassSource)]
+        self._of_kinds = [one.holder for one in self._sources if isinstance(one, KindSource)]
         self._empty = [holder for holder in holders if type(holder) in CONTAINERS and not holder]  # hooks, mostly
         self._sized = [holder for holder in holders if type(holder) not in CONTAINERS or holder]
         self._lengths = list(map(len, self._sized))
@@ -126,7 +134,8 @@ class Guards:
 
     def _now(self) -> Iterator[Iterable[Any]]:
         """The current values, followed by an end mark, so that a different number of values is noticed."""
-        return chain.from_iterable([*(map(get, holders) for get, holders in self._fast), ((_END,),)])
+        kinds = map(type, self._of_kinds)
+        return chain.from_iterable([*(map(get, holders) for get, holders in self._fast), (kinds,), ((_END,),)])
 
     def _attributes(self) -> list[int]:
         """For each tensor to which the script has given no attributes, the number of its attributes."""
@@ -149,7 +158,13 @@ class Guards:
         )
 
     def difference(self) -> str:
-        """The first change since the plan was captured, as text; empty if the plan is still valid."""
+        """The first change since the plan was captured, as text; empty if the plan is still valid.
+
+        A module of the user that the step has imported first was not searched: the next call is to look into it.
+        """
+        for name in self._awaited:
+            if is_loaded(name) and is_user_file(getattr(sys.modules[name], "__file__", None)):
+                return f"{name} changed from {ABSENT} to a module"
         if self._untouched():
             return ""
         for one, old in zip(self._sources, self._before, strict=True):

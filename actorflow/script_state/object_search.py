@@ -45,6 +45,7 @@ from actorflow.script_state.sources import (
     GeneratorSource,
     HooksSource,
     ItemsSource,
+    KindSource,
     LengthSource,
     LogLevelSource,
     MappingSource,
@@ -58,7 +59,7 @@ from actorflow.script_state.sources import (
     cache_table,
 )  # fmt: skip
 from actorflow.script_state.unsupported import refuse_disguised, refuse_unsupported, unwrap_prepared
-from actorflow.script_state.user_code import has_user_class, is_user_class, is_user_file
+from actorflow.script_state.user_code import has_user_class, is_installed, is_user_class, is_user_file
 from actorflow.standins.beside import BESIDE
 from actorflow.standins.locations import (
     AttributeLocation,
@@ -78,6 +79,7 @@ from actorflow_compiler.values.variables import attributes_given
 
 __all__ = [
     "CACHE",
+    "LOGGING_LIBRARIES",
     "PLAIN",
     "ScriptSearch",
     "nowhere",
@@ -265,7 +267,7 @@ def _module(search: ScriptSearch, path: str, root: nn.Module) -> None:
         script = isinstance(module, torch.jit.ScriptModule)
         own = ScriptSource(where, module) if script else ModuleSource(where, vars(module), whole)
         dicts = (MappingSource(where, getattr(module, name), dots=True) for name in OWN_DICTS)
-        found.add_sources(module, own, HooksSource(where, module), *dicts)
+        found.add_sources(module, own, KindSource(where, module), HooksSource(where, module), *dicts)
         if isinstance(own, ScriptSource):
             for name, at, tensor in own.tensors():
                 place = ScriptAttributeLocation(own.program, name)
@@ -354,6 +356,8 @@ def _class(search: ScriptSearch, path: str, value: type) -> None:
     if is_user_class(value):
         search.found.classes.append(value)
         search.found.instantiated[value] = None
+    elif is_installed(value.__module__):
+        search.found.classes.append(value)
     if is_user_class(type(value)):  # a metaclass
         search.found.classes.append(type(value))
 
@@ -415,7 +419,7 @@ def _cached_function(search: ScriptSearch, path: str, value: Any) -> None:
 
 
 def _library_object(search: ScriptSearch, path: str, value: Any) -> None:
-    """Search an object of a library; of its attributes only native objects, lists and dictionaries are followed.
+    """Search an object of a library; it follows only tensors, native objects, lists and dictionaries in its attributes.
 
     Code names the attributes that it reads, unless the class computes attributes or items from others, as a
     configuration does.  Then objects of the same library in its attributes are followed too.
@@ -429,7 +433,7 @@ def _library_object(search: ScriptSearch, path: str, value: Any) -> None:
     before = len(found.sources)
     for name, item in list(vars(value).items()):
         kin = makes and _package(item) == _package(value)
-        if kin or isinstance(item, (*NATIVE, list, dict)):
+        if kin or isinstance(item, (*NATIVE, list, dict, Tensor)):
             search.value(f"{path}.{name}", item, ItemLocation(vars(value), name), None if makes else name)
     for _, one in found.sources[before:] if not makes else ():
         one.of_library = True

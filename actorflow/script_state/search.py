@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from actorflow.script_state.bytecode import ANNOTATIONS, CodeNames, code_names
+from actorflow.script_state.imports import is_loaded
 from actorflow.script_state.name_registry import NameRegistry
 from actorflow.script_state.object_search import (
     CACHE,
+    LOGGING_LIBRARIES,
     PLAIN,
     nowhere,
     search_entries,
@@ -46,10 +48,11 @@ from actorflow.script_state.sources import (
     EnvironmentSource,
     GlobalsSource,
     LibrarySource,
+    NamespaceSource,
     SlotsSource,
     SubclassesSource,
 )
-from actorflow.script_state.user_code import HEAP_TYPE, has_user_class, is_user_class, is_user_file
+from actorflow.script_state.user_code import HEAP_TYPE, has_user_class, is_installed, is_user_class, is_user_file
 from actorflow.standins.lazy_tensor import LazyTensor, wait_for_values
 from actorflow.standins.locations import (
     AttributeLocation,
@@ -75,7 +78,7 @@ METHODS = (
 )  # fmt: skip
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of C types, such as ``table.get``
-MANY = 1000  # longer lists in libraries are not followed
+MANY = 1000  # longer lists and dictionaries in libraries are not followed
 CONSTRUCTORS = ("__init__", "__new__")  # not called on objects that already exist
 ALWAYS_CALLED = ("forward", "__call__", *CONSTRUCTORS)  # besides the methods behind Python's operators
 OF_CLASSES = ("__name__", "__qualname__")  # attributes that are not in its ``__dict__``
@@ -213,7 +216,7 @@ class _Search:
             made = function.__self__ if isinstance(function.__self__, type) else type(function.__self__)
             self.function(function.__func__, owner=made, root=root)
         elif isinstance(function, functools.partial):
-            self.partial(function)
+            self.partial(self_name, function)
         elif isinstance(function, types.FunctionType):
             first = self.found.first_visit(function)
             self.owned(function, owner)
@@ -244,9 +247,11 @@ class _Search:
             if function in self.counted:
                 self.found.attribute_reads.add(self.counted[function], owner)
 
-    def partial(self, function: functools.partial[Any]) -> None:
+    def partial(self, path: str, function: functools.partial[Any]) -> None:
         """Follow the function of a ``functools.partial``, and search the arguments that it keeps."""
         if self.found.first_visit(function):
+            if vars(function):
+                self.function_attributes(path, function)
             self.function(function.func)
             search_tuple(self, "args", function.args, PartialArgsLocation(function), None)
             self.found.add_reference(function.keywords, None)
@@ -259,19 +264,25 @@ class _Search:
             self.found.globals.update((f"{function.__module__}.{function.__name__}", function.__name__))
         if isinstance(registry := vars(function).get("registry"), types.MappingProxyType):  # singledispatch
             self.value(f"{function.__name__}.registry", registry, nowhere())
+        path = self_name if owner is None else function.__qualname__
         if own:
-            path = self.described[function] = self_name if owner is None else function.__qualname__
+            self.described[function] = path
             self.function_attributes(path, function)
+        elif wraps_function(function):
+            self.function_attributes(path, function, but="__wrapped__")  # which is followed where it is called
         self.pending.append(functools.partial(self.follow, function, own, root))
 
-    def function_attributes(self, path: str, function: types.FunctionType) -> None:
-        """Search the attributes that were set on a function."""
+    def function_attributes(
+        self, path: str, function: types.FunctionType | functools.partial[Any], but: str = ""
+    ) -> None:
+        """Search the attributes that were set on a function, ``but`` for one."""
         given = vars(function)
         self.found.add_reference(given, None)
         with self.found.within(id(given)):
             self.found.add_sources(given, AttributesSource(path, given, whole=False))
             for name, item in list(given.items()):
-                self.value(f"{path}.{name}", item, ItemLocation(given, name), name)
+                if name != but:
+                    self.value(f"{path}.{name}", item, ItemLocation(given, name), name)
 
     # -- code --------------------------------------------------------------------------------------
 
@@ -304,7 +315,7 @@ class _Search:
         found.stores.update(named.stores)
         found.written_globals[id(function.__globals__)] = function.__globals__
         for name in named.imports:
-            self.imported(name, function.__globals__.get("__package__"))
+            self.imported(name)
         found.add_read_source(GlobalsSource("", function.__globals__, named.globals))
         for name in named.globals:
             found.globals.add(name)
@@ -331,21 +342,25 @@ class _Search:
             except ValueError:  # a variable that the enclosing function has not set yet
                 continue
 
-    def imported(self, name: str, package: str | None) -> None:
+    def imported(self, name: str) -> None:
         """Search a module that a function imports, and its parent packages."""
         parts = name.split(".")
         for count in range(1, len(parts) + 1):
-            inner = ".".join(parts[:count])
-            for full in (inner, f"{package}.{inner}"):
-                if isinstance(module := sys.modules.get(full), types.ModuleType):
-                    self.value(inner, module, nowhere())
+            full = ".".join(parts[:count])
+            if is_loaded(full):
+                self.value(full, sys.modules[full], nowhere())
+            else:
+                self.found.awaited[full] = None
 
     def library_module(self, module: types.ModuleType, attributes: Mapping[str, None]) -> None:
-        """Search the attributes of a library's module that code names, if they are plain values or functions."""
+        """Search the attributes of a library's module that code names, but for objects of torch, NumPy and Python."""
         known = LibrarySource(module.__name__, module, attributes).values()
         flags = {name: value for name, value in known.items() if isinstance(value, (*PLAIN, *FUNCTIONS))}
+        flags |= dict.fromkeys(name for name in attributes if name not in known)  # the module may get it
         for name, value in known.items():
-            if _is_list_of_plain(value):  # sys.argv
+            of = str(type(value).__module__)
+            own = is_installed(of) and of.partition(".")[0] not in LOGGING_LIBRARIES and hasattr(value, "__dict__")
+            if own or _is_plain_data(value) or isinstance(value, type):  # an object with settings, sys.argv, a class
                 self.value(f"{module.__name__}.{name}", value, ItemLocation(vars(module), name))
         if flags:
             self.found.add_read_source(LibrarySource(module.__name__, module, flags))
@@ -387,9 +402,20 @@ class _Search:
             self.named_in_modules()
             if len(self.followed) == before and not self.pending and not self.remaining_constructors():
                 break
+        self.later_names()
         for path, scheduler in self.found.schedulers:
             if self.found.first_visit(scheduler.optimizer):
                 self.found.optimizers.append((f"{path}.optimizer", scheduler.optimizer))
+
+    def later_names(self) -> None:
+        """Add sources of what the user's classes and modules have not, and may get: names of attributes in code."""
+        bases = (base for made in self.found.classes for base in made.__mro__)
+        for owner in dict.fromkeys(filter(is_user_class, bases)):
+            later = [name for name in self.found.attributes if name not in owner.__dict__]
+            self.found.add_read_source(ClassSource(owner.__name__, owner, later))
+        for path, namespace in self.found.namespaces:
+            later = [name for name in self.found.attributes if name not in vars(namespace)]
+            self.found.add_read_source(NamespaceSource(path, vars(namespace), later))
 
     def named_methods(self) -> None:
         """Follow the methods and class attributes that code names, of all classes found so far."""
@@ -438,7 +464,7 @@ class _Search:
                 self.followed.add((id(namespace), name))
                 values = namespace.__dict__
                 if name in values:
-                    self.found.add_read_source(GlobalsSource(path, values, [name]))
+                    self.found.add_read_source(NamespaceSource(path, values, [name]))
                     self.value(f"{path}.{name}", values[name], ItemLocation(values, name))
 
     def remaining_constructors(self) -> bool:
@@ -488,8 +514,11 @@ class _Search:
                     self.value(one.__name__, one, nowhere())
 
 
-def _is_list_of_plain(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= MANY and all(isinstance(item, PLAIN) for item in value)
+def _is_plain_data(value: Any) -> bool:
+    """Whether a value is a list or a dictionary, not too large, of plain values, or of such lists and dictionaries."""
+    items = list(value.values()) if isinstance(value, dict) else value
+    within = isinstance(items, list) and len(items) <= MANY
+    return within and all(isinstance(item, PLAIN) or _is_plain_data(item) for item in items)
 
 
 def _called(owner: type) -> Iterator[str]:

@@ -47,6 +47,7 @@ class SearchResult:
     read_sources: tuple[StateSource, ...]  # the sources that its code can read
     codes: tuple[types.CodeType, ...]  # user code that it can run, in the order of the search
     stores: frozenset[str] = frozenset()  # names of globals and attributes that it sets or deletes
+    awaited: tuple[str, ...] = ()  # full names of modules that it may import, and that were not loaded
 
     def stored_only(self) -> Iterator[tuple[StateSource, str]]:
         """The values that code sets but does not read, by source and key."""
@@ -80,6 +81,7 @@ class Findings:
         self.classes: list[type] = [Tensor]  # classes that may have methods in user code
         self.instantiated: dict[type, None] = {}  # classes that code names and may instantiate
         self.codes: list[types.CodeType] = []
+        self.awaited: dict[str, None] = {}  # full names of modules that code may import, and that are not loaded
         self.globals: set[str] = set()  # names of globals and closure variables that code reads
         self.attributes: dict[str, None] = {}  # names of attributes that code reads
         self.attribute_reads = AttributeReads()
@@ -147,7 +149,8 @@ class Findings:
         for thing, one in sources:
             one.reads = self.attribute_reads.of_class(self.types.get(thing))
         read = tuple(_merge_named([one for thing, one in sources if thing in reached]))
-        return SearchResult(state, tuple(one for _, one in sources), read, tuple(self.codes), frozenset(self.stores))
+        every = tuple(one for _, one in sources)
+        return SearchResult(state, every, read, tuple(self.codes), frozenset(self.stores), tuple(self.awaited))
 
     def _state(self) -> ScriptState:
         """The state that was found, by name."""
@@ -183,12 +186,12 @@ class Findings:
 
 def _merge_named(sources: Sequence[StateSource]) -> Iterator[StateSource]:
     """The sources, merging those of the same holder that differ only in names."""
-    names: dict[tuple[str, int], dict[str, None]] = {}
+    names: dict[tuple[type, str, int], dict[str, None]] = {}
     for one in sources:
         if isinstance(one, GlobalsSource | ClassSource | LibrarySource):
-            names.setdefault((one.path, id(one.holder)), {}).update(dict.fromkeys(one.names))
+            names.setdefault((type(one), one.path, id(one.holder)), {}).update(dict.fromkeys(one.names))
     for one in sources:
         if not isinstance(one, GlobalsSource | ClassSource | LibrarySource):
             yield one
-        elif found := names.pop((one.path, id(one.holder)), None):
+        elif found := names.pop((type(one), one.path, id(one.holder)), None):
             yield type(one)(one.path, one.holder, found)

@@ -31,10 +31,11 @@ from actorflow_compiler.values.variables import RECURRENT, attributes_given
 __all__ = [
     "ArraySource", "AttributesSource", "CacheSource", "ClassSource", "ClosureSource", "ContextVarSource",
     "CountersSource", "DecimalSource", "DefaultsSource", "EnvironmentSource", "GeneratorSource", "Getter",
-    "GlobalsSource", "HooksSource", "ItemsSource", "LengthSource", "LibrarySource", "LogLevelSource", "MappingSource",
-    "MemoryFileSource", "ModuleSource", "OWN_DICTS", "ParamGroupSource", "SchedulerSource", "ScriptSource",
-    "SlotsSource", "StateSource", "StepHooksSource", "StoredClassSource", "StoredGlobalsSource", "SubclassesSource",
-    "TensorAttributesSource", "TypeSource", "cache_table", "generator_state", "getter",
+    "GlobalsSource", "HooksSource", "ItemsSource", "KindSource", "LengthSource", "LibrarySource", "LogLevelSource",
+    "MappingSource", "MemoryFileSource", "ModuleSource", "NamespaceSource", "OWN_DICTS", "ParamGroupSource",
+    "SchedulerSource", "ScriptSource", "SlotsSource", "StateSource", "StepHooksSource", "StoredClassSource",
+    "StoredGlobalsSource", "SubclassesSource", "TensorAttributesSource", "TypeSource", "cache_table",
+    "generator_state", "getter",
 ]  # fmt: skip
 
 _MISSING = object()
@@ -125,6 +126,14 @@ class GlobalsSource(_DictSource):
         return (*_got(read), *([lambda holder: map(holder.get, missing, repeat(_MISSING))] if missing else []))
 
 
+class NamespaceSource(GlobalsSource):
+    """A module of the user: the attributes that code names; guards compare how many there are, as it may get more."""
+
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
+        return _got(read)
+
+
 class EnvironmentSource(GlobalsSource):
     """The process's environment: the variables that code may name."""
 
@@ -168,8 +177,9 @@ class LibrarySource(_NamedAttributesSource):
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
-        get = attrgetter(*read)
-        return (get,) if len(read) > 1 else (lambda holder: (get(holder),),)
+        missing = [name for name in self.names if name not in read]
+        later: list[Getter] = [lambda holder: map(vars(holder).get, missing, repeat(_MISSING))] if missing else []
+        return (*([attrgetter(*read, *read)] if read else []), *later)
 
 
 class StoredGlobalsSource(GlobalsSource):
@@ -185,8 +195,10 @@ class ClassSource(_NamedAttributesSource):
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
-        names = self.names  # also missing names: the class may get them
-        return (lambda owner: map(owner.__dict__.get, names, repeat(_MISSING)),)
+        if not read:
+            return ()
+        get = getter(*read)  # guards compare how many there are, as the class may get more
+        return (lambda owner: get(owner.__dict__),)
 
 
 class SubclassesSource(StateSource):
@@ -487,6 +499,18 @@ class TypeSource(StateSource):
     def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return f"the {'bases of the ' * bool(key)}class of {self.path}"
+
+
+class KindSource(TypeSource):
+    """The class of a module.  Guards fetch the classes of all modules at once."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``StateSource``."""
+        return {"": type(self.holder)}
+
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
+        return ()
 
 
 class GeneratorSource(StateSource):

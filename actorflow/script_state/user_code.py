@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["HEAP_TYPE", "has_user_class", "is_user_class", "is_user_file", "line_of", "user_line"]
+__all__ = ["HEAP_TYPE", "has_user_class", "is_installed", "is_user_class", "is_user_file", "line_of", "user_line"]
 
 HEAP_TYPE = 1 << 9  # of a class that Python code has made (Py_TPFLAGS_HEAPTYPE)
+OURS = ("actorflow", "actorflow_compiler", "actorflow_scheduler", "actorflow_protos")
 INSTALLED = ("site-packages", "dist-packages")  # folders of libraries, also of those that PYTHONPATH names
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)  # as faulthandler writes it
 
@@ -29,8 +30,7 @@ def _library_folders() -> Sequence[str]:
     paths = sysconfig.get_paths()
     folders = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(torch.__file__).parent)]
-    packages = ("actorflow", "actorflow_compiler", "actorflow_scheduler", "actorflow_protos")
-    ours = [str(Path(file).parent) for name in packages if (file := getattr(sys.modules.get(name), "__file__", None))]
+    ours = [str(Path(file).parent) for name in OURS if (file := getattr(sys.modules.get(name), "__file__", None))]
     return tuple({str(Path(f).resolve()) + "/" for f in folders + ours})
 
 
@@ -43,6 +43,14 @@ def is_user_file(filename: str | None) -> bool:
         return True
     path = Path(filename).resolve()
     return not any(part in INSTALLED for part in path.parts) and not str(path).startswith(tuple(_library_folders()))
+
+
+@functools.cache
+def is_installed(module: str) -> bool:
+    """Whether a module belongs to a library that somebody has installed: not Python's, torch's, NumPy's or ours."""
+    package = module.partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return package not in ("torch", "numpy", *OURS) and any(part in INSTALLED for part in Path(file).parts)
 
 
 _user_classes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # a script may make ever new ones
