@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import types
-import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from actorflow.script_state.argument_keys import has_attributes, key_of
 from actorflow.standins.logical_batch import BatchTensor, LogicalBatch
 from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.capture.capture import TensorArgument
@@ -89,36 +87,6 @@ class CallArguments:
         return tuple(args), dict(kwargs)
 
 
-class _IdentityKey:
-    """A key that is equal only to keys of the same object, for as long as it lives.
-
-    It holds a weak reference where the object allows one, so that an object at a reused address is another key.
-    """
-
-    __slots__ = ("_get", "_id")
-
-    def __init__(self, thing: object) -> None:
-        self._get: Callable[[], object]
-        self._id = id(thing)  # the hash must not change when the object is gone
-        try:
-            self._get = weakref.ref(thing)
-        except TypeError:
-            self._get = partial(_given, thing)
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        mine = self._get()
-        return isinstance(other, _IdentityKey) and mine is not None and mine is other._get()
-
-    def __hash__(self) -> int:
-        return self._id
-
-
-def _given(thing: object) -> object:
-    return thing
-
-
 class _TensorMark:
     """Marks the position of a tensor."""
 
@@ -163,9 +131,9 @@ def flatten(
             leaves.append(leaf)
             if number_of(leaf):
                 numbers[path] = leaf
-            elif not isinstance(leaf, _PLAIN):
+            elif not isinstance(leaf, _PLAIN) or has_attributes(leaf):
                 objects[path] = leaf
-            plain.append((path, type(leaf), None if number_of(leaf) else _key_of(leaf)))
+            plain.append((path, type(leaf), None if number_of(leaf) else key_of(leaf)))
             says = isinstance(leaf, _PLAIN) and not number_of(leaf)
             said.append(f"{path}={leaf!r}" if says else f"{path}: {type(leaf).__name__}")
             continue
@@ -285,22 +253,6 @@ def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:
 
 def _shape_text(spec: TensorArgument) -> str:
     return f"{str(spec.dtype).removeprefix('torch.')}[{','.join(map(str, spec.shape))}]"
-
-
-def _key_of(leaf: Any) -> Any:
-    """A hashable key that is equal for arguments that may share a plan."""
-    if isinstance(leaf, _PLAIN):
-        return repr(leaf)  # distinguishes 0.0 from -0.0
-    if isinstance(leaf, types.MethodType):  # a new object at each access
-        return leaf.__func__, _key_of(leaf.__self__)
-    kind: Any = type(leaf)
-    if isinstance(leaf, Tensor) or (kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__):
-        return _IdentityKey(leaf)
-    try:
-        hash(leaf)
-    except TypeError:
-        return _IdentityKey(leaf)
-    return leaf  # its class defines equality
 
 
 def _path(path: tuple[Any, ...], signature: inspect.Signature) -> str:

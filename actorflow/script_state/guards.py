@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from actorflow.script_state.argument_keys import has_attributes, plain_text
 from actorflow.script_state.imports import is_loaded
 from actorflow.script_state.object_search import PLAIN
 from actorflow.script_state.search_result import SearchResult
@@ -218,7 +219,7 @@ def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lamb
     if isinstance(old, tuple):
         return len(old) == len(new) and all(same(a, b, stands_for) for a, b in zip(old, new, strict=True))
     if isinstance(old, PLAIN):
-        return repr(old) == repr(new)  # distinguishes 0.0 from -0.0, and nan equals nan
+        return plain_text(old) == plain_text(new) and not has_attributes(old) and not has_attributes(new)
     if isinstance(old, MethodType):
         return old.__func__ is new.__func__ and old.__self__ is new.__self__
     return False

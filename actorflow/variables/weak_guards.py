@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from actorflow.script_state.argument_keys import has_attributes, plain_text
 from actorflow.script_state.name_registry import NameRegistry
 from actorflow.script_state.object_search import PLAIN
 from actorflow.script_state.search_result import SearchResult
@@ -80,7 +81,7 @@ class WeakGuards:
         if isinstance(value, Tensor):
             return "tensor", self._names.known(self._names.current(value))
         if isinstance(value, PLAIN):
-            return type(value), repr(value)
+            return (NEVER, object()) if has_attributes(value) else (type(value), plain_text(value))
         if isinstance(value, tuple):
             return type(value), tuple(map(self._said, value))
         if isinstance(value, CONTAINERS):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections import namedtuple
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import actorflow as flow
 from actorflow.script_state import tree
 from actorflow.script_state.arguments import checksum, flatten, shapes_text
 from actorflow_compiler.core.errors import CallError
@@ -61,6 +63,69 @@ def test_the_key_follows_shapes_dtypes_and_plain_values_but_not_contents():
     assert len(set(different)) == len(different)
     unhashable = np.random.default_rng()
     assert key(x, unhashable) == key(x, unhashable)
+
+
+class Text(str):
+    def __repr__(self) -> str:
+        return "the same"
+
+
+class Factor(float):
+    scale = 1.0
+
+
+class Named:
+    __slots__ = ("name", "scale")
+
+    def __init__(self, name: str, scale: Any) -> None:
+        self.name, self.scale = name, scale
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@dataclass(frozen=True)
+class Power:
+    by: Any
+    scale: Any = field(default=1.0, compare=False)
+
+
+def scaled(scale: float) -> Factor:
+    made = Factor(1.0)
+    made.scale = scale
+    return made
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        [Power(1), Power(True), Power(1.0), Power((1,)), Power((True,)), Power(Power(1)), Power(Power(True)),
+         Power(-0.0), Power(0.0), Power(1, 2.0), Power(frozenset([1])), Power(frozenset([True])), Power({1: 2}), Power({True: 2})],
+        [Named("a", 1.0), Named("a", 2.0), Named("a", 1), Named("b", 1.0), Named("a", [1]), Named("a", [True])],
+        [frozenset([1]), frozenset([True]), frozenset([1.0])],
+        [Text("a"), Text("ab"), "a", Factor(1.0), 1.0, scaled(1.0), scaled(2.0)],
+    ],
+    ids=["dataclass", "class", "frozenset", "plain"],
+)  # fmt: skip
+def test_arguments_that_their_classes_call_equal_may_be_told_apart(different: list[Any]) -> None:
+    keys = [flatten("job", SIGNATURE, (torch.ones(4), one), {}).key for one in different]
+    assert len(set(keys)) == len(keys)
+    assert [flatten("job", SIGNATURE, (torch.ones(4), copy(one)), {}).key for one in different[:3]] == keys[:3]
+
+
+def test_an_argument_of_a_class_of_its_own_is_read_with_its_attributes() -> None:
+    @flow.global_function(type="predict")
+    def step(x: torch.Tensor, by: Any) -> Any:
+        return x * by.scale
+
+    first, second = scaled(1.0), scaled(2.0)
+    assert [float(step(torch.ones(1), one)) for one in (first, second, first)] == [1, 2, 1]
+    first.scale = 3.0
+    assert float(step(torch.ones(1), first)) == 3
+    assert [float(step(torch.ones(1), Power(0, scale))) for scale in (1.0, 2.0, 1.0)] == [1, 2, 1]
 
 
 def test_the_script_may_reuse_its_tensors_and_arrays():
