@@ -6,6 +6,7 @@ import colorsys
 import datetime
 import functools
 import importlib
+import io
 import itertools
 import operator
 import os
@@ -531,6 +532,57 @@ def test_modules_that_a_function_imports_are_read(package: Any) -> None:
     put("above", 1.0)()
     check(package.named, (2, put("above", 2.0)))
     check(package.first, (2, put("later", 2.0)))  # the step is the first to import it
+
+
+class Shown:
+    text = "{shown.scale}"
+
+    def __init__(self) -> None:
+        self.scale = self.unread = 1.0
+
+    def shown(self) -> str:
+        return self.text.format(shown=self)
+
+
+def in_format(text: str, one: Shown) -> str:
+    return text.format(one)
+
+
+SHOWN, FORMAT = Shown(), "{0.scale}"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [SHOWN.shown, lambda: FORMAT.format(SHOWN), lambda: in_format("{0.scale}", SHOWN)],
+    ids=["attribute", "global", "passed on"],
+)
+def test_attributes_that_a_format_in_a_variable_names_are_guarded(shown: Any) -> None:
+    SHOWN.scale = 1.0
+    check(
+        lambda x: x * float(shown()),
+        (1, lambda: setattr(SHOWN, "unread", 2.0)),
+        (2, lambda: setattr(SHOWN, "scale", 2.0)),
+    )
+
+
+def test_what_torch_or_numpy_loads_of_a_file_is_loaded_outside(tmp_path: Path) -> None:
+    torch.save(torch.ones(1), tmp_path / "one.pt")
+    np.save(tmp_path / "one.npy", np.ones(1))
+    (tmp_path / "one.txt").write_text("1")
+    buffer = io.BytesIO()
+    np.save(buffer, np.ones(1))
+    for read in (
+        lambda x: x * torch.load(tmp_path / "one.pt"), lambda x: x * torch.from_file(str(tmp_path / "one.pt"), size=1),
+        lambda x: x * np.load(tmp_path / "one.npy").item(), lambda x: x * np.loadtxt(str(tmp_path / "one.txt")).item(),
+    ):  # fmt: skip
+        with pytest.raises(CaptureError, match=r"the step looks at a file.*load it outside"):
+            check(read)
+
+    def from_memory(x: Tensor) -> Any:
+        buffer.seek(0)
+        return x * np.load(buffer).item()
+
+    check(from_memory)
 
 
 class Later:

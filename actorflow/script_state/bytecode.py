@@ -21,7 +21,7 @@ from actorflow.script_state.call_arguments import Argument, call_arguments
 from actorflow.script_state.imports import read_imports
 from actorflow.script_state.user_code import is_user_class
 
-__all__ = ["ANNOTATIONS", "CodeNames", "code_names"]
+__all__ = ["ANNOTATIONS", "CodeNames", "code_names", "format_names", "texts_in"]
 
 ANY = (  # they read attributes that the code need not name
     "getattr", "hasattr", "vars", "__dict__", "attrgetter", "methodcaller", "__getattribute__",
@@ -51,6 +51,7 @@ class CodeNames:
     others: dict[str, None] = field(default_factory=dict)  # read of objects other than ``self`` and modules
     modules: dict[int, tuple[types.ModuleType, dict[str, None]]] = field(default_factory=dict)  # by id, its attributes
     strings: dict[str, None] = field(default_factory=dict)  # constants of code that reads the environment
+    formats: bool = False  # whether it formats texts that are no constants in place: ``self.text.format(x)``
     any: bool = False  # whether it may read attributes that it does not name
     made: dict[tuple[str, ...], None] = field(
         default_factory=dict
@@ -175,9 +176,11 @@ class _CodeReader:
     def _formatted(self, at: int) -> None:
         """Add the attributes that a constant format names, if its ``format`` is loaded at ``at``."""
         before = self._instructions[at - 1]
-        formats = self._instructions[at].argval in ("format", "format_map") and before.opname == "LOAD_CONST"
-        if formats and isinstance(before.argval, str):
-            self._read_of_others(_format_names(before.argval))
+        if self._instructions[at].argval in ("format", "format_map"):
+            if before.opname == "LOAD_CONST" and isinstance(before.argval, str):
+                self._read_of_others(format_names(before.argval))
+            else:
+                self._found.formats = True
 
     def _reader_or_setter(self, at: int, name: Any) -> None:
         """Add attributes that code reads or sets by a function such as ``getattr``, if it loads one at ``at``."""
@@ -245,12 +248,18 @@ class _CodeReader:
 
 def _words(code: types.CodeType) -> Iterator[str]:
     """The words in all string constants of code, which may be names of attributes."""
+    for text in texts_in(code):
+        yield from re.findall(r"[^\W\d]\w*", text)
+
+
+def texts_in(code: types.CodeType) -> Iterator[str]:
+    """The string constants of code, also those in constant tuples."""
     pending = [*code.co_consts]
     for constant in pending:
         if isinstance(constant, tuple | frozenset):
             pending += constant
         elif isinstance(constant, str):
-            yield from re.findall(r"[^\W\d]\w*", constant)
+            yield constant
 
 
 def _is_module_name(constant: Any) -> bool:
@@ -279,9 +288,9 @@ def _naming(reader: str, arguments: Sequence[Argument]) -> Sequence[Argument]:
     return arguments[first : first + 1]
 
 
-def _format_names(text: str) -> Iterator[str]:
+def format_names(text: str) -> Iterator[str]:
     """The attributes that ``text.format()`` reads."""
     with contextlib.suppress(ValueError):  # it is no format
         for _, name, inner, _ in string.Formatter().parse(text):
             yield from re.findall(r"\.([^\W\d]\w*)", name or "")
-            yield from _format_names(inner or "")
+            yield from format_names(inner or "")

@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import BuiltinMethodType, FrameType, MethodWrapperType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -56,12 +57,16 @@ THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # ops of other th
 LOADS = (DataLoader.__iter__,)
 OPENS = (builtins.open,)
 ASKS = {"asks the system for random numbers": (*RANDOM, *FRESH), "asks for torch's seed": SEEDS}
+READERS = (  # functions of libraries that open files of these names on behalf of user code
+    torch.load, torch.from_file, np.load, np.loadtxt, np.genfromtxt, np.fromfile,
+)  # fmt: skip
 FILES = (*OPENS, os.stat, os.listdir, os.scandir)
 _IN = (  # (module or class, its functions that are replaced)
     (time, (*CLOCKS, *CLOCKS_AT)), (os, (*RANDOM, os.times)), (random, RANDOM), (random.Random, FRESH),
     (threading.Thread, THREADS),
     (ThreadPoolExecutor, THREADS), (DataLoader, LOADS), (builtins, FILES), (io, FILES), (os, FILES),
-    (torch, (*RANDOM, *SEEDS)), (torch.random, (*RANDOM, *SEEDS)),
+    (torch, (*RANDOM, *SEEDS, *READERS)), (torch.serialization, READERS), (np, READERS),
+    (torch.random, (*RANDOM, *SEEDS)),
 )  # fmt: skip
 _OF_FILES = tuple(  # files of the standard library that open files on behalf of user code
     text for one in (genericpath, os, pathlib, posixpath) for text in (str(one.__file__), f"<frozen {one.__name__}>")
@@ -101,7 +106,7 @@ def refusing_stand_in(value: Any, name: str) -> Any:
         return None
     if isinstance(value, type):
         return date_stand_ins(_refusing_function)[value] if value in DATES else None
-    if any(value is function for function in (*TIMES, *CLOCKS_AT, *RANDOM)):
+    if any(value is function for function in (*TIMES, *CLOCKS_AT, *RANDOM, *READERS)):
         return _refusing_function(value)
     if isinstance(value, BUILTIN_METHODS):
         if any(value == function for function in NOW):
@@ -174,6 +179,10 @@ def _refusing_function(function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             asking = False
         if asked:
+            if function in READERS:
+                if function is not torch.load and not isinstance(args[0] if args else "", str | os.PathLike):
+                    return function(*args, **kwargs)  # an open file, or a buffer
+                _refuse("looks at a file", "load it outside, and let the step use what was loaded")
             if function in FILES:
                 if function in OPENS and not _reads(*args, **kwargs):
                     return function(*args, **kwargs)

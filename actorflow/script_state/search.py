@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from actorflow.script_state.bytecode import ANNOTATIONS, CodeNames, code_names
+from actorflow.script_state.bytecode import ANNOTATIONS, CodeNames, code_names, format_names, texts_in
 from actorflow.script_state.imports import is_loaded
 from actorflow.script_state.name_registry import NameRegistry
 from actorflow.script_state.object_search import (
@@ -154,6 +154,8 @@ class _Search:
         self.pending: deque[Callable[[], None]] = deque()  # functions whose code is to be followed
         self.owners: dict[types.FunctionType, dict[type | None, None]] = {}  # method → the classes that it belongs to
         self.counted: dict[types.FunctionType, CodeNames] = {}  # function whose reads count → the names in it
+        self.texts: dict[str, None] = {}  # texts that may be formats
+        self.formats = False  # whether code formats texts that are no constants in place
         self.made: dict[tuple[str, ...], None] = {}  # constant parts of names of attributes that code makes
         self.described: dict[types.FunctionType, str] = {}  # function of the user → its path
         self.followed: set[tuple[int, str]] = (
@@ -174,6 +176,8 @@ class _Search:
             value = value.plain
             place(value)
         if isinstance(value, VALUES):
+            if isinstance(value, str) and "{" in value:
+                self.texts[value] = None
             made: Any = type(value)
             if made not in PLAIN and made is not LazyTensor and is_user_class(made):
                 self.found.classes.append(made)
@@ -326,6 +330,8 @@ class _Search:
                 self.library_module(module, attributes)
         self.surroundings(named)
         self.made.update(named.made)
+        self.formats = self.formats or named.formats
+        self.texts.update(dict.fromkeys(texts_in(function.__code__)))
         for holder, parts in named.made_of:
             self.made_names(holder, parts)
         for method in named.unbound:
@@ -397,6 +403,7 @@ class _Search:
             while self.pending:
                 self.pending.popleft()()
             before = len(self.followed)
+            self.named_in_formats()
             self.named_methods()
             self.named_of_definitions()
             self.named_in_modules()
@@ -466,6 +473,13 @@ class _Search:
                 if name in values:
                     self.found.add_read_source(NamespaceSource(path, values, [name]))
                     self.value(f"{path}.{name}", values[name], ItemLocation(values, name))
+
+    def named_in_formats(self) -> None:
+        """Note the attributes that formats name, in texts that code may format: ``self.text.format(x)``."""
+        if self.formats:
+            said = dict.fromkeys(name for text in self.texts for name in format_names(text))
+            self.found.attributes.update(said)
+            self.found.attribute_reads.add_names(said)
 
     def remaining_constructors(self) -> bool:
         """Follow constructors of classes that code does not name, for state only: their reads do not count.

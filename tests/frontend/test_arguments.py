@@ -103,7 +103,8 @@ def scaled(scale: float) -> Factor:
     "different",
     [
         [Power(1), Power(True), Power(1.0), Power((1,)), Power((True,)), Power(Power(1)), Power(Power(True)),
-         Power(-0.0), Power(0.0), Power(1, 2.0), Power(frozenset([1])), Power(frozenset([True])), Power({1: 2}), Power({True: 2})],
+         Power(-0.0), Power(0.0), Power(1, 2.0), Power(frozenset([1])), Power(frozenset([True])),
+         Power({1: 2}), Power({True: 2})],
         [Named("a", 1.0), Named("a", 2.0), Named("a", 1), Named("b", 1.0), Named("a", [1]), Named("a", [True])],
         [frozenset([1]), frozenset([True]), frozenset([1.0])],
         [Text("a"), Text("ab"), "a", Factor(1.0), 1.0, scaled(1.0), scaled(2.0)],
