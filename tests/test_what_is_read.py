@@ -534,6 +534,57 @@ def test_modules_that_a_function_imports_are_read(package: Any) -> None:
     check(package.first, (2, put("later", 2.0)))  # the step is the first to import it
 
 
+def from_environment(name: str) -> float:
+    return float(os.environ.get(name, "1"))
+
+
+class Environment:
+    name = "ACTORFLOW_TEST_NAMED"
+
+    def get(self) -> float:
+        return float(ask(self.name, "1"))
+
+
+NAME, ask = Environment.name, os.getenv
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: from_environment("ACTORFLOW_TEST_NAMED"), lambda: float(os.environ.get(NAME, "1")), Environment().get,
+        lambda: float(dict(os.environ.items()).get(NAME, "1")),
+        lambda: float(os.environ[NAME]) if os.environ.__contains__(NAME) else 1,
+        lambda: float(ask("ACTORFLOW_TEST_NAMED", "1")),
+    ],
+    ids=["helper", "global", "attribute", "all", "subscript", "alias"],
+)  # fmt: skip
+def test_environment_variables_whose_names_are_no_constants_are_guarded(
+    read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(NAME, raising=False)
+    check(
+        lambda x: x * read(),
+        (2, lambda: monkeypatch.setenv(NAME, "2")),
+        (3, lambda: monkeypatch.setenv(NAME, "3")),
+        (1, lambda: monkeypatch.delenv(NAME)),
+    )
+
+
+def in_environment(x: Tensor) -> Any:
+    if "ACTORFLOW_TEST_FACTOR" in os.environ:
+        return x * float(os.environ["ACTORFLOW_TEST_FACTOR"])
+    os.environ["ACTORFLOW_TEST_SET"] = "1"
+    return (
+        x * float(os.getenv("ACTORFLOW_TEST_FACTOR", default="1")) * float(os.environ.get("ACTORFLOW_TEST_OTHER") or 1)
+    )
+
+
+def test_environment_variables_of_constant_names_are_guarded_alone() -> None:
+    assert not code_names(in_environment).environment
+    assert not code_names(reading.function).environment
+    assert code_names(from_environment).environment
+
+
 class Shown:
     text = "{shown.scale}"
 

@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import dis
 import operator
+import os
 import re
 import string
 import types
@@ -35,6 +36,7 @@ WHOLE = ("copy", "dataclasses", "inspect", "json", "pickle", "pprint")  # module
 ANNOTATIONS = "__annotations__"
 HINTS = ("get_type_hints", "get_annotations", "signature")  # functions that read the annotations of their argument
 SETTERS = ("setattr", "__setattr__", "delattr", "__delattr__")  # they set attributes that string constants name
+LOOKUPS = ("get", "pop", "setdefault", "__getitem__", "__contains__")  # methods of it that are given a name
 IMPORTERS = frozenset(("import_module", "__import__"))  # they find modules by a text, as ``sys.modules`` does
 ENVIRONMENT = frozenset(("environ", "getenv"))
 STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME")
@@ -50,6 +52,7 @@ class CodeNames:
     own: dict[str, None] = field(default_factory=dict)  # attributes that it reads of ``self``
     others: dict[str, None] = field(default_factory=dict)  # read of objects other than ``self`` and modules
     modules: dict[int, tuple[types.ModuleType, dict[str, None]]] = field(default_factory=dict)  # by id, its attributes
+    environment: bool = False  # whether it may read any environment variable
     strings: dict[str, None] = field(default_factory=dict)  # constants of code that reads the environment
     formats: bool = False  # whether it formats texts that are no constants in place: ``self.text.format(x)``
     any: bool = False  # whether it may read attributes that it does not name
@@ -123,6 +126,7 @@ class _CodeReader:
                 found.stores[name] = None
             elif kind.startswith("LOAD_") and kind != "LOAD_CONST":
                 self._reader_or_setter(at, name)
+            self._environment(at)
             self._before = name
         self._constants()
 
@@ -161,6 +165,22 @@ class _CodeReader:
             else:
                 self._found.any = True
         self._read_of_others(names)
+
+    def _environment(self, at: int) -> None:
+        """Note that any environment variable may be read, if code asks for one at ``at`` whose name is not constant."""
+        name = "getenv" if self._base is os.getenv else self._instructions[at].argval
+        if (
+            isinstance(name, str)
+            and name in ENVIRONMENT
+            and self._instructions[at].opname.startswith(("LOAD_", "IMPORT_"))
+        ):
+            after = self._instructions[at + 1 :]
+            called = name == "getenv" or (after and after[0].opname in ATTRIBUTES and after[0].argval in LOOKUPS)
+            arguments = call_arguments(after[name != "getenv" :], self._scope) if called else None
+            inside = after and after[0].opname == "CONTAINS_OP" and _texts(self._instructions[max(at - 2, 0) : at])
+            alias = self._instructions[at].argval != name  # whose constant texts are not collected
+            known = (arguments and arguments[0].text is not None) or inside or _texts(after[:1], after[1:2])
+            self._found.environment = self._found.environment or alias or not known
 
     def _unbound(self, at: int) -> None:
         """Note a method that code takes of a class, and does not call with its own ``self``: ``Base.f(other)``."""
@@ -269,6 +289,12 @@ def _is_module_name(constant: Any) -> bool:
 def _reads_all(function: Any) -> bool:
     """Whether a standard library function reads attributes of its argument that the code does not name."""
     return isinstance(function, types.FunctionType) and function.__module__ in WHOLE
+
+
+def _texts(loads: Sequence[dis.Instruction], then: Sequence[dis.Instruction] = ()) -> bool:
+    """Whether instructions load a constant text, and ``then`` use it as a subscript, if there are any of these."""
+    text = any(one.opname == "LOAD_CONST" and isinstance(one.argval, str) for one in loads)
+    return text and all("SUBSCR" in one.opname for one in then)
 
 
 def _subscript(after: Sequence[dis.Instruction]) -> Sequence[str]:

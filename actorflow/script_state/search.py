@@ -51,6 +51,7 @@ from actorflow.script_state.sources import (
     NamespaceSource,
     SlotsSource,
     SubclassesSource,
+    WholeEnvironmentSource,
 )
 from actorflow.script_state.user_code import HEAP_TYPE, has_user_class, is_installed, is_user_class, is_user_file
 from actorflow.standins.lazy_tensor import LazyTensor, wait_for_values
@@ -378,7 +379,9 @@ class _Search:
         """Add sources of the context of ``decimal`` and of environment variables, if code names them."""
         if "Decimal" in named.attributes or "Decimal" in named.globals:
             self.found.add_read_source(DecimalSource("the context of decimal", decimal))
-        if named.strings:
+        if named.environment:
+            self.found.add_read_source(WholeEnvironmentSource("os.environ", os.environ))
+        elif named.strings:
             made = [name for name in os.environ if any(word and word in name for word in named.strings)]
             variables = dict.fromkeys([*named.strings, *made])
             self.found.add_read_source(EnvironmentSource("os.environ", os.environ, variables))

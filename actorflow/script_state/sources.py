@@ -34,7 +34,8 @@ __all__ = [
     "GlobalsSource", "HooksSource", "ItemsSource", "KindSource", "LengthSource", "LibrarySource", "LogLevelSource",
     "MappingSource", "MemoryFileSource", "ModuleSource", "NamespaceSource", "OWN_DICTS", "ParamGroupSource",
     "SchedulerSource", "ScriptSource", "SlotsSource", "StateSource", "StepHooksSource", "StoredClassSource",
-    "StoredGlobalsSource", "SubclassesSource", "TensorAttributesSource", "TypeSource", "cache_table",
+    "StoredGlobalsSource", "SubclassesSource", "TensorAttributesSource", "TypeSource", "WholeEnvironmentSource",
+    "cache_table",
     "generator_state", "getter",
 ]  # fmt: skip
 
@@ -144,6 +145,21 @@ class EnvironmentSource(GlobalsSource):
     def label(self, key: Any) -> str:
         """See ``StateSource``."""
         return f"{self.path}[{key!r}]"
+
+
+class WholeEnvironmentSource(EnvironmentSource):
+    """The process's environment: all variables."""
+
+    def __init__(self, path: str, holder: Any, names: Iterable[str] = ("*",)) -> None:
+        super().__init__(path, holder, names)
+
+    def values(self) -> dict[Any, Any]:
+        """See ``StateSource``."""
+        return dict(self.holder)
+
+    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
+        return (_encoded,) if hasattr(self.holder, "_data") else None  # decoding takes ten times as long
 
 
 class _NamedAttributesSource(StateSource):
@@ -688,6 +704,10 @@ def _all_attributes(tensor: Any) -> Iterable[Any]:
 
 def _content(cell: types.CellType) -> Iterable[Any]:
     return (cell.cell_contents,)
+
+
+def _encoded(environment: Any) -> Iterable[Any]:
+    return environment._data.values()  # type: ignore[no-any-return]
 
 
 def _defaults(function: types.FunctionType) -> Iterable[Any]:
