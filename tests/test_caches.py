@@ -97,6 +97,35 @@ def test_a_cache_with_a_limit_may_hold_numbers() -> None:
     assert [float(job(torch.ones(3))), float(job(torch.ones(2)))] == [18, 12]
 
 
+def test_what_a_cache_with_a_limit_keeps_is_what_it_keeps_at_each_call() -> None:
+    level = [2.0]
+
+    @functools.lru_cache
+    def by(size: int) -> float:
+        return size * level[0]
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> Tensor:
+        return (x * by(3)).sum()
+
+    x = torch.ones(1)
+    assert [float(job(x)), float(job(x))] == [6, 6]
+    level[0] = 5.0
+    assert float(job(x)) == 6  # it is in the cache
+    by(4)
+    by(3)
+    plans = len(job.plans)
+    assert float(job(x)) == 6
+    assert len(job.plans) == plans
+    by.cache_clear()
+    assert float(job(x)) == 15
+    by.cache_clear()
+    level[0] = 7.0
+    by(3)
+    level[0] = 5.0
+    assert float(job(x)) == 21
+
+
 @pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     "key", [("a", 1), ("a", (1, 0.5)), torch.float32, (torch.device("cpu"), None), Form.ROW, (nn.Linear, 3), Owner()]

@@ -95,6 +95,11 @@ class Guards:
             found |= {key: value for key, value in one.values().items() if key in self._set[at]}
         return {key: value for key, value in found.items() if key not in self._own[at]} if at in self._own else found
 
+    def _now_of(self, one: StateSource, old: Mapping[Any, Any]) -> dict[Any, Any]:
+        """The values of a source that are compared with the ``old`` ones."""
+        now = self._read(one)
+        return {key: value for key, value in now.items() if key in old} if one.grows else now
+
     @property
     def read(self) -> list[tuple[StateSource, Mapping[Any, Any]]]:
         """The sources that are checked, with the expected values."""
@@ -155,7 +160,7 @@ class Guards:
             and list(map(tuple, self._keyed)) == self._keys
             and self._attributes() == self._own_attributes
             and hooks_made() == self._made
-            and all(_identical(self._read(one), old) for one, old in self._slow)
+            and all(_identical(self._now_of(one, old), old) for one, old in self._slow)
         )
 
     def difference(self) -> str:
@@ -176,7 +181,7 @@ class Guards:
         return ""
 
     def _difference(self, one: StateSource, old: Mapping[Any, Any]) -> str:
-        now = self._read(one)
+        now = self._now_of(one, old)
         for key in (*old, *(key for key in now if key not in old)):
             was, is_now = old.get(key, ABSENT), now.get(key, ABSENT)
             if (key in old) != (key in now) or not self._same(was, is_now):

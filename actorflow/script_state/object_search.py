@@ -40,6 +40,7 @@ from actorflow.script_state.sources import (
     OWN_DICTS,
     ArraySource,
     AttributesSource,
+    CacheEntriesSource,
     CacheSource,
     ContextVarSource,
     GeneratorSource,
@@ -415,6 +416,8 @@ def _cached_function(search: ScriptSearch, path: str, value: Any) -> None:
     search.found.add_sources(value, CacheSource(path, value))
     if (table := cache_table(value)) is not None:
         search.value(f"the cache of {path}", table, nowhere())
+    else:
+        search.found.add_sources(value, CacheEntriesSource(path, value))
     search.function(value.__wrapped__, path)
 
 

@@ -41,8 +41,8 @@ from actorflow.script_state.sources import (
     GeneratorSource,
     HooksSource,
     ItemsSource,
-    LengthSource,
     LibrarySource,
+    LookedAtSource,
     MappingSource,
     SchedulerSource,
     ScriptSource,
@@ -233,14 +233,14 @@ class SideEffectRecorder:
         for generator, state in self._seeded:
             generator.set_state(state)
         for one, old in zip(self._sources, self._values, strict=True):
-            if not isinstance(one, ArraySource | GeneratorSource | HooksSource | LengthSource):
+            if not isinstance(one, ArraySource | GeneratorSource | HooksSource | LookedAtSource):
                 _restore(one, old)
 
     def so_far(self) -> tuple[list[SideEffect], str]:
         """The side effects so far, and the label of a change that calls could not repeat, or an empty text."""
         found, lost = [], ""
         for at, (one, old) in enumerate(zip(self._sources, self._now, strict=True)):
-            if isinstance(one, ArraySource | GeneratorSource | HooksSource | LengthSource):
+            if isinstance(one, ArraySource | GeneratorSource | HooksSource | LookedAtSource):
                 continue
             now, kept = one.values(), one.read() if one.of_library else None
             if isinstance(one, ItemsSource) and len(now) != len(old):
@@ -310,7 +310,7 @@ class SideEffectRecorder:
         for at, (one, old) in enumerate(zip(self._sources, self._now, strict=True)):
             can_read = (id(one.holder), type(one)) in self._read
             unread = one.of_library and not can_read
-            alone = isinstance(one, GeneratorSource | LengthSource) or (
+            alone = isinstance(one, GeneratorSource | LookedAtSource) or (
                 unread and isinstance(one, ItemsSource | MappingSource | ArraySource)
             )
             now = old if alone else one.values()

@@ -29,17 +29,17 @@ from actorflow_compiler.core.torch_internals import hooks_of, script_attributes,
 from actorflow_compiler.values.variables import RECURRENT, attributes_given
 
 __all__ = [
-    "ArraySource", "AttributesSource", "CacheSource", "ClassSource", "ClosureSource", "ContextVarSource",
-    "CountersSource", "DecimalSource", "DefaultsSource", "EnvironmentSource", "GeneratorSource", "Getter",
-    "GlobalsSource", "HooksSource", "ItemsSource", "KindSource", "LengthSource", "LibrarySource", "LogLevelSource",
-    "MappingSource", "MemoryFileSource", "ModuleSource", "NamespaceSource", "OWN_DICTS", "ParamGroupSource",
-    "SchedulerSource", "ScriptSource", "SlotsSource", "StateSource", "StepHooksSource", "StoredClassSource",
-    "StoredGlobalsSource", "SubclassesSource", "TensorAttributesSource", "TypeSource", "WholeEnvironmentSource",
-    "cache_table",
-    "generator_state", "getter",
+    "ArraySource", "AttributesSource", "CacheEntriesSource", "CacheSource", "ClassSource", "ClosureSource",
+    "ContextVarSource", "CountersSource", "DecimalSource", "DefaultsSource", "EnvironmentSource", "GeneratorSource",
+    "Getter", "GlobalsSource", "HooksSource", "ItemsSource", "KindSource", "LengthSource", "LibrarySource",
+    "LogLevelSource", "LookedAtSource", "MappingSource", "MemoryFileSource", "ModuleSource", "NamespaceSource",
+    "OWN_DICTS", "ParamGroupSource", "SchedulerSource", "ScriptSource", "SlotsSource", "StateSource",
+    "StepHooksSource", "StoredClassSource", "StoredGlobalsSource", "SubclassesSource", "TensorAttributesSource",
+    "TypeSource", "WholeEnvironmentSource", "cache_table", "generator_state", "getter",
 ]  # fmt: skip
 
 _MISSING = object()
+FEW = 128  # results in a cache, which are looked at in every call
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 CONSTANTS = "its constants"  # tensors that torch.jit has compiled into code
 Getter = Callable[[Any], Iterable[Any]]  # a holder → some of its values
@@ -64,6 +64,7 @@ class StateSource:
     whole = False  # whether all of its values count as read, because a library's code may read any
     of_library = False  # whether it belongs to a library's object: changes that code cannot read are ignored
     counts = False  # whether calls change its numbers; plans state themselves for which values they are valid
+    grows = False  # whether more values make no difference
     by_name = False  # whether ops of plans read its numbers themselves
 
     def __init__(self, path: str, holder: Any) -> None:
@@ -92,6 +93,10 @@ class StateSource:
     def label(self, key: Any) -> str:
         """The place of a value, for messages: ``trainer.history[0]``."""
         return f"{self.path}.{key}" if self.path else str(key)
+
+
+class LookedAtSource(StateSource):
+    """What a step only looks at: it is never put back, and no call changes it."""
 
 
 class _DictSource(StateSource):
@@ -567,6 +572,34 @@ class CacheSource(StateSource):
         return f"the cache of {self.path}"
 
 
+class CacheEntriesSource(LookedAtSource):
+    """What ``functools.lru_cache`` with a limit keeps: results by key.  It may get more, which makes no difference."""
+
+    grows = True
+
+    def __init__(self, path: str, holder: Any) -> None:
+        super().__init__(path, holder)
+        self._counts: Any = None  # of the cache when it was last looked into
+
+    def values(self) -> dict[Any, Any]:
+        """See ``StateSource``; a large cache is not looked into again before it was asked for something."""
+        counts = self.holder.cache_info()
+        if counts != self._counts or counts.currsize <= FEW:
+            self._counts, self._entries = counts, _cached(self.holder)
+        return dict(self._entries)
+
+    def label(self, key: Any) -> str:
+        """See ``StateSource``."""
+        return f"what the cache of {self.path} keeps"
+
+
+def _cached(function: Any) -> dict[Any, Any]:
+    """The results in a cache with a limit, by key; nothing where Python keeps them in another way."""
+    kept = gc.get_referents(function)[1 : 1 + 3 * function.cache_info().currsize]
+    kinds = {getattr(kind, "__name__", "") for kind in kept[2::3]}  # each result is after its key, before what holds it
+    return dict(zip(kept[::3], kept[1::3], strict=True)) if kinds <= {"_lru_list_elem"} else {}
+
+
 def cache_table(function: Any) -> dict[Any, Any] | None:
     """The dictionary in which ``functools.cache`` keeps results; None for a cache with a limit, which has none."""
     if function.cache_parameters()["maxsize"] is not None:
@@ -623,7 +656,7 @@ class HooksSource(StateSource):
         return f"a hook of {self.path} ({key})"
 
 
-class LengthSource(StateSource):
+class LengthSource(LookedAtSource):
     """The length of a library's object."""
 
     of_library = True
