@@ -789,6 +789,15 @@ def test_the_next_item_is_taken_outside_wherever_the_iterator_is_held(draw: Any)
     assert type(HELD.numbers) is type(IN_TUPLE[1]) is itertools.count
 
 
+def test_the_next_item_of_an_argument_is_taken_outside() -> None:
+    @flow.global_function(type="predict")
+    def step(x: Tensor, numbers: Iterator[int], scale: float, name: str) -> Any:
+        return x * next(numbers) * scale * len(name)
+
+    with pytest.raises(CaptureError, match="the step takes the next item of numbers, which"):
+        step(torch.ones(1), itertools.count(1), 2.0, "a")
+
+
 def test_a_tuple_with_an_iterator_may_be_read() -> None:
     @flow.global_function(type="predict")
     def step(x: Tensor) -> Any:

@@ -68,23 +68,32 @@ class CallArguments:
         return ", ".join(f"{path}={number!r}" for path, number in self.numbers.items())
 
     def restore(
-        self, tensors: Sequence[Tensor], open_: Callable[[str, Any], Any] = lambda _, number: number
+        self,
+        tensors: Sequence[Tensor],
+        open_: Callable[[str, Any], Any] = lambda _, number: number,
+        watch: Callable[[str, Any], Any] = lambda _, other: other,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The positional and keyword arguments with these tensors, and with ``open_(path, number)`` for each number.
 
-        Parameters are taken from ``objects``.
+        ``watch(path, other)`` is taken for what is neither a tensor nor a number.  Parameters are taken from
+        ``objects``.
         """
         given, paths = iter(tensors), iter(self.numbers)
         parameters = (thing for thing in self.objects.values() if isinstance(thing, Tensor))
+        others = (path for path, _, key in self.key[2] if key is not None)
         leaves = [
             next(given) if isinstance(leaf, _TensorMark)
             else open_(next(paths), leaf) if number_of(leaf)
-            else next(parameters) if isinstance(leaf, Tensor)
-            else leaf
+            else _second(next(others), next(parameters)) if isinstance(leaf, Tensor)
+            else watch(next(others), leaf)
             for leaf in self.leaves
         ]  # fmt: skip
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         return tuple(args), dict(kwargs)
+
+
+def _second(_: object, value: Any) -> Any:
+    return value
 
 
 class _TensorMark:
