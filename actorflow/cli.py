@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -210,7 +211,8 @@ def _plan_of(settings: Settings) -> ShownPlan:
     if isinstance(ended, SystemExit) and ended.code not in (None, 0):
         raise ended
     if ended is None or isinstance(ended, SystemExit):
-        raise click.ClickException(_no_plan(script, settings.plan_job))
+        called = [] if session is None else [f"{job.name} ({job.type})" for job in session.context.jobs]
+        raise click.ClickException(_no_plan(script, settings.plan_job, called))
     print_script_error(ended, script)
     sys.exit(1)
 
@@ -280,9 +282,10 @@ def doctor(
     sys.exit(0 if report.show(rows, console) else 1)
 
 
-def _no_plan(script: str, job: str) -> str:
+def _no_plan(script: str, job: str, called: Sequence[str]) -> str:
     wanted = f"job {job!r}" if job else 'job of type "train"'
-    return f"{script} ended without a call of a {wanted}, so there is no plan; see the script's arguments, or --job."
+    others = f" it called {', '.join(called)}," if called else " it called none,"
+    return f"{script} ended without a call of a {wanted};{others} so there is no plan; see its arguments, or --job."
 
 
 def _check_out(path: str) -> None:

@@ -365,6 +365,14 @@ def test_devices_that_the_samples_of_a_micro_batch_are_too_few_for_are_an_error_
         search.run()
 
 
+def test_micro_batches_into_which_the_batch_does_not_divide_are_an_error_that_says_so() -> None:
+    search, _ = search_of(CASES["mlp"], 4)
+    search.choices = replace(search.choices, micro_batches=False)
+    search.request = replace(search.request, preferences=replace(search.request.preferences, micro_batches=2 * SIZE))
+    with pytest.raises(LayoutError, match=r"micro_batches=16: the batch has 8 samples \(dim 0\), which do not divide"):
+        search.run()
+
+
 def test_micro_batches_of_a_step_without_arguments_are_refused_as_without_a_choice() -> None:
     inside = replace(CASES["mlp"], loss=lambda model: model(torch.ones(8, 64)).sum(), batches=lambda _: [()], names=())
     request, _ = request_of(inside, Layout(4, 4, goal=goal_of("auto", None)), SIZE)

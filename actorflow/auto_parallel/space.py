@@ -13,7 +13,7 @@ from actorflow_compiler.capture.request import Preferences, StepRequest
 from actorflow_compiler.core.hardware import Hardware, balanced_weights
 from actorflow_compiler.graph.graph import InputKind
 from actorflow_compiler.hints.goal import WHOLE_VARIABLES, ParallelMode
-from actorflow_compiler.hints.packing import MARKERS
+from actorflow_compiler.hints.packing import MARKERS, uneven
 from actorflow_compiler.hints.zero import is_constrained
 from actorflow_compiler.plan.plan import VariableKind
 from actorflow_compiler.rewriting.model_parts import NO_PARTS, DividedModel, find_parts
@@ -137,6 +137,8 @@ def strategies(
 
 def why_none(asked: Preferences, hardware: Hardware, world: int, batch: int) -> str:
     """The text of an error where there are no ``strategies``: the samples of a micro-batch are too few."""
+    if batch % asked.micro_batches:
+        return uneven(f"micro_batches={asked.micro_batches}: the batch", batch, asked.micro_batches)
     given, pieces, node = asked.hints.stages, asked.micro_batches, hardware.node_size or world
     each = world // (given.count if given is not None else 1)
     return (

@@ -165,7 +165,7 @@ def test_looking_at_a_plan_ends_beside_threads_and_processes_of_the_script_that_
 
 ENDS = {  # what goes wrong once threads of the script wait → (more of the script, options, exit status, what is said)
     "nothing to explain": (SCRIPT, ("--explain", "nothing"), 1, "'nothing' matches no op, module or variable"),
-    "no such job": (SCRIPT, ("--job", "other"), 1, "ended without a call of a job 'other'"),
+    "no such job": (SCRIPT, ("--job", "other"), 1, "a call of a job 'other'; it called step (train), so"),
     "no room": (SCRIPT, ("--out", "full.json"), 1, "No space left on device"),
     "an exit status": ("raise SystemExit(3)", (), 3, ""),
     "an exit with words": ("raise SystemExit('words')", (), 1, "words"),

@@ -56,11 +56,11 @@ class Goal:
     def mesh_of(self, devices: int, world: int) -> tuple[int, ...]:
         """The mesh of the devices that compute.  Raises LayoutError where a run of ``world`` has another number."""
         if self.mesh and math.prod(self.mesh) != devices:
-            sizes = " × ".join(map(str, self.mesh))
+            product = " × ".join(map(str, self.mesh)) + f" = {math.prod(self.mesh)}" * (len(self.mesh) > 1)
             keep = world - devices
             less = f", {keep} of which only {'keep' if keep > 1 else 'keeps'} parameters" if keep else ""
             raise LayoutError(
-                f"parallel= asks for a mesh of {sizes} = {math.prod(self.mesh)} devices; the run has {world}{less}. "
+                f"parallel= asks for a mesh of {product} devices; the run has {world}{less}. "
                 f"Start it with --devices {math.prod(self.mesh) + keep}, or change the sizes"
             )
         return self.mesh or (devices,)
