@@ -27,6 +27,7 @@ from actorflow_compiler.core.errors import ActorflowError, LayoutError
 from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split
+from actorflow_compiler.cutting.listed_ranks import RankClasses
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.plan.folded import FoldedPlan
@@ -516,3 +517,16 @@ def test_the_members_of_a_collective_of_equal_parts_share_one_exchange(source: S
     found = GroupExchanges(hop, {})
     assert len(hop.groups) == 2
     assert len({id(one) for group in hop.groups for rank in group for one in found.of(rank, group)}) == 1
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.05])
+def test_what_ranks_move_in_a_collective_divides_no_classes_where_parts_of_about_one_size_count_as_equal(
+    alike: float,
+) -> None:
+    """Splits into three and into two overlap otherwise on each rank; all wait for the one that moves most."""
+    place = Placement("cpu", tuple(range(6)), (3, 2))
+    (hop,) = (h for h in route((512, 512), place, (P, Split(0)), place, (Split(0), P)) if h.parts)
+    assert hop.groups
+    classes = RankClasses(6, [place], Hardware().link, Hardware().speed, alike)
+    classes.moves(hop)
+    assert len(classes.listed().classes(6)) == (1 if alike else 6)

@@ -143,7 +143,7 @@ class RankClasses:
         """Split classes until ranks of one class have peers of equal classes."""
         peers = [self._peers(key, hop) for key, hop in self.hops.items()]
         unlike = [hop for hop in self.hops.values() if not isinstance(hop, AlignedHop) and hop.parts and hop.groups]
-        totals = [_totals(hop, self.world, self.alike) for hop in unlike]
+        totals = [] if self.alike else [_totals(hop, self.world) for hop in unlike]  # all wait for the one with most
         count = 0
         while count < (now := len(np.unique(colours))):
             count = now
@@ -187,7 +187,7 @@ def _near(found: Iterable[int], alike: float) -> dict[int, int]:
     return near
 
 
-def _totals(hop: Hop, world: int, alike: float) -> Colours:
+def _totals(hop: Hop, world: int) -> Colours:
     """For each rank a number that says how many elements it sends in a collective, and how many it receives."""
     sent: Counter[int] = Counter()
     came: Counter[int] = Counter()
@@ -196,10 +196,9 @@ def _totals(hop: Hop, world: int, alike: float) -> Colours:
             elements = sum(numel(part.target.size) for part in hop.parts[t][s])
             sent[origin] += elements
             came[to] += elements
-    near = _near((*sent.values(), *came.values(), 0), alike)
     found = np.full((world, 2), -1)
     for rank in hop.source.ranks:
-        found[rank] = near[sent[rank]], near[came[rank]]
+        found[rank] = sent[rank], came[rank]
     return numbered_rows(found)
 
 
