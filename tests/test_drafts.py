@@ -15,7 +15,11 @@ from actorflow.auto_parallel.comparison import choice_note
 from actorflow.auto_parallel.drafts import DraftForecaster
 from actorflow.auto_parallel.search import Choice, Compared, PlanSearch
 from actorflow.auto_parallel.strategy import Strategy
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.capture.request import StepRequest
 from actorflow_compiler.core.errors import LayoutError, PlanError
+from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.core.schedule_names import ScheduleName
 from actorflow_compiler.hints.goal import ParallelMode
 from actorflow_scheduler import extrapolation
 from actorflow_scheduler.forecast import Forecast, RankForecast
@@ -58,6 +62,46 @@ def test_a_forecast_by_drafts_is_that_of_the_whole(case: Case, strategy: Strateg
     assert drafted.seconds == pytest.approx(whole.seconds, rel=max(about, 2e-3))
     assert drafted.nbytes == pytest.approx(whole.nbytes, rel=about)
     assert drafted.moved == pytest.approx(whole.moved, rel=about)
+
+
+@pytest.mark.parametrize("pieces", [8, pytest.param(16, marks=pytest.mark.slow)])
+def test_a_long_pipeline_is_forecast_from_drafts_of_a_short_one(pieces: int) -> None:
+    """They have fewer stages, of as many devices each, and less in each stage."""
+    long = replace(CASES["mlp"], make=lambda: Chain([layer() for _ in range(48)]))
+    slow = Hardware(flops_per_s=1e8, memory_bytes_per_s=1e9, bytes_per_s=1e9, latency_s=1e-7, fire_overhead_s=1e-7)
+    search, _ = search_of(long, 16, layout=Layout(16, hardware=slow), size=32)  # stages of about equal length
+    search._estimated()
+    strategy = Strategy(8, (2,), (DATA,), 1, pieces)
+    assert strategy in search.estimates
+    assert search.drafts is not None
+    made: list[int] = []
+    forecast = search.forecast
+
+    def noted(captured: Capture, request: StepRequest, name: ScheduleName) -> tuple[Forecast, int]:
+        made.append(request.devices.world)
+        return forecast(captured, request, name)
+
+    search.forecast = noted
+    drafted = search.compare(strategy)
+    assert drafted.drafted
+    assert made == [8, 8]
+    assert drafted.forecast is not None
+    assert drafted.forecast.world == 16
+    search.drafts = None
+    whole = search.compare(strategy)
+    assert made[2:] == [16]
+    assert drafted.seconds == pytest.approx(whole.seconds, rel=0.02)
+    assert drafted.nbytes == pytest.approx(whole.nbytes, rel=0.1)
+
+
+def test_only_what_the_search_shares_among_devices_that_are_alike_has_drafts_of_fewer_stages() -> None:
+    long = replace(CASES["mlp"], make=lambda: Chain([layer() for _ in range(48)]))
+    strategy = Strategy(8, (1,), (DATA,), 0, 8)
+    for layout, shortens in ((Layout(8), True), (Layout(8, hardware=Hardware(speeds=(1.0,) * 7 + (2.0,))), False)):
+        search, _ = search_of(long, 8, layout=layout)
+        search._estimated()
+        assert search.drafts is not None
+        assert (search.drafts.sizes(strategy) is not None) == shortens
 
 
 def test_less_is_compiled_for_drafts_and_a_small_step_or_many_stages_have_none(

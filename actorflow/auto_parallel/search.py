@@ -35,6 +35,7 @@ ENOUGH = 45.0  # seconds
 SEARCHED = 0.6  # of the time in which what is chosen by drafts is compiled as a whole: that long others may be compared
 ABOUT = 0.1  # by which estimates of a step's time may differ and say little of which is faster
 LAST = 3  # strategies that are still compiled when the time is over and nothing fits: those that need least
+NOT_KNOWN = 1.5  # of the budget: what a plan is taken to need that does not fit, and says not what it needs
 NEAR = 0.1  # of the budget, by which a forecast of memory may be wrong
 FASTER = 0.03  # of the time of a step, for which a draft that may not be better is compiled as a whole
 REFUSALS = (LayoutError, PlanError, CallError)  # errors of a strategy that is not possible
@@ -53,6 +54,7 @@ class Compared:
     moved: int = 0  # bytes of communication in a step
     refused: str = ""
     schedule: ScheduleName = ScheduleName.AUTO  # with which it was forecast
+    needed: int = 0  # bytes that a device needs at least, where there is no plan for lack of memory; 0: not known
 
     @property
     def drafted(self) -> bool:
@@ -66,8 +68,8 @@ class Compared:
 
     @property
     def nbytes(self) -> int:
-        """The most bytes that a device holds."""
-        return 0 if self.forecast is None else max(rank.total for rank in self.forecast.ranks)
+        """The most bytes that a device holds, or would have to; 0 where that is not known."""
+        return self.needed if self.forecast is None else max(rank.total for rank in self.forecast.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +237,14 @@ class PlanSearch:
         return strategy.captured(self.captured, self.parts)
 
     def request_of(self, strategy: Strategy, share: float = 1.0) -> StepRequest:
-        """The request for the step with a strategy's preferences, and a share of the budget."""
+        """The request for the step with a strategy's preferences, and a share of the budget.
+
+        It is for the devices of the strategy's stages, of which a draft may have fewer.
+        """
         asked, budget = self.request, None if self.budget is None else share * self.budget
         preferences = strategy.preferences(asked.preferences, parameters_of(asked), budget)
-        return replace(asked, preferences=preferences)
+        devices = replace(asked.devices, world=min(asked.devices.world, strategy.devices or asked.devices.world))
+        return replace(asked, preferences=preferences, devices=devices)
 
     # ---- inside
 
@@ -248,7 +254,8 @@ class PlanSearch:
         self.parts = parts_if(self.choices.again, self.captured)
         profile = StepProfile.of(self.captured, devices.hardware, self.parts)
         estimator = Estimator(profile, devices.hardware, devices.world, self.beside)
-        self.drafts = DraftForecaster.of(self.captured, self.parts, estimator, self.choices.again)
+        alike = not devices.hardware.speeds and self.choices.stages
+        self.drafts = DraftForecaster.of(self.captured, self.parts, estimator, self.choices.again, alike)
         special = profile.special_axes(devices.world, self.budget)
         units = len(profile.units)
         for s in strategies(self.choices, asked, devices.hardware, devices.world, profile.samples, units, special):
@@ -298,7 +305,7 @@ class PlanSearch:
         known = (  # but for those that may have used what there was
             c.nbytes / self.estimates[c.strategy].nbytes
             for c in self.compared.values()
-            if c.forecast is not None and (c.refused or c.nbytes <= (1 - NEAR) * self.budget)
+            if c.nbytes and (c.refused or c.nbytes <= (1 - NEAR) * self.budget)
         )
         return min(known, default=1.0) * self.estimates[strategy].nbytes > (1 + NEAR) * self.budget
 
@@ -317,7 +324,8 @@ class PlanSearch:
 
         If there is none, the smallest.
         """
-        wrong = found.nbytes / max(self.estimates[found.strategy].nbytes, 1.0)
+        needed = found.nbytes or NOT_KNOWN * (self.budget or 0.0)
+        wrong = needed / max(self.estimates[found.strategy].nbytes, 1.0)
         for s in alike:
             if self.budget is not None and 0 < wrong * self.estimates[s].nbytes <= self.budget:
                 return s
@@ -410,7 +418,7 @@ class PlanSearch:
             if result.drafted and self.drafts is not None:  # where only micro-batches are left out
                 self.drafts.seconds.setdefault(strategy, time.monotonic() - began)
         except REFUSALS as error:
-            result = Compared(strategy, refused=str(error))
+            result = Compared(strategy, refused=str(error), needed=int(getattr(error, "needed", 0)))
         self.compared[strategy] = result
         self.held = collect_if_grown(self.held)
         return result

@@ -72,6 +72,11 @@ class Strategy:
         return self.stages, self.mesh, tuple(map(str, self.modes))
 
     @property
+    def devices(self) -> int | None:
+        """The devices of all stages, as many as if none had two; None where the request says which there are."""
+        return None if self.mesh is None else (self.stages or 1) * math.prod(self.mesh)
+
+    @property
     def replicas(self) -> int:
         """Into how many parts the samples of a batch are split at the same time, as far as this says."""
         return math.prod(n for mode, n in zip(self.modes, self.mesh or (), strict=False) if mode in BY_SAMPLES)

@@ -12,6 +12,8 @@ class CaptureError(ActorflowError):
 class LayoutError(ActorflowError):
     """A placement or an SBP does not fit the tensor or the cluster it was given for."""
 
+    needed: float = 0.0  # bytes that a device needs at least, where a memory budget is too small for that
+
 
 class NotGlobal(LayoutError, AttributeError):
     """An attribute that only global tensors have was read from a plain tensor."""

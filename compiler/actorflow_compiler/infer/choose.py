@@ -226,7 +226,7 @@ class _AxisChoice:
         solved = relax(self.p, self.classes, self.budget, self.seconds(free))
         if solved is None:
             tried = self.run_searches(DEAREST, None, free)
-            raise LayoutError(self.refusal(self.smallest(tried)))
+            raise self.refusal(self.smallest(tried))
         if solved.bound is not None:
             found = [*found, ("solver", self.rounded(solved.shares))]
         name, best = self.cheapest(found)
@@ -239,7 +239,7 @@ class _AxisChoice:
         name, best = self.cheapest(found)
         if solved.bound is None:
             if best is None:
-                raise LayoutError(self.refusal(self.smallest(found)))
+                raise self.refusal(self.smallest(found))
             return name, best, unsolved(solved)
         least = float("inf") if best is None else self.seconds(best)
         if best is not None and closed(solved.bound, least):
@@ -254,7 +254,7 @@ class _AxisChoice:
         if integer.options:
             name, best = self.cheapest([*found, (INTEGER, self.of_classes(integer.options))])
         if best is None:
-            raise LayoutError(self.refusal(self.smallest(found)))
+            raise self.refusal(self.smallest(found))
         return name, best, bound_of(integer, self.seconds(best))
 
     def cheapest(self, found: list[tuple[str, Search]]) -> tuple[str, Search | None]:
@@ -282,8 +282,8 @@ class _AxisChoice:
         finally:
             search.byte_price = price
 
-    def refusal(self, least: Search) -> str:
-        """The error text for a budget that no choice fits."""
+    def refusal(self, least: Search) -> LayoutError:
+        """The error for a budget that no choice fits."""
         assert self.goal.budget is not None
         where, held = max(least.held().items(), key=lambda item: item[1].peak)
         scale, taken = 1 / self.rest, self.goal.taken
@@ -294,7 +294,7 @@ class _AxisChoice:
              for i, item in enumerate(self.p.items) if item.node < 0 and item.placement == where),
             reverse=True,
         )[:3]  # fmt: skip
-        return (
+        error = LayoutError(
             f"no layout fits a memory budget of {size_text(self.goal.budget)} for each device; the least that was "
             f"found needs {size_text(held.peak * scale + taken)} on each device of {where}: "
             + ", ".join(f"{size_text(n * scale)} of {what}" for what, n in parts.items())
@@ -303,6 +303,8 @@ class _AxisChoice:
             + ", ".join(f"{name} ({size_text(n * scale)})" for n, name in big)
             + ". Use more devices, more micro-batches, a smaller batch or a larger budget"
         )
+        error.needed = held.peak * scale + taken
+        return error
 
     def explanations(self, search: Search, pattern: str) -> Iterator[Explanation]:
         """The alternatives of the items whose name or op a pattern matches."""
