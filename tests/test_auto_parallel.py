@@ -20,6 +20,7 @@ from torch import nn
 import actorflow.auto_parallel.search
 import warm
 from actorflow.auto_parallel.comparison import SHOWN, choice_note, considered
+from actorflow.auto_parallel.estimate import StrategyEstimate
 from actorflow.auto_parallel.search import NEAR, Compared, PlanSearch
 from actorflow.auto_parallel.space import divisors, marked_for_zero, open_choices, strategies
 from actorflow.auto_parallel.strategy import Strategy
@@ -343,6 +344,55 @@ def test_estimates_know_what_of_the_activations_the_devices_of_a_tensor_axis_hol
         strategy = Strategy(1, tuple(mesh.values()), tuple(mesh), 0, 1)
         wrong[strategy] = search.estimates[strategy].nbytes / search.compare(strategy).nbytes
     assert max(wrong.values()) < 1.5 * min(wrong.values()), wrong
+
+
+def test_estimates_know_that_each_micro_batch_in_a_pipeline_keeps_copies_of_weights_that_autocast_makes() -> None:
+    """With few samples they are most of what is kept, and there are as many as micro-batches under way."""
+    search, _ = search_of(narrow(DEEPER), 4, size=4)
+    search._estimated()
+    wrong = {}
+    for stages, mesh, pieces in ((1, 4, 1), (2, 2, 2), (4, 1, 4)):
+        strategy = Strategy(stages, (mesh,), (DATA,), 0, pieces)
+        wrong[strategy] = search.estimates[strategy].nbytes / search.compare(strategy).nbytes
+    assert max(wrong.values()) < 1.3 * min(wrong.values()), wrong
+
+
+def test_what_all_strategies_share_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+
+    def speed(self: Hardware, rank: int) -> float:
+        looked_at.append(rank)
+        return 1.0
+
+    monkeypatch.setattr(Hardware, "speed", speed)
+    search, _ = search_of(CASES["mlp"], 4)
+    search._estimated()
+    assert len(search.estimates) > 20
+    estimator = search.drafts.whole.estimator  # type: ignore[union-attr]
+    looked_at.clear()
+    for strategy in search.estimates:
+        estimator.of(strategy)
+    assert not looked_at
+
+
+@pytest.mark.parametrize("needed", [2e9, 0.0], ids=["what it needs", "nothing"])
+def test_after_a_strategy_without_a_plan_comes_the_fastest_that_fits_by_what_its_error_says(needed: float) -> None:
+    """An error of layouts says how many bytes are needed; from another one it is not known how many lack."""
+    search, _ = search_of(CASES["gpt"], 4, budget=1e9)
+    first = search._estimated()[0]
+
+    def fails(*_: object) -> tuple[Forecast, int]:
+        error = LayoutError("no layout fits")
+        error.needed = needed
+        raise error
+
+    search.forecast = fails
+    found = search.compare(first)
+    assert found.nbytes == needed
+    half, fits, least = (replace(first, micro_batches=1000 + k) for k in range(3))
+    for one, share, seconds in ((first, 0.9, 1), (half, 0.7, 2), (fits, 0.4, 3), (least, 0.1, 4)):
+        search.estimates[one] = StrategyEstimate(seconds, seconds, share * 1e9)
+    assert search._smaller(found, [first, half, fits, least]) == fits
 
 
 def test_a_budget_that_nothing_fits_is_refused_with_what_is_needed() -> None:

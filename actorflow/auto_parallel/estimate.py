@@ -19,9 +19,9 @@ from actorflow.auto_parallel.special_axes import (
     find_sequence,
 )
 from actorflow.auto_parallel.strategy import BY_SAMPLES, Strategy
-from actorflow.auto_parallel.tensor_axis import whole_share
+from actorflow.auto_parallel.tensor_axis import find_kept_bytes
 from actorflow_compiler.capture.from_fx import Capture
-from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_compiler.core.ops import ITEM_BYTES, Phase
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.graph.flops import dtype_of_flops, flops_of
@@ -64,12 +64,13 @@ class StepProfile:
     parameters: float  # bytes of what is trained, as many as of its gradients added up
     gradients: float  # bytes of the gradients of a micro-batch, as the backward pass makes them (under autocast)
     state: float  # bytes of the optimizer's state
-    activations: float  # bytes that forward keeps for backward
+    activations: float  # bytes that forward keeps for backward, but for copies of weights
     units: tuple[PartitionUnit, ...]  # that can be shared among stages
     parts: tuple[PartCosts, ...] = ()  # that may be computed again, in the order in which they are
     kept: float = 0.0  # bytes that forward keeps of all parts
     batched: bool = True  # whether arguments have the samples; else the step makes or keeps what it works on
-    whole: float = 0.0  # of what is kept, the share that the devices of a tensor axis do not split
+    whole: float = 0.0  # of the activations, the share that the devices of a tensor axis do not split
+    copies: float = 0.0  # bytes of copies of weights, which forward makes and keeps for backward in each micro-batch
     experts: ExpertFacts = NO_EXPERTS
     sequence: SequenceFacts = NO_SEQUENCE
 
@@ -106,6 +107,7 @@ class StepProfile:
                     again[1] += least
                 if n.phase == Phase.FORWARD and n.outs[0] >= 0:
                     products += graph.metas[n.outs[0]].nbytes
+        kept = find_kept_bytes(graph)
         batches = [graph.metas[i.value].shape[0] for i in graph.inputs if i.kind == InputKind.BATCH]
         return StepProfile(
             math.gcd(*batches) or 1,
@@ -116,14 +118,15 @@ class StepProfile:
             size["parameter"],
             min(size["parameter"], items * narrow / multiplied) if multiplied else size["parameter"],
             size["optimizer"],
-            sum(unit.activations for unit in costs.costs),
+            max(0.0, sum(unit.activations for unit in costs.costs) - kept.copies),
             tuple(costs.costs),
             tuple(
                 PartCosts(forward[k][0], forward[k][1], parts.parts[k].kept, parts.parts[k].saved) for k in parts.order
             ),
             parts.kept,
             bool(batches),
-            whole_share(graph),
+            kept.whole,
+            kept.copies,
             find_experts(graph, captured.parameter),
             find_sequence(graph),
         )
@@ -178,7 +181,12 @@ class Estimator:
 
     def __init__(self, profile: StepProfile, hardware: Hardware, world: int, beside: bool) -> None:
         self.profile, self.hardware, self.world, self.beside = profile, hardware, world, beside
+        speeds = [hardware.speed(rank) for rank in range(world)]
+        self._mean_speed, self._least_speed = sum(speeds) / max(1, world), min(speeds, default=1.0)
         self._unevenness: dict[int, float] = {}
+        self._again: dict[int, PartCosts] = {}
+        self._links: dict[tuple[int, int], Link] = {}
+        self._shares: dict[tuple[int, object, object], _Shares] = {}
 
     def unevenness(self, stages: int) -> float:
         """See ``StepProfile.unevenness``."""
@@ -186,11 +194,25 @@ class Estimator:
             self._unevenness[stages] = self.profile.unevenness(stages)
         return self._unevenness[stages]
 
+    def again(self, strategy: Strategy) -> PartCosts:
+        """See ``StepProfile.again``; thousands of strategies compute one of a few numbers of parts again."""
+        count = strategy.again[0]
+        if count not in self._again:
+            self._again[count] = self.profile.again(strategy)
+        return self._again[count]
+
+    def link(self, devices: int, apart: int = 1) -> Link:
+        """The link for collectives among ``devices`` of a stage that are so far apart."""
+        if (devices, apart) not in self._links:
+            ranks = tuple(range(0, devices * apart, apart))
+            self._links[devices, apart] = self.hardware.link(ranks, collective=True)
+        return self._links[devices, apart]
+
     def of(self, strategy: Strategy) -> StrategyEstimate:
         """The estimate for a strategy."""
         p, hardware, profile = self._stages(strategy), self.hardware, self.profile
-        at = _Shares.of(strategy, max(1, self.world // p))
-        pieces, again = strategy.micro_batches, profile.again(strategy)
+        at = self._shares_of(strategy, max(1, self.world // p))
+        pieces, again = strategy.micro_batches, self.again(strategy)
         skew, crowded = self.unevenness(p), self._crowding(strategy, at)
         work = (profile.seconds + again.seconds) * skew * crowded / (p * at.width) / self._pace(strategy)
         busy = work + self._inside(strategy, at, skew) + pieces * FIRINGS * hardware.fire_overhead_s
@@ -201,6 +223,12 @@ class Estimator:
         arithmetic = profile.arithmetic + again.arithmetic
         least = arithmetic / (p * at.width) / self._pace() * (1 + FILL * (p - 1) / pieces)
         return StrategyEstimate(period + (exposed + update) * shared, least, self._held(strategy, at, crowded))
+
+    def _shares_of(self, strategy: Strategy, width: int) -> _Shares:
+        key = (width, strategy.mesh, strategy.modes)
+        if key not in self._shares:
+            self._shares[key] = _Shares.of(strategy, width)
+        return self._shares[key]
 
     def _stages(self, strategy: Strategy) -> int:
         """The devices that the stages of a strategy are on one after the other; more stages go round these."""
@@ -214,7 +242,7 @@ class Estimator:
         stage 3 also gathers parameters twice for each.
         """
         profile, p, pieces, zero = self.profile, self._stages(strategy), strategy.micro_batches, strategy.zero or 0
-        far = self.hardware.link(tuple(range(0, at.width, at.tensor)), collective=True)
+        far = self.link(at.width // at.tensor, at.tensor)
         experts = profile.experts.parameters * (1 - 1 / at.experts)  # bytes of gradients that are on one device only
         moved = (profile.parameters - experts) / (p * at.tensor) * (at.replicas - 1) / at.replicas
         once = moved / far.bytes_per_s  # seconds to reduce or to gather all
@@ -242,9 +270,9 @@ class Estimator:
             (at.experts, ROWS_MOVED * profile.experts.rows),
         ):
             if size > 1:
-                near = self.hardware.link(tuple(range(size)), collective=True)
+                near = self.link(size)
                 moved = nbytes * skew / (p * at.width / size) * (size - 1) / size
-                repeated = profile.again(strategy).seconds / profile.seconds if profile.seconds else 0.0
+                repeated = self.again(strategy).seconds / profile.seconds if profile.seconds else 0.0
                 shown = 1 - BESIDE if self.beside else 1.0
                 found += shown * moved * (1 + repeated) / near.bytes_per_s
                 found += 2 * strategy.micro_batches * near.latency_s
@@ -263,9 +291,8 @@ class Estimator:
 
         They are where the strategy has weights or stages; without a strategy as fast as can be.
         """
-        speeds = [self.hardware.speed(rank) for rank in range(self.world)]
         balanced = strategy is None or strategy.weights or (strategy.stages or 1) > 1
-        return sum(speeds) / len(speeds) if balanced else min(speeds)
+        return self._mean_speed if balanced else self._least_speed
 
     def _held(self, strategy: Strategy, at: _Shares, crowded: float) -> float:
         """Bytes that a device of the first stage holds."""
@@ -277,8 +304,10 @@ class Estimator:
         held = 0.0
         for nbytes, from_stage in ((state, 1), (parameters, 2), (parameters, 3)):
             held += nbytes / (at.zero if zero >= from_stage else 1)
-        again, split = profile.again(strategy), profile.whole + (1 - profile.whole) / at.tensor
+        again, split = self.again(strategy), profile.whole + (1 - profile.whole) / at.tensor
         of_all = 1.0 / profile.kept if profile.kept else 0.0
+        copies = profile.copies * (1 - again.kept * of_all) * parameters / (profile.parameters or 1.0)
+        held += copies * min(pieces, stages) / (at.zero if zero == 3 else 1)
         begins = (again.kept - again.saved) * of_all  # what parts that are computed again begin with: residuals
         left = (1 - again.kept * of_all) * split + begins
         kept = crowded * profile.activations / (at.replicas * pieces) * min(pieces, stages) * left
