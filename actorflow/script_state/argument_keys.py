@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -16,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.script_state.user_code import is_user_class
+from actorflow.script_state.user_code import is_user_file
 
-__all__ = ["has_attributes", "key_of", "plain_text"]
+__all__ = ["attributes_of", "has_attributes", "key_of", "plain_text"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-DEEPEST = 8  # objects in objects; those further down are compared by identity
+DEEPEST = 20  # objects in objects; a deeper value counts as its class says, so does one that holds itself
+MOST = 300  # things in a value, which are looked at in each call; a larger one counts as its class says
 UNSET = object()  # what a slot holds that is not set
-LARGEST = 1000  # items of a container; a larger one is compared by identity
+WHOLE = {"__dict__", "vars", "astuple", "asdict"}  # names in code that reads all attributes
 
 
 class _IdentityKey:
@@ -68,48 +68,103 @@ def plain_text(value: Any) -> str:
     return str(base.__repr__(value))
 
 
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes that the script has given to a number, a text or another plain value of a class of its own."""
+    return {} if isinstance(value, Enum) else getattr(value, "__dict__", None) or {}
+
+
 def has_attributes(value: Any) -> bool:
-    """Whether the script has given attributes to a number, a text or another plain value of a class of its own."""
-    return bool(getattr(value, "__dict__", None)) and not isinstance(value, Enum)
+    """Whether a number, a text or another plain value of a class of the script's has attributes."""
+    return bool(attributes_of(value))
 
 
-def key_of(value: Any, depth: int = 0) -> Any:
+def key_of(value: Any) -> Any:
     """A hashable key that is equal for values of one class that may share a plan.
 
-    An object whose class says what is equal has what it holds as its key, and any other is equal to itself alone.
+    Equal objects are told apart by the classes of what their equality compares (``1`` and ``True``), and those of a
+    class that has its equality of a builtin one by their attributes too.  What an equality of the script's leaves out
+    does not count.  A large value counts as its class says.
     """
-    kind: Any = type(value)
+    if isinstance(value, PLAIN) and not has_attributes(value):
+        return plain_text(value)
+    try:
+        key = _Keys().key(value)
+        hash(key)
+    except (_TooLargeError, TypeError):
+        return _own_key(value)
+    return key
+
+
+class _TooLargeError(Exception):
+    """A value holds too much for being looked through in each call."""
+
+
+class _Keys:
+    """Keys of a value and of what it holds, which may be ``MOST`` things."""
+
+    def __init__(self) -> None:
+        self._left = MOST
+
+    def key(self, value: Any, depth: int = 0) -> Any:
+        """The key of a value that is held by ``depth`` others."""
+        self._left -= 1
+        if self._left < 0 or depth > DEEPEST:
+            raise _TooLargeError
+        kind: Any = type(value)
+        if isinstance(value, PLAIN):
+            return plain_text(value), self._attributes(value, attributes_of(value), depth)
+        if isinstance(value, types.MethodType):  # a new object at each access
+            return value.__func__, self.key(value.__self__, depth)
+        if kind in (list, tuple, set, frozenset, dict):
+            return self._items(value, depth)
+        if isinstance(value, Tensor | Enum) or kind.__hash__ is None or _is_default(kind):
+            return _IdentityKey(value)
+        code = getattr(kind.__eq__, "__code__", None)
+        if code is None:  # a builtin class's, which knows no attributes
+            items = self._items(value, depth) if isinstance(value, tuple | frozenset) else ()
+            return value, items, self._attributes(value, _names(value), depth)
+        if is_user_file(code.co_filename):
+            return value, self._attributes(value, _compared(value, code.co_names), depth)
+        return value  # a library's class defines equality
+
+    def _attributes(self, value: Any, names: Iterable[str], depth: int) -> Any:
+        return tuple((name, *self._typed(getattr(value, name, UNSET), depth)) for name in names)
+
+    def _typed(self, value: Any, depth: int) -> tuple[type, Any]:
+        return type(value), self.key(value, depth + 1)
+
+    def _items(self, value: Any, depth: int) -> Any:
+        if isinstance(value, dict):
+            return tuple((*self._typed(key, depth), *self._typed(item, depth)) for key, item in value.items())
+        items = (self._typed(item, depth) for item in value)
+        return frozenset(items) if isinstance(value, set | frozenset) else tuple(items)
+
+
+def _own_key(value: Any) -> Any:
+    """A key that is equal where the value's class says so, and else for the value alone."""
     if isinstance(value, PLAIN):
-        return _IdentityKey(value) if has_attributes(value) else plain_text(value)
-    if isinstance(value, types.MethodType):  # a new object at each access
-        return value.__func__, key_of(value.__self__, depth)
-    if isinstance(value, Tensor | Enum) or depth > DEEPEST:
-        return _IdentityKey(value)
-    if kind in (list, tuple, set, frozenset, dict):
-        return _items_key(kind, value, depth)
-    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
         return _IdentityKey(value)
     try:
         hash(value)
     except TypeError:
         return _IdentityKey(value)
-    if is_user_class(kind) or dataclasses.is_dataclass(value):
-        names = [*getattr(value, "__dict__", ()), *_slots(kind)]
-        return tuple((name, *_typed(getattr(value, name, UNSET), depth)) for name in names) or value
-    return value  # a library's class defines equality
+    return _IdentityKey(value) if isinstance(value, Tensor) else value
 
 
-def _typed(value: Any, depth: int) -> tuple[type, Any]:
-    return type(value), key_of(value, depth + 1)
+def _is_default(kind: Any) -> bool:
+    """Whether objects of a class are equal to themselves alone."""
+    return kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
 
 
-def _items_key(kind: type, value: Any, depth: int) -> Any:
-    if len(value) > LARGEST:
-        return _IdentityKey(value)
-    if kind is dict:
-        return tuple((*_typed(key, depth), *_typed(item, depth)) for key, item in value.items())
-    items = (_typed(item, depth) for item in value)
-    return frozenset(items) if kind in (set, frozenset) else tuple(items)
+def _names(value: Any) -> list[str]:
+    """The names of an object's own attributes."""
+    return [*getattr(value, "__dict__", ()), *_slots(type(value))]
+
+
+def _compared(value: Any, said: Iterable[str]) -> list[str]:
+    """The attributes of an object that a method of its class names that says what is equal."""
+    names, said = _names(value), set(said)
+    return names if said & WHOLE else [name for name in names if name in said]
 
 
 def _slots(kind: type) -> Iterable[str]:
