@@ -585,6 +585,31 @@ def test_environment_variables_of_constant_names_are_guarded_alone() -> None:
     assert code_names(from_environment).environment
 
 
+class Tag(str):
+    def __new__(cls, text: str, scale: Any) -> Tag:
+        made = str.__new__(cls, text)
+        made.scale = scale  # type: ignore[attr-defined]
+        return made
+
+
+class Tagged:
+    tag: Any = Tag("a", 1.0)
+
+
+@pytest.mark.parametrize("kept", [2.0, "two"])
+def test_texts_of_classes_of_the_script_are_equal_with_equal_attributes(kept: Any) -> None:
+    held = Tagged()
+    step: Any = flow.global_function(type="predict")(lambda x: (x * (held.tag.scale == kept)).sum())
+    x = torch.ones(1)
+    assert float(step(x)) == 0
+    for _ in range(3):
+        held.tag = Tag("a", kept)
+        assert float(step(x)) == 1
+    assert len(step.plans) == 2
+    held.tag = Tag("a", 3)
+    assert float(step(x)) == 0
+
+
 class Shown:
     text = "{shown.scale}"
 

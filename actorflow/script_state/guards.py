@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from actorflow.script_state.argument_keys import has_attributes, plain_text
+from actorflow.script_state.argument_keys import attributes_of, plain_text
 from actorflow.script_state.imports import is_loaded
 from actorflow.script_state.object_search import PLAIN
 from actorflow.script_state.search_result import SearchResult
@@ -224,10 +224,14 @@ def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lamb
     if isinstance(old, tuple):
         return len(old) == len(new) and all(same(a, b, stands_for) for a, b in zip(old, new, strict=True))
     if isinstance(old, PLAIN):
-        return plain_text(old) == plain_text(new) and not has_attributes(old) and not has_attributes(new)
+        return plain_text(old) == plain_text(new) and _same_attributes(attributes_of(old), attributes_of(new))
     if isinstance(old, MethodType):
         return old.__func__ is new.__func__ and old.__self__ is new.__self__
     return False
+
+
+def _same_attributes(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return old.keys() == new.keys() and all(same(value, new[name]) for name, value in old.items())
 
 
 def summarize(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow.script_state.argument_keys import has_attributes, plain_text
+from actorflow.script_state.argument_keys import attributes_of, plain_text
 from actorflow.script_state.name_registry import NameRegistry
 from actorflow.script_state.object_search import PLAIN
 from actorflow.script_state.search_result import SearchResult
@@ -81,7 +81,10 @@ class WeakGuards:
         if isinstance(value, Tensor):
             return "tensor", self._names.known(self._names.current(value))
         if isinstance(value, PLAIN):
-            return (NEVER, object()) if has_attributes(value) else (type(value), plain_text(value))
+            given = attributes_of(value)
+            if not all(isinstance(one, PLAIN) for one in given.values()):
+                return NEVER, object()
+            return type(value), plain_text(value), tuple((name, self._said(one)) for name, one in given.items())
         if isinstance(value, tuple):
             return type(value), tuple(map(self._said, value))
         if isinstance(value, CONTAINERS):
