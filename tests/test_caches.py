@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
+from actorflow.script_state import sources
+from actorflow.script_state.sources import CacheEntriesSource
 
 
 class Form(enum.Enum):
@@ -124,6 +126,53 @@ def test_what_a_cache_with_a_limit_keeps_is_what_it_keeps_at_each_call() -> None
     by(3)
     level[0] = 5.0
     assert float(job(x)) == 21
+
+
+@pytest.mark.parametrize("limit", [4, 5000])
+def test_what_a_cache_with_a_limit_forgets_makes_no_difference(limit: int) -> None:
+    @functools.lru_cache(maxsize=limit)
+    def by(size: int) -> float:
+        return 2.0 * size
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> Tensor:
+        return (x * by(3)).sum()
+
+    for size in range(limit - 1):
+        by(10 + size)
+    for size in range(5):
+        assert float(job(torch.ones(1))) == 6
+        by(-size)
+    assert len(job.plans) == 1
+
+
+def test_a_cache_with_many_results_is_not_looked_into_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+
+    @functools.lru_cache(maxsize=500)
+    def by(size: int) -> float:
+        return 2.0 * size
+
+    source = CacheEntriesSource("by", by)
+    cached = sources._cached
+
+    def counted(function: Any) -> Any:
+        looked.append(function)
+        return cached(function)
+
+    monkeypatch.setattr(sources, "_cached", counted)
+    for size in range(300):
+        by(size)
+    kept = source.values()
+    assert len(kept) == 300
+    by(7)
+    assert source.compared(source.values(), kept) is kept
+    assert len(looked) == 1
+    by(300)
+    assert len(source.values()) == 301
+    assert source.compared(source.values(), kept) == kept
+    by.cache_clear()
+    assert not source.compared(source.values(), kept)
 
 
 @pytest.mark.matrix(every=2)

@@ -92,13 +92,12 @@ class Guards:
         at = id(one.holder), type(one)
         found = one.read()
         if at in self._set:
-            found |= {key: value for key, value in one.values().items() if key in self._set[at]}
+            found = found | {key: value for key, value in one.values().items() if key in self._set[at]}
         return {key: value for key, value in found.items() if key not in self._own[at]} if at in self._own else found
 
-    def _now_of(self, one: StateSource, old: Mapping[Any, Any]) -> dict[Any, Any]:
+    def _now_of(self, one: StateSource, old: Mapping[Any, Any]) -> Mapping[Any, Any]:
         """The values of a source that are compared with the ``old`` ones."""
-        now = self._read(one)
-        return {key: value for key, value in now.items() if key in old} if one.grows else now
+        return one.compared(self._read(one), old)
 
     @property
     def read(self) -> list[tuple[StateSource, Mapping[Any, Any]]]:
@@ -210,6 +209,8 @@ def _is_bare(one: StateSource, old: Mapping[Any, Any]) -> bool:
 
 def _identical(now: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
     """Whether a source has the same values as before; tensors are compared by identity."""
+    if now is old:
+        return True
     return now.keys() == old.keys() and all(value is old[key] or same(old[key], value) for key, value in now.items())
 
 

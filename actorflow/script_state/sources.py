@@ -40,6 +40,7 @@ __all__ = [
 
 _MISSING = object()
 FEW = 128  # results in a cache, which are looked at in every call
+MANY = 2000  # results in a cache, which would take milliseconds to look at
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 CONSTANTS = "its constants"  # tensors that torch.jit has compiled into code
 Getter = Callable[[Any], Iterable[Any]]  # a holder → some of its values
@@ -64,7 +65,6 @@ class StateSource:
     whole = False  # whether all of its values count as read, because a library's code may read any
     of_library = False  # whether it belongs to a library's object: changes that code cannot read are ignored
     counts = False  # whether calls change its numbers; plans state themselves for which values they are valid
-    grows = False  # whether more values make no difference
     by_name = False  # whether ops of plans read its numbers themselves
 
     def __init__(self, path: str, holder: Any) -> None:
@@ -77,6 +77,10 @@ class StateSource:
     def read(self) -> dict[Any, Any]:
         """The values that code can read, by key."""
         return self.values()
+
+    def compared(self, now: dict[Any, Any], old: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Of the values that are there ``now``, those that are to be the ``old`` ones."""
+        return now
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """Getters that quickly fetch the values in ``read`` from the holder; None if only ``read()`` can do that."""
@@ -573,20 +577,35 @@ class CacheSource(StateSource):
 
 
 class CacheEntriesSource(LookedAtSource):
-    """What ``functools.lru_cache`` with a limit keeps: results by key.  It may get more, which makes no difference."""
+    """What ``functools.lru_cache`` with a limit keeps: results by key.  It may get more, which makes no difference.
 
-    grows = True
+    A cache that is full forgets some, which its function gives again; what it keeps is only lost when it is cleared.
+    One with more than ``MANY`` results is not looked into.
+    """
 
     def __init__(self, path: str, holder: Any) -> None:
         super().__init__(path, holder)
         self._counts: Any = None  # of the cache when it was last looked into
+        self._entries: dict[Any, Any] = {}
 
     def values(self) -> dict[Any, Any]:
-        """See ``StateSource``; a large cache is not looked into again before it was asked for something."""
+        """See ``StateSource``; a cache with more than ``FEW`` results is only looked into if it may have others."""
+        counts, had = self.holder.cache_info(), self._counts
+        if counts.currsize > MANY:
+            return {}
+        grown = had is None or (counts.misses, counts.currsize) != (had.misses, had.currsize)
+        if grown or counts.hits < had.hits or counts.currsize <= FEW:
+            self._entries = _cached(self.holder)
+        self._counts = counts
+        return self._entries
+
+    def compared(self, now: dict[Any, Any], old: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """See ``StateSource``."""
         counts = self.holder.cache_info()
-        if counts != self._counts or counts.currsize <= FEW:
-            self._counts, self._entries = counts, _cached(self.holder)
-        return dict(self._entries)
+        if now is old or counts.currsize > MANY:
+            return old
+        full = counts.currsize == counts.maxsize
+        return {key: now.get(key, value) for key, value in old.items() if key in now or full}
 
     def label(self, key: Any) -> str:
         """See ``StateSource``."""
