@@ -570,6 +570,21 @@ def test_environment_variables_whose_names_are_no_constants_are_guarded(
     )
 
 
+def test_environment_variables_that_libraries_set_for_themselves_need_no_other_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step: Any = flow.global_function(type="predict")(lambda x: x * float(os.environ.get(NAME, "1")))
+    monkeypatch.delenv(NAME, raising=False)
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "GLOO_SOCKET_IFNAME", "GRPC_VERBOSITY"):
+        monkeypatch.delenv(name, raising=False)
+        assert float(step(torch.ones(1))) == 1
+        monkeypatch.setenv(name, "other")
+        assert float(step(torch.ones(1))) == 1
+    assert len(step.plans) == 1
+    monkeypatch.setenv(NAME, "2")
+    assert float(step(torch.ones(1))) == 2
+
+
 def in_environment(x: Tensor) -> Any:
     if "ACTORFLOW_TEST_FACTOR" in os.environ:
         return x * float(os.environ["ACTORFLOW_TEST_FACTOR"])

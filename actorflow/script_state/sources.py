@@ -39,6 +39,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MISSING = object()
+OF_LIBRARIES = ("GLOO_", "GRPC_", "KMP_", "NCCL_", "TORCHELASTIC_", "TORCHINDUCTOR_", "TORCH_NCCL_", "TRITON_")
 FEW = 128  # results in a cache, which are looked at in every call
 MANY = 2000  # results in a cache, which would take milliseconds to look at
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -157,14 +158,14 @@ class EnvironmentSource(GlobalsSource):
 
 
 class WholeEnvironmentSource(EnvironmentSource):
-    """The process's environment: all variables."""
+    """The process's environment: all variables but those that libraries set for themselves while the script runs."""
 
     def __init__(self, path: str, holder: Any, names: Iterable[str] = ("*",)) -> None:
         super().__init__(path, holder, names)
 
     def values(self) -> dict[Any, Any]:
         """See ``StateSource``."""
-        return dict(self.holder)
+        return {name: text for name, text in self.holder.items() if not name.startswith(OF_LIBRARIES)}
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
