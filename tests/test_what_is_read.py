@@ -444,6 +444,7 @@ class NamedAsModules:
 
 
 LIBRARY = """
+import itertools
 import torch
 SETTINGS = {"scale": 1.0, "by": {"layer": [1.0]}}
 class Config:
@@ -454,6 +455,15 @@ class Options:
     def weighted(self, x):
         return x * self.weight
 options = Options()
+class Numbered:
+    def __init__(self):
+        self.calls = itertools.count()
+    def scale(self):
+        next(self.calls)
+        return 1.0
+numbered = Numbered()
+def __getattr__(name):
+    raise AttributeError(name) if name.startswith("_") or name == "LATER" else ImportError(name)
 """
 
 
@@ -490,6 +500,17 @@ def test_settings_of_an_installed_library_are_guarded(library: Any) -> None:
     check(lambda x: x * library.options.scale, (2, lambda: setattr(options, "scale", 2.0)))
     check(lambda x: x * getattr(library, "LATER", 1.0), (2, lambda: setattr(library, "LATER", 2.0)))
     check(lambda x: options.weighted(x), (2, lambda: options.weight.fill_(2.0)))
+
+
+def test_a_module_that_refuses_to_import_a_name_is_not_asked_for_it(library: Any) -> None:
+    def read(x: Tensor) -> Any:
+        try:
+            from library_of_a_test import fast  # type: ignore[import-not-found]
+        except ImportError:
+            return x * library.SETTINGS["scale"]
+        return fast(x)
+
+    check(read, (2, lambda: library.SETTINGS.update(scale=2.0)))
 
 
 @pytest.fixture
@@ -701,6 +722,62 @@ def test_what_classes_and_modules_of_the_script_get_later_is_read(monkeypatch: p
         lambda x: x * getattr(trained, "FACTOR_OF_A_TEST", 1.0),
         (2, lambda: monkeypatch.setattr(trained, "FACTOR_OF_A_TEST", 2.0, raising=False)),
     )
+
+
+class Backend:
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+BACKEND, USE_NUMPY = Backend(), False
+
+
+def in_one_branch(x: Tensor) -> Any:
+    if USE_NUMPY:
+        import numpy as xp
+    else:
+        xp: Any = BACKEND  # type: ignore[no-redef]
+    return x * xp.scale  # type: ignore[attr-defined]
+
+
+def later_in_the_body(x: Tensor) -> Any:
+    import math as m
+
+    whole = m.pi * 0
+    m: Any = BACKEND  # type: ignore[no-redef]
+    return x * (m.scale + whole)  # type: ignore[attr-defined]
+
+
+def of_a_parameter(x: Tensor, xp: Any = BACKEND) -> Any:
+    if USE_NUMPY:
+        import numpy as xp
+    return x * xp.scale
+
+
+def of_a_loop(x: Tensor) -> Any:
+    import math as m
+
+    for m in [BACKEND]:  # type: ignore[assignment]  # noqa: F402
+        whole = m.scale  # type: ignore[attr-defined]
+    return x * whole
+
+
+def of_a_function_inside(x: Tensor) -> Any:
+    import math as m
+
+    def take() -> None:
+        nonlocal m
+        m = BACKEND  # type: ignore[assignment]
+
+    take()
+    return (lambda: x * m.scale)()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("read", [in_one_branch, later_in_the_body, of_a_parameter, of_a_loop, of_a_function_inside])
+def test_a_variable_that_stands_for_a_module_may_stand_for_something_else(
+    read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(read, (2, lambda: monkeypatch.setattr(BACKEND, "scale", 2.0)))
 
 
 def test_a_module_that_becomes_another_class_runs_that_ones_code() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actorflow.script_state.call_arguments import Argument, call_arguments
-from actorflow.script_state.imports import read_imports
+from actorflow.script_state.imports import member_of, read_imports, rebound
 from actorflow.script_state.user_code import is_user_class
 
 __all__ = ["ANNOTATIONS", "CodeNames", "code_names", "format_names", "texts_in"]
@@ -88,20 +88,22 @@ class _CodeReader:
     """Adds the names in code and in its nested functions to ``found``.
 
     ``own`` is the name of the variable that is ``self``, or empty; ``scope`` are the globals of the code, and
-    ``around`` the modules that its other variables stand for.
+    ``around`` the modules that its other variables stand for; those in ``also`` may stand for something else, too.
     """
 
     def __init__(
         self, code: types.CodeType, own: str, scope: Mapping[str, Any], around: Mapping[str, types.ModuleType],
-        found: CodeNames,
+        found: CodeNames, also: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self._code, self._own, self._scope, self._found = code, own, scope, found
         self._instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
         self._imports = read_imports(self._instructions, str(scope.get("__package__") or ""))
         self._around = {**around, **self._imports.variables}
+        self._rebound = also | rebound(code, self._imports)
         found.imports |= self._imports.names
         self._before: object = None  # the argument of the previous instruction
         self._base: Any = None  # the module that the previous instruction loaded, if any
+        self._unsure = False  # whether the variable that it loaded may be something else
         self._of_own = False  # whether the previous instruction loaded ``self``
 
     def read(self) -> None:
@@ -118,10 +120,11 @@ class _CodeReader:
                 self._global(name)
             elif kind not in ("PUSH_NULL", "COPY", "DUP_TOP"):  # ``self.count += 1`` has these in between
                 self._pattern(at)
-                self._base, self._of_own = None, False
+                self._base, self._of_own, self._unsure = None, False, False
                 if kind.startswith(("LOAD_FAST", "LOAD_DEREF")):  # one instruction may load two
                     last = name[-1] if isinstance(name, tuple) else name
                     self._of_own, self._base = last == self._own != "", self._around.get(last)
+                    self._unsure = last in self._rebound
             if kind in STORES:
                 found.stores[name] = None
             elif kind.startswith("LOAD_") and kind != "LOAD_CONST":
@@ -137,7 +140,9 @@ class _CodeReader:
             found.globals[f"layers.{name}"] = None
         if isinstance(self._base, types.ModuleType):
             found.modules.setdefault(id(self._base), (self._base, {}))[1][name] = None
-            self._base = getattr(self._base, name, None)
+            if self._unsure:
+                found.others[name] = None
+            self._base = member_of(self._base, name)
             found.any = found.any or _reads_all(self._base)
         else:
             (found.own if self._of_own else found.others)[name] = None
@@ -148,6 +153,7 @@ class _CodeReader:
         found = self._found
         found.globals[name] = None
         self._base, self._of_own = self._scope.get(name, vars(builtins).get(name)), False
+        self._unsure = False
         found.any = found.any or _reads_all(self._base)
         if name in BY_TEXT:  # strings in the code may contain the names
             found.globals.update(dict.fromkeys(word for word in _words(self._code) if word in self._scope))
@@ -263,7 +269,8 @@ class _CodeReader:
                 parameters = constant.co_varnames[: constant.co_argcount]
                 own = "" if self._own in parameters else self._own
                 around = {name: one for name, one in self._around.items() if name in constant.co_freevars}
-                _CodeReader(constant, own, self._scope, around, self._found).read()
+                also = frozenset(name for name in self._rebound if name in around)
+                _CodeReader(constant, own, self._scope, around, self._found, also).read()
 
 
 def _words(code: types.CodeType) -> Iterator[str]:
