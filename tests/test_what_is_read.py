@@ -724,6 +724,29 @@ def test_what_classes_and_modules_of_the_script_get_later_is_read(monkeypatch: p
     )
 
 
+class Swapping(Later):
+    unused = 1.0
+
+
+def test_a_name_that_takes_the_place_of_another_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    swapping = Swapping()
+    monkeypatch.setattr(Later, "swapped_of_a_test", 1.0, raising=False)
+    monkeypatch.setattr(trained, "unused_of_a_test", 1.0, raising=False)
+
+    def swap(holder: Any, was: str, name: str) -> None:
+        monkeypatch.delattr(holder, was)
+        monkeypatch.setattr(holder, name, 2.0, raising=False)
+
+    check(
+        lambda x: x * swapping.swapped_of_a_test,  # type: ignore[attr-defined]
+        (2, lambda: swap(Swapping, "unused", "swapped_of_a_test")),
+    )
+    check(
+        lambda x: x * getattr(trained, "SWAPPED_OF_A_TEST", 1.0),
+        (2, lambda: swap(trained, "unused_of_a_test", "SWAPPED_OF_A_TEST")),
+    )
+
+
 class Backend:
     def __init__(self) -> None:
         self.scale = 1.0

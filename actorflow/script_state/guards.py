@@ -24,13 +24,11 @@ from actorflow.script_state.object_search import PLAIN
 from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.sources import (
     AttributesSource,
-    ClassSource,
     Getter,
     HooksSource,
     ItemsSource,
     KindSource,
     MappingSource,
-    NamespaceSource,
     StateSource,
     TensorAttributesSource,
 )
@@ -122,9 +120,8 @@ class Guards:
                     gets = (dict.values,)
                 for get in gets:
                     fast.setdefault(get, []).append(one.holder)
-        sized = (AttributesSource, MappingSource, ItemsSource, NamespaceSource)
+        sized = (AttributesSource, MappingSource, ItemsSource)
         holders = [one.holder for one in self._sources if isinstance(one, sized)]
-        holders += [vars(one.holder) for one in self._sources if isinstance(one, ClassSource)]
         self._of_kinds = [one.holder for one in self._sources if isinstance(one, KindSource)]
         self._empty = [holder for holder in holders if type(holder) in CONTAINERS and not holder]  # hooks, mostly
         self._sized = [holder for holder in holders if type(holder) not in CONTAINERS or holder]

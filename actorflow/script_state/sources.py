@@ -13,7 +13,7 @@ import random
 import re
 import types
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -138,11 +138,11 @@ class GlobalsSource(_DictSource):
 
 
 class NamespaceSource(GlobalsSource):
-    """A module of the user: the attributes that code names; guards compare how many there are, as it may get more."""
+    """A module of the user: the attributes that code names, which may be many."""
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
-        """See ``StateSource``."""
-        return _got(read)
+        """See ``StateSource``; the module may get missing names."""
+        return (*_got(read), _misses(self.names, read))
 
 
 class EnvironmentSource(GlobalsSource):
@@ -221,10 +221,9 @@ class ClassSource(_NamedAttributesSource):
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
-        if not read:
-            return ()
-        get = getter(*read)  # guards compare how many there are, as the class may get more
-        return (lambda owner: get(owner.__dict__),)
+        misses = _misses(self.names, read)  # which the class may get
+        of_dict = (*_got(read), misses)
+        return tuple(lambda owner, get=get: get(owner.__dict__) for get in of_dict)
 
 
 class SubclassesSource(StateSource):
@@ -749,6 +748,12 @@ def _state_text(state: Any) -> str:
 def _got(read: Mapping[Any, Any]) -> tuple[Getter, ...]:
     """Getters of these keys from a dictionary; they raise KeyError if one is missing."""
     return (getter(*read),) if read else ()
+
+
+def _misses(names: Iterable[str], read: Collection[Any]) -> Getter:
+    """A getter that tells whether a dictionary still has none of the names that are not read."""
+    missing = frozenset(names).difference(read)
+    return lambda holder: (holder.keys().isdisjoint(missing),)
 
 
 def _all_attributes(tensor: Any) -> Iterable[Any]:
