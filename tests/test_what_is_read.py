@@ -10,6 +10,7 @@ import io
 import itertools
 import operator
 import os
+import pickle
 import random
 import re
 import secrets
@@ -886,6 +887,53 @@ def test_dates_that_a_step_is_given_or_makes_are_what_they_are() -> None:
 
     assert float(step(torch.ones(1))) == 3 * 2 * 1970
     assert datetime.datetime is DateTime
+
+
+def test_the_classes_of_dates_are_themselves_in_a_step_that_may_ask_for_the_time() -> None:
+    begun = datetime.datetime(2020, 1, 1)
+
+    @flow.global_function(type="predict")
+    def step(x: Tensor, kind: Any) -> Any:
+        if x is None:
+            DateTime.now()
+
+        class Day(datetime.date):
+            def next(self) -> int:
+                return self.day + 1
+
+        kept = pickle.loads(pickle.dumps(begun))
+        return x * (type(begun) is DateTime is datetime.datetime is kind) * Day(2020, 1, 1).next() * (kept == begun)
+
+    assert float(step(torch.ones(1), DateTime)) == 2
+    assert sys.getprofile() is None
+
+
+class Clock:
+    at = time.gmtime
+
+    def year(self) -> int:
+        return self.at(0).tm_year
+
+
+class HoldingPairs:
+    def __init__(self) -> None:
+        self.pair = self.same = time.time, 1.0
+        self.partial: Any = functools.partial(max, iter([1.0]))
+        self.partial.scale = 3.0
+
+
+def test_what_may_be_refused_is_otherwise_what_it_is() -> None:
+    clock, holding = Clock(), HoldingPairs()
+
+    @flow.global_function(type="predict")
+    def step(x: Tensor, asked: Any) -> Any:
+        if x is None:
+            holding.partial()
+        same = holding.pair is holding.same and holding.pair[0] is time.time and asked is time.strftime
+        return x * same * holding.partial.scale * clock.year()
+
+    assert float(step(torch.ones(1), time.strftime)) == 3 * 1970
+    assert vars(Clock)["at"] is time.gmtime
 
 
 class Held(NamedTuple):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import datetime
 import functools
 import genericpath
 import io
@@ -30,12 +29,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from actorflow.script_state.dates import ASKING_NOW, DATES, date_stand_ins
+from actorflow.script_state.dates import ASKING_NOW, NOW, watching_dates
 from actorflow.script_state.user_code import is_user_class, is_user_file
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.user_code import STDLIB
 
-__all__ = ["refusing_stand_in", "refuse_nondeterminism"]
+__all__ = ["StandIns", "refuse_nondeterminism"]
 
 PLAIN = (str, bytes, int, float, complex, type(None))
 BUILTIN_METHODS = (BuiltinMethodType, MethodWrapperType)
@@ -49,7 +48,6 @@ TIMES = (*CLOCKS, os.times)
 CLOCKS_AT = {  # functions that tell the time if they are not given one → how many arguments come before it
     time.gmtime: 0, time.localtime: 0, time.ctime: 0, time.asctime: 0, time.strftime: 1,
 }  # fmt: skip
-NOW = tuple(getattr(kind, name) for kind in DATES for name in ASKING_NOW if hasattr(kind, name))
 RANDOM = tuple(f for f in (os.urandom, getattr(os, "getrandom", None), torch.seed) if f)  # from the system
 FRESH = (random.Random.seed,)  # … if it is given no seed
 SEEDS = (torch.initial_seed,)  # during a capture the seed is actorflow's, not the script's
@@ -57,6 +55,7 @@ THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # ops of other th
 LOADS = (DataLoader.__iter__,)
 OPENS = (builtins.open,)
 ASKS = {"asks the system for random numbers": (*RANDOM, *FRESH), "asks for torch's seed": SEEDS}
+TIME, OUTSIDE = "asks for the time", "do this outside, and pass it as an argument if the step needs it"
 READERS = (  # functions of libraries that open files of these names on behalf of user code
     torch.load, torch.from_file, np.load, np.loadtxt, np.genfromtxt, np.fromfile,
 )  # fmt: skip
@@ -100,66 +99,83 @@ class _RefusedIterator:
             _refuse(f"takes the next item of {self._name}", "take it outside and pass it as an argument")
 
 
-def refusing_stand_in(value: Any, name: str) -> Any:
-    """A stand-in that raises CaptureError, for the value called ``name``; None for a value that does not change."""
-    if isinstance(value, PLAIN):
-        return None
-    if isinstance(value, type):
-        return date_stand_ins(_refusing_function)[value] if value in DATES else None
-    if any(value is function for function in (*TIMES, *CLOCKS_AT, *RANDOM, *READERS)):
-        return _refusing_function(value)
-    if isinstance(value, BUILTIN_METHODS):
-        if any(value == function for function in NOW):
+class StandIns:
+    """What a capture sees in place of values that refuse: one stand-in for each value, so that ``is`` says the same."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, Any]] = {}  # id of a value, which is kept alive → the value, its stand-in
+
+    def of(self, value: Any, name: str) -> Any:
+        """One that raises CaptureError, for the value called ``name``; None for a value that does not change."""
+        if isinstance(value, (*PLAIN, type)):
+            return None
+        if id(value) not in self._made:
+            if (made := self._make(value, name)) is None:
+                return None
+            self._made[id(value)] = value, made
+        return self._made[id(value)][1]
+
+    def _make(self, value: Any, name: str) -> Any:
+        if any(value is function for function in (*TIMES, *CLOCKS_AT, *RANDOM, *READERS)):
             return _refusing_function(value)
-        stand_in = _iterator_stand_in(value.__self__, name)
-        return None if stand_in is None else getattr(stand_in, value.__name__)
-    if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_make")):
-        return _tuple_stand_in(value, name)
-    if type(value) is functools.partial:
-        function, args = refusing_stand_in(value.func, name), _tuple_stand_in(value.args, name)
-        made = function is not None or args is not None
-        return functools.partial(function or value.func, *(args or value.args), **value.keywords) if made else None
-    return _iterator_stand_in(value, name)
+        if isinstance(value, BUILTIN_METHODS):
+            if any(value == function for function in NOW):
+                return _refusing_function(value)
+            stand_in = self.of(value.__self__, name) if _is_iterator(value.__self__) else None
+            return None if stand_in is None else getattr(stand_in, value.__name__)
+        if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_make")):
+            return self._tuple(value, name)
+        if type(value) is functools.partial:
+            return self._partial(value, name)
+        return _RefusedIterator(value, name) if _is_iterator(value) else None
+
+    def _partial(self, value: functools.partial[Any], name: str) -> functools.partial[Any] | None:
+        function, args = self.of(value.func, name), self._tuple(value.args, name)
+        if function is None and args is None:
+            return None
+        made = functools.partial(function or value.func, *(args or value.args), **value.keywords)
+        vars(made).update(vars(value))
+        return made
+
+    def _tuple(self, value: tuple[Any, ...], name: str) -> tuple[Any, ...] | None:
+        """A tuple with stand-ins for some of its items; None if none needs one."""
+        made = [self.of(item, f"{name}[{at}]") for at, item in enumerate(value)]
+        if all(one is None for one in made):
+            return None
+        rebuild: Callable[[list[Any]], Any] = getattr(type(value), "_make", tuple)
+        items = [item if one is None else one for item, one in zip(value, made, strict=True)]
+        return rebuild(items)  # type: ignore[no-any-return]
 
 
-def _iterator_stand_in(value: Any, name: str) -> _RefusedIterator | None:
-    """A stand-in for an iterator of a library; None for anything else."""
-    known = isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_user_class(type(value))
-    return _RefusedIterator(value, name) if known else None
-
-
-def _tuple_stand_in(value: tuple[Any, ...], name: str) -> tuple[Any, ...] | None:
-    """A tuple with stand-ins for some of its items; None if none needs one."""
-    made = [refusing_stand_in(item, f"{name}[{at}]") for at, item in enumerate(value)]
-    if all(one is None for one in made):
-        return None
-    rebuild: Callable[[list[Any]], Any] = getattr(type(value), "_make", tuple)
-    return rebuild([item if one is None else one for item, one in zip(value, made, strict=True)])  # type: ignore[no-any-return]
+def _is_iterator(value: Any) -> bool:
+    """Whether a value is an iterator of a library."""
+    return isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_user_class(type(value))
 
 
 @contextlib.contextmanager
 def refuse_nondeterminism(named: Collection[str] = ()) -> Iterator[None]:
     """A context in which user code that reads the time, files, threads or system randomness raises CaptureError.
 
-    ``named`` are the names in its code: the classes of dates are replaced only if it may ask them for the time.
+    ``named`` are the names in its code: calls are watched only if it may ask dates for the time.
     """
     were = [(module, name, f) for module, some in _IN for name, f in vars(module).items() if any(f is g for g in some)]
-    dates = date_stand_ins(_refusing_function) if any(name in named for name in ASKING_NOW) else {}
     try:
         for module, name, function in were:
             setattr(module, name, _refusing_function(function))
-        for real, stand_in in dates.items():
-            setattr(datetime, real.__name__, stand_in)
-        yield
+        with contextlib.nullcontext() if ASKING_NOW.isdisjoint(named) else watching_dates(_refuse_time):
+            yield
     finally:
         for module, name, function in were:
             setattr(module, name, function)
-        for real in dates:
-            setattr(datetime, real.__name__, real)
 
 
 def _refusing_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    thread = threading.get_ident()
+    """What refuses on this thread in place of a function: the same at each call, so that ``is`` says the same."""
+    return _refusing_on(threading.get_ident(), function)
+
+
+@functools.lru_cache(maxsize=1000)
+def _refusing_on(thread: int, function: Callable[..., Any]) -> Callable[..., Any]:
     asking = False  # whether the check below is itself looking at files
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -189,11 +205,17 @@ def _refusing_function(function: Callable[..., Any]) -> Callable[..., Any]:
                 _refuse("looks at a file", "read it outside, and pass what it says as an argument")
             if function in THREADS:
                 _refuse("has another thread work", "all of it on one thread: ops of a plan run side by side anyway")
-            what = next((text for text, some in ASKS.items() if function in some), "asks for the time")
-            _refuse(what, "do this outside, and pass it as an argument if the step needs it")
+            what = next((text for text, some in ASKS.items() if function in some), TIME)
+            _refuse(what, OUTSIDE)
         return function(*args, **kwargs)
 
     return call
+
+
+def _refuse_time(frame: FrameType) -> None:
+    """Refuse that the code of this frame asks for the time, if it is the user's."""
+    if _asked_by_user(frame, _OF_RANDOM):
+        _refuse(TIME, OUTSIDE)
 
 
 def _seed(generator: object, a: object = None, *_: object, **__: object) -> object:

@@ -13,7 +13,7 @@ import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -25,7 +25,7 @@ from actorflow.script_state.comparisons import ComparisonWatch
 from actorflow.script_state.generators import GeneratorWatch
 from actorflow.script_state.guards import ABSENT, same, summarize
 from actorflow.script_state.key_encoding import decode_key, encode_key
-from actorflow.script_state.nondeterminism import refuse_nondeterminism, refusing_stand_in
+from actorflow.script_state.nondeterminism import StandIns, refuse_nondeterminism
 from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.side_effects import (
     DELETED,
@@ -38,6 +38,7 @@ from actorflow.script_state.side_effects import (
 from actorflow.script_state.sources import (
     ArraySource,
     CacheSource,
+    ClassSource,
     GeneratorSource,
     HooksSource,
     ItemsSource,
@@ -159,8 +160,9 @@ class SideEffectRecorder:
 
     def __init__(
         self, name: str, found: SearchResult, before: Mapping[str, Collection[str]], numbers: NumberEnv | None = None,
-        own: Sequence[NumberSource] = (),
+        own: Sequence[NumberSource] = (), stand_ins: StandIns | None = None,
     ) -> None:  # fmt: skip
+        self._stand_ins = StandIns() if stand_ins is None else stand_ins
         self._name, self._found, self._sources, self._state = name, found, found.sources, found.state
         self._numbers, self._own = numbers, own
         self._counting: list[NumberSource] = []
@@ -182,10 +184,7 @@ class SideEffectRecorder:
         self._instead = []
         for one, values in zip(self._sources, self._values, strict=True):
             for key, value in values.items():
-                as_it_is = isinstance(one, ArraySource | GeneratorSource | HooksSource | LibrarySource)
-                stand_in = None if as_it_is else refusing_stand_in(value, one.label(key))
-                if isinstance(one, SchedulerSource) and type(value) is Counter:
-                    stand_in = Milestones(value)
+                stand_in = self._instead_of(one, key, value)
                 if stand_in is not None:
                     with contextlib.suppress(TypeError):  # a set, or the defaults of a function
                         one.put(key, stand_in)
@@ -210,6 +209,17 @@ class SideEffectRecorder:
         if self._numbers is not None:
             self._during.enter_context(symbolic_casts(self._found))
         return self
+
+    def _instead_of(self, one: StateSource, key: Any, value: Any) -> Any:
+        """What the step sees in place of a value of a source; None for the value itself."""
+        if isinstance(one, SchedulerSource) and type(value) is Counter:
+            return Milestones(value)
+        of_library = one.of_library and isinstance(value, Iterator | tuple)  # its own methods may take the next items
+        if of_library or isinstance(one, ArraySource | GeneratorSource | HooksSource | LibrarySource):
+            return None
+        stand_in = self._stand_ins.of(value, one.label(key))
+        binds = isinstance(stand_in, FunctionType) and not hasattr(type(value), "__get__")
+        return staticmethod(stand_in) if binds and isinstance(one, ClassSource) else stand_in
 
     def _mark(self) -> None:
         """Replace values that the step only sets by copies, so that storing an equal value is noticed."""

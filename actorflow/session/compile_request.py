@@ -20,7 +20,7 @@ from actorflow.rendezvous.device_assignment import (
 from actorflow.runtime.measured_costs import HERE, Target
 from actorflow.script_state import tree
 from actorflow.script_state.arguments import CallArguments
-from actorflow.script_state.nondeterminism import refusing_stand_in
+from actorflow.script_state.nondeterminism import StandIns
 from actorflow.script_state.search_result import SearchResult
 from actorflow.script_state.seeds import SeedEffect, record_seed_effect
 from actorflow.script_state.side_effect_recorder import SideEffectRecorder
@@ -139,12 +139,13 @@ class CapturedStep:
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         """Run the function on these tensors in place of its arguments'; returns the tensors among its results."""
         request, numbers, found = self._request, self.numbers, self._request.found
-        args, kwargs = request.arguments.restore(tensors, self._stand_in, _refusing)
+        stand_ins = StandIns()
+        args, kwargs = request.arguments.restore(tensors, self._stand_in, partial(_refusing, stand_ins))
         results: list[Tensor] = []
         tracked = (
             contextlib.nullcontext()
             if found is None
-            else SideEffectRecorder(request.name, found, request.changed, numbers, self._own)
+            else SideEffectRecorder(request.name, found, request.changed, numbers, self._own, stand_ins)
         )
         with tracked as run:
             lines = None if run is None else FailurePoints(run.so_far)
@@ -221,7 +222,7 @@ def line_of(function: Callable[..., object]) -> str:
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def _refusing(path: str, argument: Any) -> Any:
+def _refusing(stand_ins: StandIns, path: str, argument: Any) -> Any:
     """What a capture is given for an argument: it refuses to be an iterator's next item, or the time."""
-    stand_in = refusing_stand_in(argument, path)
+    stand_in = stand_ins.of(argument, path)
     return argument if stand_in is None else stand_in
