@@ -503,6 +503,15 @@ def test_settings_of_an_installed_library_are_guarded(library: Any) -> None:
     check(lambda x: options.weighted(x), (2, lambda: options.weight.fill_(2.0)))
 
 
+def test_objects_of_an_installed_library_may_hold_anything_that_the_step_does_not_read(library: Any) -> None:
+    library.SETTINGS["itself"] = library.SETTINGS
+    library.options.sparse, library.options.meta = torch.eye(2).to_sparse(), torch.ones(2, device="meta")
+    check(
+        lambda x: x * library.SETTINGS["scale"] * library.options.scale * library.numbered.scale(),
+        (2, lambda: library.SETTINGS.update(scale=2.0)),
+    )
+
+
 def test_a_module_that_refuses_to_import_a_name_is_not_asked_for_it(library: Any) -> None:
     def read(x: Tensor) -> Any:
         try:

@@ -436,10 +436,17 @@ def _library_object(search: ScriptSearch, path: str, value: Any) -> None:
     before = len(found.sources)
     for name, item in list(vars(value).items()):
         kin = makes and _package(item) == _package(value)
-        if kin or isinstance(item, (*NATIVE, list, dict, Tensor)):
+        if kin or isinstance(item, (*NATIVE, list, dict)) or _is_dense(item):
             search.value(f"{path}.{name}", item, ItemLocation(vars(value), name), None if makes else name)
     for _, one in found.sources[before:] if not makes else ():
         one.of_library = True
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether a value is a tensor that a plan can hold."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    return not (value.is_quantized or value.is_nested or value.is_meta)
 
 
 Kinds = tuple[tuple[tuple[Any, ...], Callable[[ScriptSearch, str, Any], None]], ...]

@@ -79,7 +79,7 @@ METHODS = (
 )  # fmt: skip
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of C types, such as ``table.get``
-MANY = 1000  # longer lists and dictionaries in libraries are not followed
+MANY = 1000  # lists and dictionaries in libraries with more items in all are not followed
 CONSTRUCTORS = ("__init__", "__new__")  # not called on objects that already exist
 ALWAYS_CALLED = ("forward", "__call__", *CONSTRUCTORS)  # besides the methods behind Python's operators
 OF_CLASSES = ("__name__", "__qualname__")  # attributes that are not in its ``__dict__``
@@ -533,9 +533,16 @@ class _Search:
 
 def _is_plain_data(value: Any) -> bool:
     """Whether a value is a list or a dictionary, not too large, of plain values, or of such lists and dictionaries."""
-    items = list(value.values()) if isinstance(value, dict) else value
-    within = isinstance(items, list) and len(items) <= MANY
-    return within and all(isinstance(item, PLAIN) or _is_plain_data(item) for item in items)
+    pending, seen, count = [value], {id(value)}, 0
+    for one in pending:
+        items = list(one.values()) if isinstance(one, dict) else one
+        if not isinstance(items, list) or (count := count + len(items)) > MANY:
+            return False
+        for item in items:
+            if not isinstance(item, PLAIN) and id(item) not in seen:
+                seen.add(id(item))
+                pending.append(item)
+    return True
 
 
 def _called(owner: type) -> Iterator[str]:
