@@ -17,7 +17,7 @@ from torch import Tensor
 
 from actorflow.script_state.user_code import is_user_file
 
-__all__ = ["attributes_of", "has_attributes", "key_of", "plain_text"]
+__all__ = ["attributes_of", "key_of", "plain_text"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 DEEPEST = 20  # objects in objects; a deeper value counts as its class says, so does one that holds itself
@@ -73,11 +73,6 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return {} if isinstance(value, Enum) else getattr(value, "__dict__", None) or {}
 
 
-def has_attributes(value: Any) -> bool:
-    """Whether a number, a text or another plain value of a class of the script's has attributes."""
-    return bool(attributes_of(value))
-
-
 def key_of(value: Any) -> Any:
     """A hashable key that is equal for values of one class that may share a plan.
 
@@ -85,7 +80,7 @@ def key_of(value: Any) -> Any:
     class that has its equality of a builtin one by their attributes too.  What an equality of the script's leaves out
     does not count.  A large value counts as its class says.
     """
-    if isinstance(value, PLAIN) and not has_attributes(value):
+    if isinstance(value, PLAIN) and not attributes_of(value):
         return plain_text(value)
     try:
         key = _Keys().key(value)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from actorflow.script_state.argument_keys import has_attributes, key_of
+from actorflow.script_state.argument_keys import attributes_of, key_of
 from actorflow.standins.logical_batch import BatchTensor, LogicalBatch
 from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.capture.capture import TensorArgument
@@ -140,7 +140,7 @@ def flatten(
             leaves.append(leaf)
             if number_of(leaf):
                 numbers[path] = leaf
-            elif not isinstance(leaf, _PLAIN) or has_attributes(leaf):
+            elif not isinstance(leaf, _PLAIN) or attributes_of(leaf):
                 objects[path] = leaf
             plain.append((path, type(leaf), None if number_of(leaf) else key_of(leaf)))
             says = isinstance(leaf, _PLAIN) and not number_of(leaf)

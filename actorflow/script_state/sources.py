@@ -203,9 +203,8 @@ class LibrarySource(_NamedAttributesSource):
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
-        missing = [name for name in self.names if name not in read]
-        later: list[Getter] = [lambda holder: map(vars(holder).get, missing, repeat(_MISSING))] if missing else []
-        return (*([attrgetter(*read, *read)] if read else []), *later)
+        misses = _misses(self.names, read)
+        return (*_attributes(read), lambda holder: misses(vars(holder)))
 
 
 class StoredGlobalsSource(GlobalsSource):
@@ -404,7 +403,7 @@ class SlotsSource(_NamedAttributesSource):
         wanted = [name for name in self.names if self.reads is None or name in self.reads]
         if len(read) != len(wanted):  # an unset slot may be set
             return None
-        return (attrgetter(*read, *read),) if read else ()  # twice, because attrgetter returns no tuple for one name
+        return _attributes(read)
 
     def put(self, key: Any, value: Any) -> None:
         """See ``StateSource``."""
@@ -748,6 +747,13 @@ def _state_text(state: Any) -> str:
 def _got(read: Mapping[Any, Any]) -> tuple[Getter, ...]:
     """Getters of these keys from a dictionary; they raise KeyError if one is missing."""
     return (getter(*read),) if read else ()
+
+
+def _attributes(read: Mapping[Any, Any]) -> tuple[Getter, ...]:
+    """Getters of these attributes from an object; they raise AttributeError if one is missing."""
+    if len(read) > 1:
+        return (attrgetter(*read),)
+    return tuple(lambda holder, name=name: (getattr(holder, name),) for name in read)
 
 
 def _misses(names: Iterable[str], read: Collection[Any]) -> Getter:
