@@ -48,7 +48,6 @@ from actorflow.script_state.sources import (
     EnvironmentSource,
     GlobalsSource,
     LibrarySource,
-    NamespaceSource,
     SlotsSource,
     SubclassesSource,
     WholeEnvironmentSource,
@@ -425,7 +424,7 @@ class _Search:
             self.found.add_read_source(ClassSource(owner.__name__, owner, later))
         for path, namespace in self.found.namespaces:
             later = [name for name in self.found.attributes if name not in vars(namespace)]
-            self.found.add_read_source(NamespaceSource(path, vars(namespace), later))
+            self.found.add_read_source(GlobalsSource(path, vars(namespace), later))
 
     def named_methods(self) -> None:
         """Follow the methods and class attributes that code names, of all classes found so far."""
@@ -474,7 +473,7 @@ class _Search:
                 self.followed.add((id(namespace), name))
                 values = namespace.__dict__
                 if name in values:
-                    self.found.add_read_source(NamespaceSource(path, values, [name]))
+                    self.found.add_read_source(GlobalsSource(path, values, [name]))
                     self.value(f"{path}.{name}", values[name], ItemLocation(values, name))
 
     def named_in_formats(self) -> None:

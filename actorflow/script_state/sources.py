@@ -14,7 +14,6 @@ import re
 import types
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -32,13 +31,12 @@ __all__ = [
     "ArraySource", "AttributesSource", "CacheEntriesSource", "CacheSource", "ClassSource", "ClosureSource",
     "ContextVarSource", "CountersSource", "DecimalSource", "DefaultsSource", "EnvironmentSource", "GeneratorSource",
     "Getter", "GlobalsSource", "HooksSource", "ItemsSource", "KindSource", "LengthSource", "LibrarySource",
-    "LogLevelSource", "LookedAtSource", "MappingSource", "MemoryFileSource", "ModuleSource", "NamespaceSource",
+    "LogLevelSource", "LookedAtSource", "MappingSource", "MemoryFileSource", "ModuleSource",
     "OWN_DICTS", "ParamGroupSource", "SchedulerSource", "ScriptSource", "SlotsSource", "StateSource",
     "StepHooksSource", "StoredClassSource", "StoredGlobalsSource", "SubclassesSource", "TensorAttributesSource",
     "TypeSource", "WholeEnvironmentSource", "cache_table", "generator_state", "getter",
 ]  # fmt: skip
 
-_MISSING = object()
 OF_LIBRARIES = ("GLOO_", "GRPC_", "KMP_", "NCCL_", "TORCHELASTIC_", "TORCHINDUCTOR_", "TORCH_NCCL_", "TRITON_")
 FEW = 128  # results in a cache, which are looked at in every call
 MANY = 2000  # results in a cache, which would take milliseconds to look at
@@ -121,7 +119,7 @@ class _DictSource(StateSource):
 
 
 class GlobalsSource(_DictSource):
-    """Globals of functions: the entries of a dictionary that code names."""
+    """Globals of functions, and modules of the user: the entries of a dictionary that code names."""
 
     def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
         super().__init__(path, holder)
@@ -133,16 +131,7 @@ class GlobalsSource(_DictSource):
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``; includes missing names, because a new global may hide a builtin."""
-        missing = [name for name in self.names if name not in read]
-        return (*_got(read), *([lambda holder: map(holder.get, missing, repeat(_MISSING))] if missing else []))
-
-
-class NamespaceSource(GlobalsSource):
-    """A module of the user: the attributes that code names, which may be many."""
-
-    def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
-        """See ``StateSource``; the module may get missing names."""
-        return (*_got(read), _misses(self.names, read))
+        return (*_got(read), *_misses(self.names, read))
 
 
 class EnvironmentSource(GlobalsSource):
@@ -203,8 +192,7 @@ class LibrarySource(_NamedAttributesSource):
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
-        misses = _misses(self.names, read)
-        return (*_attributes(read), lambda holder: misses(vars(holder)))
+        return (*_attributes(read), *(lambda holder, get=get: get(vars(holder)) for get in _misses(self.names, read)))
 
 
 class StoredGlobalsSource(GlobalsSource):
@@ -220,8 +208,7 @@ class ClassSource(_NamedAttributesSource):
 
     def fast_getters(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """See ``StateSource``."""
-        misses = _misses(self.names, read)  # which the class may get
-        of_dict = (*_got(read), misses)
+        of_dict = (*_got(read), *_misses(self.names, read))  # the class may get missing names
         return tuple(lambda owner, get=get: get(owner.__dict__) for get in of_dict)
 
 
@@ -756,10 +743,10 @@ def _attributes(read: Mapping[Any, Any]) -> tuple[Getter, ...]:
     return tuple(lambda holder, name=name: (getattr(holder, name),) for name in read)
 
 
-def _misses(names: Iterable[str], read: Collection[Any]) -> Getter:
-    """A getter that tells whether a dictionary still has none of the names that are not read."""
+def _misses(names: Iterable[str], read: Collection[Any]) -> tuple[Getter, ...]:
+    """A getter that tells whether a dictionary still has none of the names that are not read, if there are any."""
     missing = frozenset(names).difference(read)
-    return lambda holder: (holder.keys().isdisjoint(missing),)
+    return (lambda holder: (holder.keys().isdisjoint(missing),),) if missing else ()
 
 
 def _all_attributes(tensor: Any) -> Iterable[Any]:
