@@ -506,6 +506,8 @@ def test_settings_of_an_installed_library_are_guarded(library: Any) -> None:
 def test_objects_of_an_installed_library_may_hold_anything_that_the_step_does_not_read(library: Any) -> None:
     library.SETTINGS["itself"] = library.SETTINGS
     library.options.sparse, library.options.meta = torch.eye(2).to_sparse(), torch.ones(2, device="meta")
+    library.options.quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    library.options.nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     check(
         lambda x: x * library.SETTINGS["scale"] * library.options.scale * library.numbered.scale(),
         (2, lambda: library.SETTINGS.update(scale=2.0)),
